@@ -1,0 +1,50 @@
+"""What a byte is for.
+
+The first seven names are the vocabulary of ``torch.profiler``'s data-flow memory
+profile; ``OUTPUT`` and ``CONSTANT`` exist only for compiled code, whose call
+boundaries make both visible, and ``UNKNOWN`` is the honest remainder.
+
+Note [How a category is decided]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+From what AOTAutograd and Dynamo know of a value, never from its name:
+
+* a graph input that is a module parameter or buffer is PARAMETER, one that lives
+  in an optimizer's state is OPTIMIZER_STATE, a parameter's ``.grad`` handed to a
+  compiled optimizer step is GRADIENT; any other user input is INPUT;
+* memory that a forward returns for its backward is ACTIVATION, also where the
+  user holds it too: it cannot be released before the backward has run;
+* memory returned to the user is OUTPUT, except a parameter's gradient: GRADIENT;
+* what exists only so that autograd can go from one graph to the next (incoming
+  tangents, gradients of values that are not parameters, random-number state,
+  effect tokens) is AUTOGRAD_DETAIL;
+* tensors baked into the graph are CONSTANT;
+* memory allocated and released within one call is TEMPORARY, scratch memory
+  inside a library kernel included.
+
+Buffers (BatchNorm statistics, position tables) are module state and count as
+PARAMETER; ``GraphValue.role`` keeps the two apart.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Category(str, Enum):
+    """The category of a storage; the value is the name written to profile files."""
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    ACTIVATION = "activation"
+    INPUT = "input"
+    TEMPORARY = "temporary"
+    OPTIMIZER_STATE = "optimizer_state"
+    AUTOGRAD_DETAIL = "autograd_detail"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    UNKNOWN = "unknown"
+
+    @property
+    def label(self) -> str:
+        """The name in words, for reports."""
+        return self.value.replace("_", " ")

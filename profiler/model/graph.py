@@ -1,0 +1,165 @@
+"""One compiled callable and all that is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .category import Category
+from .program import AllocationProgram
+from .provenance import BufferProvenance, NodeProvenance
+
+
+class GraphKind(str, Enum):
+    """Which part of AOTAutograd's output a callable is."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INFERENCE = "inference"
+
+
+class Role(str, Enum):
+    """What a graph input or output is to AOTAutograd and Dynamo."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    USER_INPUT = "user_input"
+    OPTIMIZER_STATE = "optimizer_state"
+    PARAMETER_GRADIENT = "parameter_gradient"
+    SAVED_FOR_BACKWARD = "saved_for_backward"
+    TANGENT = "tangent"
+    INPUT_GRADIENT = "input_gradient"
+    RNG_STATE = "rng_state"
+    TOKEN = "token"
+    SIZE = "size"
+    USER_OUTPUT = "user_output"
+    INTERMEDIATE_BASE = "intermediate_base"
+    MUTATED_INPUT = "mutated_input"
+    OPAQUE = "opaque"
+    CONSTANT = "constant"
+    UNKNOWN = "unknown"
+
+
+class StatementKind(str, Enum):
+    """What a line of generated code does to buffers."""
+
+    ALLOC = "alloc"
+    REUSE = "reuse"
+    VIEW = "view"
+    KERNEL = "kernel"
+    FALLBACK = "fallback"
+    GETITEM = "getitem"
+    DELETE = "delete"
+    CALL = "call"
+    RETURN = "return"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of the generated wrapper code.
+
+    Attributes:
+        line: 1-based.
+        kind: what it does.
+        targets: names it assigns (or deletes).
+        reads: names it reads; for a kernel its arguments, outputs included.
+        text: the source text of its first line, stripped.
+        function: generated function it stands in, e.g. ``Runner.call``.
+    """
+
+    line: int
+    kind: StatementKind
+    targets: tuple[str, ...]
+    reads: tuple[str, ...]
+    text: str
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphValue:
+    """One input or output of a compiled graph.
+
+    Attributes:
+        index: position among the graph's inputs (or outputs).
+        name: FX node name.
+        role: what it is.
+        category: category of memory first seen as this value.
+        fqn: qualified name of a parameter or buffer, or the Dynamo source of an input.
+        dtype, shape, device: of a tensor; shape entries may be symbolic.
+        nbytes: bytes of the tensor's extent, None if symbolic or not a tensor.
+        static: its address is expected to be the same at every call.
+        mutated: the graph writes to it.
+        alias_of_input: for an output, the input whose memory it shares by AOTAutograd's
+            analysis.
+        forward_output: for a saved input of a backward, the index of the forward output
+            that it is.
+        frame: ``file:line`` of user code that made this output, if known.
+    """
+
+    index: int
+    name: str
+    role: Role
+    category: Category
+    fqn: str | None = None
+    dtype: str | None = None
+    shape: tuple[str, ...] = ()
+    device: str | None = None
+    nbytes: int | None = None
+    static: bool = False
+    mutated: bool = False
+    alias_of_input: int | None = None
+    forward_output: int | None = None
+    frame: str | None = None
+
+
+@dataclass(slots=True)
+class GraphRecord:
+    """One compiled forward, backward or inference callable.
+
+    Attributes:
+        id: number of this record in the process, from 0.
+        kind: which part it is.
+        compile_id: Dynamo's, e.g. ``0/1``; None outside Dynamo.
+        graph_id: Inductor's; a forward and its backward share it.
+        devices: e.g. ``("cpu",)``.
+        inputs, outputs: in calling order.
+        nodes: FX nodes that buffers refer to, by name.
+        buffers: by name in the generated code.
+        statements: the generated wrapper code, in line order.
+        programs: observed allocation programs, one per key.
+        metadata: AOTAutograd's metadata in JSON form (``compile_backend/metadata``).
+        fx_cache: ``hit``, ``miss``, ``bypass`` or ``disabled``.
+        compile_ns: time Inductor took, nanoseconds.
+        code_path: path of the generated module, None if there is none.
+        unobservable: why no program can be observed, None if one can.
+        calls: number of calls so far.
+    """
+
+    id: int
+    kind: GraphKind
+    compile_id: str | None = None
+    graph_id: int | None = None
+    devices: tuple[str, ...] = ()
+    inputs: tuple[GraphValue, ...] = ()
+    outputs: tuple[GraphValue, ...] = ()
+    nodes: dict[str, NodeProvenance] = field(default_factory=dict)
+    buffers: dict[str, BufferProvenance] = field(default_factory=dict)
+    statements: tuple[Statement, ...] = ()
+    programs: list[AllocationProgram] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    fx_cache: str = "disabled"
+    compile_ns: int = 0
+    code_path: str | None = None
+    unobservable: str | None = None
+    calls: int = 0
+
+    @property
+    def label(self) -> str:
+        """Short name for reports, e.g. ``0/0 forward``."""
+        return f"{self.compile_id or f'#{self.id}'} {self.kind.value}"
+
+    def program(self, key: tuple[int, ...]) -> AllocationProgram | None:
+        """The program observed for ``key``."""
+        return next((p for p in self.programs if p.key == key), None)

@@ -1,0 +1,92 @@
+"""A profile: what one process compiled, observed and called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .graph import GraphRecord
+from .ledger import LedgerEntry
+
+FORMAT = "memprof-profile"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a profile was taken.
+
+    Attributes:
+        system: e.g. ``Linux-6.1``.
+        cpu: processor name.
+        cores: processors this process may use.
+        memory_bytes: physical memory, 0 if unknown.
+        accelerators: names of the devices torch sees.
+    """
+
+    system: str = ""
+    cpu: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallColumns:
+    """The call log, one entry a call, in order of return.
+
+    Attributes:
+        graph: ``GraphRecord.id``.
+        program: index in that graph's ``programs``, -1 if the call has none.
+        start_ns, end_ns: ``time.perf_counter_ns()``.
+        thread: number of the calling thread, from 0 in order of first call.
+        dropped: calls that are no longer in the log because it is bounded.
+    """
+
+    graph: list[int] = field(default_factory=list)
+    program: list[int] = field(default_factory=list)
+    start_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    thread: list[int] = field(default_factory=list)
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+
+@dataclass(slots=True)
+class Profile:
+    """The content of a profile file.
+
+    Attributes:
+        format, schema_version: identify the file.
+        created_ns: ``time.time_ns()`` of the snapshot.
+        memprof, torch, python: versions.
+        machine: where.
+        options: memprof options in force that differ from the defaults, as text.
+        graphs: ordered by id.
+        calls: the call log.
+        ledger: in order of time.
+    """
+
+    format: str = FORMAT
+    schema_version: int = SCHEMA_VERSION
+    created_ns: int = 0
+    memprof: str = ""
+    torch: str = ""
+    python: str = ""
+    machine: Machine = field(default_factory=Machine)
+    options: dict[str, str] = field(default_factory=dict)
+    graphs: list[GraphRecord] = field(default_factory=list)
+    calls: CallColumns = field(default_factory=CallColumns)
+    ledger: list[LedgerEntry] = field(default_factory=list)
+
+    def graph(self, id: int) -> GraphRecord:
+        """The graph with this id.
+
+        Raises:
+            KeyError: no graph has it.
+        """
+        for g in self.graphs:
+            if g.id == id:
+                return g
+        raise KeyError(f"no graph {id} in this profile; it has {[g.id for g in self.graphs]}")

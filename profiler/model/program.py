@@ -1,0 +1,166 @@
+"""The allocation program of one compiled call: storages and what happens to them, in order.
+
+A program is observed once and then stands for every later call of the same graph with
+the same sizes: generated code allocates and releases the same bytes at the same lines.
+
+An *instant* of a program is a number from 0 to ``len(events)``: instant ``i`` is the state
+after the first ``i`` events. Instant 0 is the entry of the call, with its inputs live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .category import Category
+
+
+class Origin(str, Enum):
+    """Who made a storage."""
+
+    INPUT = "input"
+    """It was live when the call began and is reachable from its arguments."""
+    BUFFER = "buffer"
+    """A named buffer of the generated code."""
+    INTERNAL = "internal"
+    """Scratch memory that a kernel allocated for itself; it has no name, only a line."""
+
+
+class EventKind(str, Enum):
+    """What happens to a storage."""
+
+    ALLOC = "alloc"
+    FREE = "free"
+    REUSE = "reuse"
+    """The storage passes from one buffer name to another; no bytes change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One block of memory seen by a program.
+
+    Attributes:
+        id: index in ``AllocationProgram.storages``.
+        nbytes: bytes that the allocator handed out.
+        device: e.g. ``cpu`` or ``cuda:0``.
+        origin: who made it.
+        name: graph input name, first buffer name, or "" for internal memory.
+        category: what it is for, see Note [How a category is decided].
+        identity: number that names this storage in the whole process, for storages that
+            outlive a call (inputs and outputs); the same number in two programs is the
+            same memory. None for what lives and dies inside.
+        inputs: indices of the graph inputs that point into it.
+        outputs: indices of the graph outputs that point into it.
+    """
+
+    id: int
+    nbytes: int
+    device: str
+    origin: Origin
+    name: str
+    category: Category
+    identity: int | None = None
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of a program.
+
+    Attributes:
+        kind: what happens.
+        storage: index in ``AllocationProgram.storages``.
+        line: 1-based line of the generated code, 0 before its first statement.
+        owner: name of the buffer that owns the storage from here on, or None for
+            internal memory and for FREE.
+    """
+
+    kind: EventKind
+    storage: int
+    line: int
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """A storage at an instant, with the buffer that owns it then."""
+
+    storage: Storage
+    owner: str | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationProgram:
+    """What one call of one graph does to memory.
+
+    Attributes:
+        key: values of the graph's symbolic integer inputs, in input order; () where
+            the graph has none. Programs of one graph differ in their key.
+        storages: everything seen, ``storages[i].id == i``.
+        events: in order of time.
+        internal_observed: whether scratch memory inside kernels was measured; False when
+            another profiler was running at the time.
+        host_ns: duration of the observed call in nanoseconds, observation included.
+    """
+
+    key: tuple[int, ...]
+    storages: tuple[Storage, ...]
+    events: tuple[Event, ...]
+    internal_observed: bool = True
+    host_ns: int = 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the inputs, live at instant 0."""
+        return sum(s.nbytes for s in self.storages if s.origin is Origin.INPUT)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the call allocates, all allocations added up."""
+        return sum(self.storages[e.storage].nbytes for e in self.events if e.kind is EventKind.ALLOC)
+
+    def deltas(self) -> list[int]:
+        """Signed byte change of each event."""
+        out = []
+        for e in self.events:
+            n = self.storages[e.storage].nbytes
+            out.append(n if e.kind is EventKind.ALLOC else -n if e.kind is EventKind.FREE else 0)
+        return out
+
+    def peak(self) -> tuple[int, int]:
+        """``(instant, bytes)`` of the first instant with the most live bytes, inputs included."""
+        best_at, best = 0, self.entry_bytes
+        live = best
+        for i, d in enumerate(self.deltas(), 1):
+            live += d
+            if live > best:
+                best_at, best = i, live
+        return best_at, best
+
+    def live_at(self, instant: int) -> list[LiveStorage]:
+        """Storages live at ``instant``, in the order in which they came to life.
+
+        Raises:
+            IndexError: ``instant`` is not in ``0 .. len(events)``.
+        """
+        if not 0 <= instant <= len(self.events):
+            raise IndexError(
+                f"instant {instant} is outside this program: it has instants 0 to {len(self.events)}"
+            )
+        live = {
+            s.id: LiveStorage(s, s.name or None, 0)
+            for s in self.storages
+            if s.origin is Origin.INPUT
+        }
+        for e in self.events[:instant]:
+            if e.kind is EventKind.FREE:
+                live.pop(e.storage, None)
+            else:
+                live[e.storage] = LiveStorage(self.storages[e.storage], e.owner, e.line)
+        return list(live.values())
+
+    def surviving(self) -> list[LiveStorage]:
+        """Storages live when the call has returned."""
+        return self.live_at(len(self.events))

@@ -1,0 +1,108 @@
+"""Where a buffer of generated code comes from: FX nodes, user source, module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Evidence(str, Enum):
+    """How the origin of a node or buffer is known."""
+
+    EXACT = "exact"
+    """The compiler itself linked the two."""
+    NEIGHBOUR = "neighbour"
+    """The node was made by a compiler pass and carries no origin of its own; this is
+    the origin of the nearest node in the graph that does."""
+    CONSUMER = "consumer"
+    """The buffer is a copy that the compiler inserted for a kernel that reads it;
+    this is the origin of that kernel."""
+    NONE = "none"
+    """Nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFrame:
+    """One frame of user code.
+
+    Attributes:
+        file: path as Python reported it.
+        line: 1-based.
+        function: name of the function.
+        code: the text of the line, or "" where it could not be read.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def location(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProvenance:
+    """One FX node of a compiled graph, after Inductor's post-grad passes.
+
+    Attributes:
+        name: the node's name, unique in its graph.
+        target: its target, e.g. ``aten.mm.default``.
+        original_aten: the aten operator that decomposition started from.
+        seq_nr: autograd sequence number, which links forward and backward.
+        stack: user frames, outermost first; the last is where the operator was called.
+            In a backward graph these are the frames of the forward operator.
+        module_path: e.g. ``blocks.0.attn.qkv``; "" is the root module, None is unknown.
+        module_type: class of that module.
+        from_forward: the stack and module are those of the forward operator whose
+            gradient this node computes.
+        evidence: how stack and module are known.
+    """
+
+    name: str
+    target: str
+    original_aten: str | None = None
+    seq_nr: int | None = None
+    stack: tuple[SourceFrame, ...] = ()
+    module_path: str | None = None
+    module_type: str | None = None
+    from_forward: bool = False
+    evidence: Evidence = Evidence.EXACT
+
+    @property
+    def frame(self) -> SourceFrame | None:
+        """The innermost user frame."""
+        return self.stack[-1] if self.stack else None
+
+
+@dataclass(frozen=True, slots=True)
+class BufferProvenance:
+    """One buffer that generated code names.
+
+    Attributes:
+        name: its name in the generated code, e.g. ``buf7``.
+        kind: what makes it, Inductor's IR class, e.g. ``ComputedBuffer``.
+        nodes: names of the FX nodes computed into it, in graph order.
+        primary: the node whose value the buffer holds; bytes are attributed to it.
+        dtype: e.g. ``torch.float32``, or None for what is no tensor.
+        shape: one entry a dimension; numbers, or expressions over size symbols.
+        device: e.g. ``cpu``.
+        nbytes: size in bytes, None where it depends on size symbols.
+        nbytes_expr: the size as an expression over size symbols, bytes.
+        line: 1-based line of the generated code that first assigns it, None if none does.
+        evidence: how ``nodes`` are known.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...] = ()
+    primary: str | None = None
+    dtype: str | None = None
+    shape: tuple[str, ...] = ()
+    device: str | None = None
+    nbytes: int | None = None
+    nbytes_expr: str = ""
+    line: int | None = None
+    evidence: Evidence = Evidence.EXACT

@@ -1,0 +1,125 @@
+# The front door: `make` lists what can be done. Every target sets up what it needs, in a fresh clone too.
+#
+# Note [Environments]
+# ~~~~~~~~~~~~~~~~~~~
+# The default torch lives in .venv, any other in an environment of its own, so that switching
+# TORCH never rebuilds anything. An environment is complete when its stamp file exists; the stamp's
+# name carries a checksum of what decides the content, so touching or checking out a file does not
+# rebuild one and changing a pin does. torch is asked for by exact version in the same command as
+# memprof: left to `torch>=2.11`, pip would take the newest, which may be one that nobody has tested.
+#
+# Other torch versions are tested in the simulated-GPU environments where those are at hand
+# (../shared/simgpu, see CONTRIBUTING.md): only CUDA wheels of them can be had there, and those load
+# only under its run.sh. The CPU tests use CPU tensors there all the same.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+DEFAULT_TORCH := 2.13.0
+TORCH ?= $(DEFAULT_TORCH)
+TORCH_INDEX ?=
+PYTHON ?= python3
+# pytest workers; see Note [Parallel tests] in test/conftest.py.
+JOBS ?= auto
+# Extra arguments for pytest, e.g. make test ARGS='-k provenance -x'
+ARGS ?=
+SIMGPU ?= ../shared/simgpu
+
+SIMGPU_THERE := $(wildcard $(SIMGPU)/run.sh)
+# Simulated tests default to the version that the simulated device was written against.
+SIMGPU_TORCH := $(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),$(TORCH),2.11.0)
+OTHER_TORCH := $(filter-out $(DEFAULT_TORCH),$(TORCH))
+
+VENV := .venv$(addprefix -,$(OTHER_TORCH))
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/.complete-$(TORCH)-$(KEY)
+SIMGPU_STAMP := build/simgpu-$(SIMGPU_TORCH)-$(KEY)
+
+ifneq ($(and $(OTHER_TORCH),$(SIMGPU_THERE)),)
+  ENVIRONMENT := $(SIMGPU_STAMP)
+  PY := TORCH=$(TORCH) $(SIMGPU)/run.sh python
+else
+  ENVIRONMENT := $(STAMP)
+  PY := $(VENV)/bin/python
+endif
+
+# -n auto counts the cores; the workers write their own summary line through the controller.
+PYTEST = -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: help demo test check lint format typecheck test-simgpu test-gpu bench doctor setup clean
+
+help: ## list the targets
+	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "On Linux, PyPI's torch carries CUDA packages of some gigabytes; for the CPU build add"
+	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+
+demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof.json
+	$(PY) examples/gpt/train.py $(ARGS)
+
+test: $(if $(OTHER_TORCH),,check) $(ENVIRONMENT) ## lint, type-check and run the CPU tests (TORCH=2.15.0 for another torch: tests only)
+	$(PY) $(PYTEST) -m "not simgpu and not gpu"
+
+check: lint typecheck
+
+lint: $(STAMP) ## ruff: rules and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(STAMP) ## rewrite the sources the way lint wants them
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+# mypy cannot follow the editable install's folder mapping, so it is shown the installed layout,
+# made of links: nothing is copied, and its cache stays valid from run to run.
+typecheck: $(STAMP) ## mypy --strict, incremental
+	@rm -rf build/typecheck && mkdir -p build/typecheck/memprof
+	@ln -s $(CURDIR)/memprof/* build/typecheck/memprof/
+	@for folder in compile_backend cudagraph_trees compiled_autograd profiler; do \
+	  ln -s $(CURDIR)/$$folder build/typecheck/memprof/$$folder; done
+	MYPYPATH=build/typecheck $(VENV)/bin/mypy --strict -p memprof
+
+test-simgpu: $(SIMGPU_STAMP) ## tests of CUDA-graph bookkeeping on the simulated device (needs ../shared/simgpu)
+	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python $(PYTEST) -m simgpu
+
+test-gpu: $(STAMP) ## tests that need a real CUDA device
+	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
+
+bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
+	$(PY) benchmarks/backend_overhead.py $(ARGS)
+
+doctor: $(ENVIRONMENT) ## what will and will not work on this machine
+	$(PY) -m memprof doctor
+
+setup: $(ENVIRONMENT) ## make the environment that the other targets use
+
+clean: ## delete everything that make made
+	rm -rf .venv .venv-* build out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "memprof needs Python 3.10 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=…" >&2; exit 2; }
+	@command -v $${CXX:-g++} >/dev/null || command -v clang++ >/dev/null || { \
+	  echo "Inductor needs a C++ compiler and neither g++ nor clang++ is on PATH: install one or set CXX" >&2; exit 2; }
+	[ -x $(VENV)/bin/python ] || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q -c constraints.txt $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch==$(TORCH) -e '.[dev]'
+	@rm -f $(VENV)/.complete-*
+	@touch $@
+
+# The simulated device's environment has its torch without the nvidia packages it names, so pip must
+# not look at memprof's dependency on torch: the others are read from its metadata.
+$(SIMGPU_STAMP):
+	@[ -n "$(SIMGPU_THERE)" ] || { \
+	  echo "there is no simulated device at $(SIMGPU): set SIMGPU=…, or leave this target out" >&2; exit 2; }
+	$(SIMGPU)/setup.sh $(SIMGPU_TORCH)
+	@mkdir -p build
+	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python -m pip install -q --no-deps -e .
+	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python .ci/requirements.py > build/requirements.txt
+	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python -m pip install -q -c constraints.txt -r build/requirements.txt
+	@rm -f build/simgpu-$(SIMGPU_TORCH)-*
+	@touch $@

@@ -1,0 +1,83 @@
+"""A function that was handed to the trees, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import GraphRecord
+
+    from .device.protocol import Model
+
+
+class CompilationMode(Enum):
+    """Which part of a training or inference step a function is."""
+
+    FORWARD = auto()
+    BACKWARD = auto()
+    INFERENCE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionID:
+    """Number of a wrapped function in its manager."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphID:
+    """Number of a recording in its manager; negative for warm-ups."""
+
+    id: int
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """One compiled function for one set of integer inputs.
+
+    Attributes:
+        id: its number.
+        model: the boxed callable.
+        mode: forward, backward or inference.
+        static_input_idxs: inputs whose address is expected to stay.
+        constants: device tensors baked into the code.
+        placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
+        mutated_input_idxs: inputs that the code writes to.
+        stack_traces: user code that made each output, or None.
+        user_outputs: outputs that a user can hold (not: saved for the backward); None if
+            unknown, which means any.
+        kernel_free: the code launches nothing, so there is nothing to capture.
+        compile_id: Dynamo's.
+        key: values of the integer inputs.
+        record: the graph in the profile, if memprof's backend compiled it.
+        partition: number of this partition of the graph, None if it has only one.
+    """
+
+    id: FunctionID
+    model: Model
+    mode: CompilationMode
+    static_input_idxs: tuple[int, ...] = ()
+    constants: tuple[torch.Tensor, ...] = ()
+    placeholders: Sequence[Any] = ()
+    mutated_input_idxs: tuple[int, ...] = ()
+    stack_traces: Sequence[str | None] | None = None
+    user_outputs: frozenset[int] | None = None
+    kernel_free: bool = False
+    compile_id: object = None
+    key: tuple[int, ...] = ()
+    record: GraphRecord | None = None
+    partition: int | None = None
+    label: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            what = self.mode.name.lower()
+            self.label = (
+                f"{self.compile_id} {what}" if self.compile_id else f"{what} function {self.id.id}"
+            )

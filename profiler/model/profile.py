@@ -66,6 +66,9 @@ class Profile:
         graphs: ordered by id.
         calls: the call log.
         ledger: in order of time.
+        released: for identities (``Storage.identity``) of parameters, buffers and optimizer
+            state whose memory the process has given back: the number of calls that had
+            returned by then, dropped ones included.
     """
 
     format: str = FORMAT
@@ -79,6 +82,7 @@ class Profile:
     graphs: list[GraphRecord] = field(default_factory=list)
     calls: CallColumns = field(default_factory=CallColumns)
     ledger: list[LedgerEntry] = field(default_factory=list)
+    released: dict[int, int] = field(default_factory=dict)
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

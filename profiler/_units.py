@@ -1,0 +1,211 @@
+"""Programs prepared for the timeline: what of each outlives its call, under which name.
+
+A *unit* is one program of one graph. A *key* names memory across units: the storage's
+identity where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .live import Hold, LiveItem
+from .model import (
+    AllocationProgram,
+    Category,
+    GraphKind,
+    GraphRecord,
+    LiveStorage,
+    Origin,
+    Profile,
+    Role,
+    Storage,
+)
+
+Key = int | tuple[int, int] | tuple[str, int, str]
+
+PERSISTENT = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedItem:
+    """Memory that outlives a call, with the graph that explains it.
+
+    Attributes:
+        key: its name across units.
+        storage, graph, owner, line, hold: as in ``LiveItem``.
+        made: the unit that holds it has made it; it was no input.
+    """
+
+    key: Key
+    storage: Storage
+    graph: int
+    owner: str | None
+    line: int
+    hold: Hold
+    made: bool
+
+    def as_input_of(self, storage: Storage) -> LiveItem:
+        """This memory, seen as the input ``storage`` of another graph's call."""
+        # A partner of other sizes explains where memory comes from, not how large it is.
+        known = self.storage if self.storage.nbytes == storage.nbytes else storage
+        return LiveItem(known, self.graph, self.owner, self.line, Hold.CALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Outputs of a unit that the same other units have as inputs."""
+
+    consumers: frozenset[int]
+    items: tuple[CarriedItem, ...]
+
+
+@dataclass(slots=True)
+class Unit:
+    """One program, prepared.
+
+    Attributes:
+        id: index in the list of units.
+        graph, index, program: ``graph.programs[index] is program``.
+        peak_at, peak_bytes: ``program.peak()``.
+        exit_bytes: live when the call has returned.
+        saved_bytes: of a forward, bytes of all storages it returns for the backward; of a
+            backward, of those it is given by the forward. Parameters included.
+        input_keys: key of each input storage, by storage id.
+        persistent: inputs that live on by themselves.
+        saved: of a forward, what it leaves for its backward, persistent memory excluded.
+        bundles: outputs that other units are known to take.
+        sources: input storages that another unit is known to have made, by storage id.
+    """
+
+    id: int
+    graph: GraphRecord
+    index: int
+    program: AllocationProgram
+    peak_at: int
+    peak_bytes: int
+    exit_bytes: int
+    saved_bytes: int
+    input_keys: dict[int, Key]
+    persistent: dict[Key, CarriedItem]
+    saved: dict[Key, CarriedItem]
+    surviving: list[LiveStorage]
+    bundles: tuple[Bundle, ...] = ()
+    sources: Mapping[int, CarriedItem] = field(default_factory=dict)
+
+
+def build_units(profile: Profile) -> list[Unit]:
+    """All programs of a profile, prepared; graph by graph, program by program."""
+    units: list[Unit] = []
+    for graph in profile.graphs:
+        for index, program in enumerate(graph.programs):
+            units.append(_unit(len(units), graph, index, program))
+    _link(units)
+    return units
+
+
+def partner_keys(backward: Unit, forward: Unit) -> dict[int, CarriedItem]:
+    """Input storages of ``backward`` that ``forward`` returned, by storage id."""
+    by_output = {o: live for live in forward.surviving for o in live.storage.outputs}
+    out: dict[int, CarriedItem] = {}
+    for s in backward.program.storages:
+        if s.origin is not Origin.INPUT:
+            continue
+        for i in s.inputs:
+            o = backward.graph.inputs[i].forward_output
+            if o is not None and o in by_output:
+                out[s.id] = _carried(forward.id, forward.graph, by_output[o], Hold.SAVED)
+                break
+    return out
+
+
+def _key(unit: int, graph: GraphRecord, s: Storage) -> Key:
+    if s.identity is not None:
+        return s.identity
+    if s.origin is Origin.INPUT and s.category in PERSISTENT:
+        # All programs of a graph have the same parameters.
+        return ("persistent", graph.id, s.name)
+    return (unit, s.id)
+
+
+def _carried(unit: int, graph: GraphRecord, live: LiveStorage, hold: Hold) -> CarriedItem:
+    s = live.storage
+    made = s.origin is not Origin.INPUT
+    return CarriedItem(_key(unit, graph, s), s, graph.id, live.owner, live.line, hold, made)
+
+
+def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -> Unit:
+    peak_at, peak_bytes = program.peak()
+    surviving = program.surviving()
+    inputs = [s for s in program.storages if s.origin is Origin.INPUT]
+    saved: dict[Key, CarriedItem] = {}
+    saved_bytes = 0
+    if graph.kind is GraphKind.FORWARD:
+        for live in surviving:
+            s = live.storage
+            roles = {graph.outputs[o].role for o in s.outputs}
+            if Role.SAVED_FOR_BACKWARD in roles or s.category is Category.ACTIVATION:
+                saved_bytes += s.nbytes
+                if s.origin is Origin.INPUT and s.category in PERSISTENT:
+                    continue
+                item = _carried(id, graph, live, Hold.SAVED)
+                saved[item.key] = item
+    elif graph.kind is GraphKind.BACKWARD:
+        saved_bytes = sum(s.nbytes for s in inputs if _is_saved(graph, s))
+    persistent = {}
+    for s in inputs:
+        if s.category in PERSISTENT and not _is_saved(graph, s):
+            item = _carried(id, graph, LiveStorage(s, s.name, 0), Hold.PERSISTENT)
+            persistent[item.key] = item
+    return Unit(
+        id=id,
+        graph=graph,
+        index=index,
+        program=program,
+        peak_at=peak_at,
+        peak_bytes=peak_bytes,
+        exit_bytes=sum(live.storage.nbytes for live in surviving),
+        saved_bytes=saved_bytes,
+        input_keys={s.id: _key(id, graph, s) for s in inputs},
+        persistent=persistent,
+        saved=saved,
+        surviving=surviving,
+    )
+
+
+def _is_saved(graph: GraphRecord, s: Storage) -> bool:
+    return any(
+        graph.inputs[i].forward_output is not None
+        or graph.inputs[i].role is Role.SAVED_FOR_BACKWARD
+        for i in s.inputs
+    )
+
+
+def _link(units: list[Unit]) -> None:
+    """Find out which units make what others take."""
+    makers: dict[int, tuple[Unit, LiveStorage]] = {}
+    for u in units:
+        for live in u.surviving:
+            s = live.storage
+            if s.identity is not None and s.origin is not Origin.INPUT:
+                makers.setdefault(s.identity, (u, live))
+    takers: dict[int, set[int]] = {}
+    for u in units:
+        sources: dict[int, CarriedItem] = {}
+        for s in u.program.storages:
+            if s.origin is not Origin.INPUT or s.identity is None or s.identity not in makers:
+                continue
+            maker, live = makers[s.identity]
+            if maker is u:
+                continue
+            sources[s.id] = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
+            if s.category not in PERSISTENT and not _is_saved(u.graph, s):
+                takers.setdefault(s.identity, set()).add(u.id)
+        u.sources = sources
+    bundles: dict[tuple[int, frozenset[int]], list[CarriedItem]] = {}
+    for identity, consumers in takers.items():
+        maker, live = makers[identity]
+        item = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
+        bundles.setdefault((maker.id, frozenset(consumers)), []).append(item)
+    for (id, group), items in bundles.items():
+        units[id].bundles += (Bundle(group, tuple(items)),)

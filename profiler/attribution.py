@@ -1,0 +1,436 @@
+"""Where live memory comes from: live sets → category, module, FX node, source line, graph.
+
+Every view of a live set adds up: its parts and its remainder are together exactly the
+bytes of the set. A part named in parentheses, such as ``(input)``, is memory that compiled
+code did not make, where the view asks for something that only compiled code has. The
+remainder is memory of which we do not know, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .live import LiveItem, LiveSet
+from .model import (
+    AllocationProgram,
+    BufferProvenance,
+    Category,
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
+    NodeProvenance,
+    Origin,
+    Profile,
+    SourceFrame,
+    Storage,
+)
+
+__all__ = [
+    "Attribution",
+    "Breakdown",
+    "Coverage",
+    "ModuleNode",
+    "Share",
+    "Site",
+    "View",
+    "module_tree",
+]
+
+
+class View(str, Enum):
+    """What bytes are attributed to."""
+
+    CATEGORY = "category"
+    MODULE = "module"
+    NODE = "node"
+    LINE = "line"
+    GRAPH = "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one storage comes from. What is None is unknown, for the reason in ``why``.
+
+    Attributes:
+        graph: id of the graph that explains it.
+        category: of the storage.
+        node: FX node that made it, or the placeholder it entered by.
+        op: the operator as the user would know it, e.g. ``aten.mm.default``.
+        module: path of the module, "" is the root.
+        frame: innermost frame of user code.
+        fqn: name of the parameter, buffer or input.
+        outside: what it is, in words, if no compiled code made it.
+        why: reason, by view, for what is None.
+    """
+
+    graph: int
+    category: Category
+    node: str | None = None
+    op: str | None = None
+    module: str | None = None
+    frame: SourceFrame | None = None
+    fqn: str | None = None
+    outside: str | None = None
+    why: dict[View, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Bytes of one category, module, node, line or graph, or of one reason.
+
+    Attributes:
+        key: its name.
+        nbytes: bytes.
+        storages: number of storages.
+        graph: id, where the key is only unique within a graph.
+        note: operator of a node, code of a line.
+    """
+
+    key: str
+    nbytes: int
+    storages: int
+    graph: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One view of a live set: ``total == attributed + unattributed``, exactly.
+
+    Attributes:
+        view: which.
+        total: bytes of the set.
+        parts: largest first.
+        remainder: reasons why bytes are in no part, largest first.
+    """
+
+    view: View
+    total: int
+    parts: tuple[Share, ...]
+    remainder: tuple[Share, ...]
+
+    @property
+    def attributed(self) -> int:
+        """Bytes in parts."""
+        return sum(p.nbytes for p in self.parts)
+
+    @property
+    def unattributed(self) -> int:
+        """Bytes in the remainder."""
+        return sum(p.nbytes for p in self.remainder)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of what programs allocate is attributed.
+
+    Attributes:
+        allocated: bytes of all allocations, freed or not, inputs excluded.
+        to_node: of these, attributed to an FX node.
+        to_source: of these, attributed to a source line or a module.
+        missing: reason → bytes, for bytes that miss either.
+    """
+
+    allocated: int = 0
+    to_node: int = 0
+    to_source: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Coverage) -> Coverage:
+        missing = Counter(self.missing)
+        missing.update(other.missing)
+        return Coverage(
+            self.allocated + other.allocated,
+            self.to_node + other.to_node,
+            self.to_source + other.to_source,
+            dict(missing.most_common()),
+        )
+
+
+@dataclass(slots=True)
+class ModuleNode:
+    """A module and what is below it.
+
+    Attributes:
+        name: last part of the path.
+        path: whole path, "" for the root.
+        own: bytes of the module itself.
+        nbytes: own and all below.
+        children: largest first.
+    """
+
+    name: str
+    path: str
+    own: int = 0
+    nbytes: int = 0
+    children: list[ModuleNode] = field(default_factory=list)
+
+
+_ENTERED = {
+    Category.PARAMETER: "parameter",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.GRADIENT: "gradient",
+    Category.INPUT: "input",
+    Category.AUTOGRAD_DETAIL: "autograd detail",
+    Category.OUTPUT: "output of another graph",
+    Category.TEMPORARY: "input",
+    Category.CONSTANT: "constant",
+}
+
+
+class Attribution:
+    """Attributes storages of one profile. Looks up each site once."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._graphs = {g.id: g for g in profile.graphs}
+        self._forwards = {
+            g.graph_id: g
+            for g in reversed(profile.graphs)
+            if g.kind is GraphKind.FORWARD and g.graph_id is not None
+        }
+        self._sites: dict[tuple[int, str | None, int, Storage], Site] = {}
+
+    def site(self, graph: int, storage: Storage, owner: str | None, line: int) -> Site:
+        """Where ``storage`` of a program of ``graph`` comes from, owned by ``owner`` since
+        ``line``."""
+        key = (graph, owner, line, storage)
+        found = self._sites.get(key)
+        if found is None:
+            found = self._sites[key] = self._resolve(self._graphs[graph], storage, owner, line)
+        return found
+
+    def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
+        """One view of a live set."""
+        items = live.items if isinstance(live, LiveSet) else tuple(live)
+        name = _NAMERS[view]
+        sums: dict[tuple[bool, str, int | None], list[int]] = {}
+        notes: dict[tuple[bool, str, int | None], str] = {}
+        for item in items:
+            site = self.site(item.graph, item.storage, item.owner, item.line)
+            named = name(self, site)
+            key: tuple[bool, str, int | None]
+            if named is None:
+                key = (False, site.why.get(view, "unknown"), None)
+            else:
+                key = (True, named[0], named[1])
+                notes.setdefault(key, named[2])
+            entry = sums.setdefault(key, [0, 0])
+            entry[0] += item.nbytes
+            entry[1] += item.count
+        shares = sorted(
+            ((k, Share(k[1], n, c, k[2], notes.get(k, ""))) for k, (n, c) in sums.items()),
+            key=lambda s: (-s[1].nbytes, s[1].key, s[1].graph or 0),
+        )
+        return Breakdown(
+            view,
+            sum(i.nbytes for i in items),
+            tuple(s for k, s in shares if k[0]),
+            tuple(s for k, s in shares if not k[0]),
+        )
+
+    def coverage(self, graph: GraphRecord, program: AllocationProgram) -> Coverage:
+        """How much of what one call allocates is attributed."""
+        allocated = to_node = to_source = 0
+        missing: Counter[str] = Counter()
+        for e in program.events:
+            if e.kind is not EventKind.ALLOC:
+                continue
+            storage = program.storages[e.storage]
+            site = self.site(graph.id, storage, e.owner, e.line)
+            allocated += storage.nbytes
+            if site.node is not None:
+                to_node += storage.nbytes
+            if site.frame is not None or site.module is not None:
+                to_source += storage.nbytes
+                if site.node is not None:
+                    continue
+            view = View.NODE if site.node is None else View.LINE
+            missing[site.why.get(view, "unknown")] += storage.nbytes
+        return Coverage(allocated, to_node, to_source, dict(missing.most_common()))
+
+    def label(self, graph: int) -> str:
+        """Short name of a graph."""
+        return self._graphs[graph].label
+
+    # How a storage is resolved
+
+    def _resolve(self, graph: GraphRecord, storage: Storage, owner: str | None, line: int) -> Site:
+        if storage.origin is Origin.INPUT and (owner is None or owner == storage.name):
+            return self._input(graph, storage)
+        if owner is None:
+            owner = _buffer_of_line(graph, line)
+            if owner is None:
+                return _unknown(
+                    graph, storage, f"line {line} of the generated code computes no known buffer"
+                )
+        buffer = graph.buffers.get(owner)
+        if buffer is None:
+            return _unknown(graph, storage, "the generated code's buffer has no provenance")
+        return self._buffer(graph, storage, buffer)
+
+    def _buffer(self, graph: GraphRecord, storage: Storage, buffer: BufferProvenance) -> Site:
+        # Nodes are in graph order: without a primary one, the buffer holds the last's value.
+        name = buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)
+        if name is None:
+            return _unknown(graph, storage, f"the compiler names no FX node for a {buffer.kind}")
+        node = graph.nodes.get(name)
+        if node is None:
+            return _unknown(graph, storage, "the FX node has no record")
+        return _node(graph, storage, node)
+
+    def _input(self, graph: GraphRecord, storage: Storage) -> Site:
+        value = graph.inputs[storage.inputs[0]] if storage.inputs else None
+        if value is not None and value.forward_output is not None:
+            forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
+            if forward is not None and value.forward_output < len(forward.outputs):
+                made = forward.nodes.get(forward.outputs[value.forward_output].name)
+                if made is not None:
+                    return _node(forward, storage, made)
+        outside = _ENTERED.get(storage.category)
+        why: dict[View, str] = {}
+        if outside is None:
+            reason = (
+                "saved by a forward of which there is no record"
+                if storage.category is Category.ACTIVATION
+                else "an input of unknown category"
+            )
+            why = dict.fromkeys((View.MODULE, View.LINE, View.GRAPH), reason)
+        if storage.category is Category.UNKNOWN:
+            why[View.CATEGORY] = "category unknown"
+        module = None
+        if storage.category is Category.PARAMETER:
+            if value is not None and value.fqn:
+                module = value.fqn.rpartition(".")[0]
+            else:
+                why[View.MODULE] = "a parameter whose name is not known"
+        if value is None and not storage.name:
+            why[View.NODE] = "an input without a placeholder"
+        return Site(
+            graph=graph.id,
+            category=storage.category,
+            node=value.name if value else storage.name or None,
+            module=module,
+            fqn=_fqn(value),
+            outside=outside,
+            why=why,
+        )
+
+
+def module_tree(breakdown: Breakdown) -> ModuleNode:
+    """The modules of a module view as a tree.
+
+    The root's ``nbytes`` are all parts that are modules; parts in parentheses are none.
+    """
+    root = ModuleNode("", "")
+    index = {"": root}
+
+    def find(path: str) -> ModuleNode:
+        if path not in index:
+            parent, _, name = path.rpartition(".")
+            index[path] = ModuleNode(name, path)
+            find(parent).children.append(index[path])
+        return index[path]
+
+    for part in breakdown.parts:
+        if part.key.startswith("("):
+            continue
+        node = find(part.key)
+        node.own += part.nbytes
+        while True:
+            node.nbytes += part.nbytes
+            if node is root:
+                break
+            node = find(node.path.rpartition(".")[0])
+    for node in index.values():
+        node.children.sort(key=lambda n: (-n.nbytes, n.path))
+    return root
+
+
+def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
+    why = {}
+    if node.module_path is None:
+        why[View.MODULE] = "the FX node belongs to no known module"
+    if node.frame is None:
+        why[View.LINE] = "the FX node has no user source line"
+    if storage.category is Category.UNKNOWN:
+        why[View.CATEGORY] = "category unknown"
+    return Site(
+        graph=graph.id,
+        category=storage.category,
+        node=node.name,
+        op=node.original_aten or node.target,
+        module=node.module_path,
+        frame=node.frame,
+        why=why,
+    )
+
+
+def _unknown(graph: GraphRecord, storage: Storage, reason: str) -> Site:
+    why = dict.fromkeys((View.NODE, View.MODULE, View.LINE), reason)
+    if storage.category is Category.UNKNOWN:
+        why[View.CATEGORY] = "category unknown"
+    return Site(graph=graph.id, category=storage.category, why=why)
+
+
+def _buffer_of_line(graph: GraphRecord, line: int) -> str | None:
+    found = graph.buffer_of_line(line)
+    if found is None:
+        # Inside a statement of several lines: it is known by its first.
+        first = max((s.line for s in graph.statements if s.line <= line), default=None)
+        found = None if first is None or first == line else graph.buffer_of_line(first)
+    return found
+
+
+def _fqn(value: GraphValue | None) -> str | None:
+    return value.fqn if value else None
+
+
+Named = tuple[str, int | None, str] | None
+"""Key, graph id if the key is only unique there, note; None is the remainder."""
+
+
+def _by_category(_: Attribution, site: Site) -> Named:
+    if site.category is Category.UNKNOWN:
+        return None
+    return site.category.value, None, ""
+
+
+def _by_module(_: Attribution, site: Site) -> Named:
+    if site.module is not None:
+        return site.module, None, ""
+    if site.outside and View.MODULE not in site.why:
+        return f"({site.outside})", None, ""
+    return None
+
+
+def _by_node(_: Attribution, site: Site) -> Named:
+    if site.node is None:
+        return None
+    return site.node, site.graph, site.op or site.fqn or ""
+
+
+def _by_line(_: Attribution, site: Site) -> Named:
+    if site.frame is not None:
+        return site.frame.location, None, site.frame.code.strip()
+    return (f"({site.outside})", None, "") if site.outside else None
+
+
+def _by_graph(attribution: Attribution, site: Site) -> Named:
+    if site.outside:
+        return f"({site.outside})", None, ""
+    if View.GRAPH in site.why:
+        return None
+    return attribution.label(site.graph), site.graph, ""
+
+
+_NAMERS: dict[View, Callable[[Attribution, Site], Named]] = {
+    View.CATEGORY: _by_category,
+    View.MODULE: _by_module,
+    View.NODE: _by_node,
+    View.LINE: _by_line,
+    View.GRAPH: _by_graph,
+}

@@ -1,0 +1,301 @@
+"""Profile files: a ``Profile`` as JSON, one document a file. The schema is described in
+``docs/profile-format.md``.
+
+Note [What a profile file looks like]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Plain JSON without whitespace, field by field the dataclasses of ``profiler.model``;
+gzip where the path ends in ``.gz`` (provenance repeats itself: 10 to 20 times smaller).
+``format`` and ``schema_version`` come first, so that a reader, and a person with ``head``,
+knows from the first bytes what it is, even of a file that was cut short.
+
+Readers look at these two before anything else. Within a schema version fields may be
+added: readers ignore what they do not know. Anything that would mislead such a reader
+(a changed meaning, a removed field) raises ``SCHEMA_VERSION``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gzip
+import os
+import secrets
+import stat
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import (
+    ProfileForeignError,
+    ProfileInvalidError,
+    ProfileNotWritableError,
+    ProfileTruncatedError,
+    ProfileUnreadableError,
+    ProfileVersionError,
+)
+from .model import FORMAT, SCHEMA_VERSION, Profile
+from .validate import validate
+
+__all__ = ["decode_profile", "encode_profile", "profile_schema", "read_profile", "write_profile"]
+
+StrPath = str | os.PathLike[str]
+
+_HEAD = f'{{"format":"{FORMAT}"'.encode()
+_GZIP_MAGIC = b"\x1f\x8b"
+# Absent in files of older memprof 0.1: everything else must be there, or an empty document
+# with the right header would read as an empty profile.
+_OPTIONAL = {"released"}
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """``profile`` as JSON, UTF-8.
+
+    Raises:
+        ProfileInvalidError: something in it has no JSON form.
+    """
+    try:
+        try:
+            return msgspec.json.encode(profile)
+        except UnicodeEncodeError:
+            # A path that is not UTF-8 reaches Python as lone surrogates.
+            return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(profile)))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ProfileInvalidError(
+            None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
+        ) from e
+
+
+def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
+    """The profile that ``data`` (JSON, or JSON in gzip) holds.
+
+    Raises:
+        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError:
+            it holds none; ``path`` is named in the message.
+    """
+    name = None if path is None else os.fspath(path)
+    zipped = data[:2] == _GZIP_MAGIC
+    if zipped:
+        data = _gunzip(data, name)
+    _check_header(data, name)
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except msgspec.ValidationError as e:
+        message = str(e)
+        where = message.rpartition(" - at `")[2].rstrip("`") if " - at `" in message else "$"
+        raise ProfileInvalidError(
+            name, f"not a valid profile: {message}; see docs/profile-format.md", where
+        ) from e
+    validate(profile, name)
+    return profile
+
+
+def read_profile(path: StrPath) -> Profile:
+    """Read and check a profile file.
+
+    Raises:
+        ProfileUnreadableError: it is missing, a folder, or may not be read.
+        ProfileTruncatedError: it ends too early.
+        ProfileForeignError: it is something else.
+        ProfileVersionError: it has a schema version other than ours.
+        ProfileInvalidError: its content contradicts the schema or itself.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise ProfileUnreadableError(path, f"cannot read it: {_reason(e)}; {_advice(e)}") from e
+    return decode_profile(data, path)
+
+
+def write_profile(profile: Profile, path: StrPath) -> None:
+    """Write a profile file, whole or not at all.
+
+    The bytes go to a new file in the same folder, reach the disk, and then take the
+    path's place in one step. When anything fails, an interrupt included, the new file is
+    removed and what was at ``path`` before is as it was.
+
+    Args:
+        profile: what to write.
+        path: where to; gzip if it ends in ``.gz``. Its folder must exist. A symbolic
+            link is followed.
+
+    Raises:
+        ProfileInvalidError: ``profile`` has no JSON form.
+        ProfileNotWritableError: the operating system refuses.
+    """
+    data = encode_profile(profile)
+    if os.fspath(path).endswith(".gz"):
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    try:
+        _replace(os.path.realpath(path), data)
+    except (OSError, ValueError) as e:
+        raise ProfileNotWritableError(
+            path,
+            f"cannot write the profile ({len(data):,} bytes): {_reason(e)}; {_advice(e)}. "
+            "Nothing was changed there",
+        ) from e
+
+
+def profile_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a profile document."""
+    schema = msgspec.json.schema(Profile)
+    definition = schema["$defs"]["Profile"]
+    definition["properties"]["format"] = {"const": FORMAT}
+    definition["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    definition["required"] = [
+        f.name for f in dataclasses.fields(Profile) if f.name not in _OPTIONAL
+    ]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"{FORMAT} {SCHEMA_VERSION}",
+        **schema,
+    }
+
+
+def _check_header(data: bytes, path: str | None) -> None:
+    ours = data.startswith(_HEAD) or (len(data) < len(_HEAD) and _HEAD.startswith(data))
+    try:
+        # Raw: the structure is checked and no value is built, which matters for large files.
+        found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as e:
+        raise ProfileForeignError(path, f"not a memprof profile: {e}{_WHAT}") from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        if not ours:
+            raise ProfileForeignError(path, f"not JSON ({e}), so no memprof profile{_WHAT}") from e
+        if not data.rstrip().endswith(b"}") or "truncated" in str(e):
+            raise ProfileTruncatedError(
+                path,
+                f"truncated: it ends in the middle of the document, after {len(data):,} bytes; "
+                "copy it again or take the profile again (memprof itself writes files whole "
+                "or not at all)",
+            ) from e
+        raise ProfileInvalidError(
+            path, f"damaged: {e}; copy it again or take the profile again"
+        ) from e
+    if "format" not in found:
+        raise ProfileForeignError(path, f"not a memprof profile: JSON without a `format`{_WHAT}")
+    given = _plain(found["format"])
+    if given != FORMAT:
+        raise ProfileForeignError(
+            path, f"not a memprof profile: its `format` is {given!r:.60}{_WHAT}"
+        )
+    version = _plain(found.get("schema_version"))
+    if type(version) is not int:
+        raise ProfileInvalidError(
+            path,
+            f"not a valid profile: `schema_version` is {version!r}, it must be a whole number",
+            "$.schema_version",
+        )
+    if version != SCHEMA_VERSION:
+        do = (
+            "upgrade memprof (`pip install -U memprof`)"
+            if version > SCHEMA_VERSION
+            else "take the profile again"
+        )
+        by = _plain(found.get("memprof")) or "?"
+        raise ProfileVersionError(
+            path,
+            f"schema version {version}, written by memprof {by}; this memprof "
+            f"reads version {SCHEMA_VERSION}: {do}",
+        )
+    missing = [
+        f.name
+        for f in dataclasses.fields(Profile)
+        if f.name not in found and f.name not in _OPTIONAL
+    ]
+    if missing:
+        raise ProfileInvalidError(
+            path,
+            f"not a valid profile: {', '.join(missing)} missing - at `$`; "
+            "see docs/profile-format.md",
+        )
+
+
+def _plain(raw: msgspec.Raw | None) -> Any:
+    return None if raw is None else msgspec.json.decode(raw)
+
+
+_WHAT = f": a profile is a JSON object that begins with {_HEAD.decode()}"
+
+
+def _gunzip(data: bytes, path: str | None) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except EOFError as e:
+        raise ProfileTruncatedError(
+            path,
+            f"truncated: the gzip stream ends early, after {len(data):,} bytes; copy it again "
+            "or take the profile again",
+        ) from e
+    except (OSError, zlib.error) as e:
+        raise ProfileInvalidError(
+            path, f"damaged gzip file: {e}; copy it again or take the profile again"
+        ) from e
+
+
+def _replace(path: str, data: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            # As root, replacing /dev/null by a file would succeed.
+            raise OSError(errno.EINVAL, "not a regular file", path)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    fd = os.open(temporary, flags, 0o666)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # The rename itself reaches the disk with the folder; not every system can do this.
+    with contextlib.suppress(OSError):
+        dir_fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(dir_fd)
+        finally:
+            os.close(dir_fd)
+
+
+def _reason(e: Exception) -> str:
+    return e.strerror or str(e) if isinstance(e, OSError) else str(e)
+
+
+_ADVICE = {
+    errno.ENOENT: "check the path; the folder must exist",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
+    errno.EISDIR: "give a file, not a folder",
+    errno.EACCES: "check the permissions or give another path",
+    errno.EPERM: "check the permissions or give another path",
+    errno.EROFS: "give a path on a file system that is not read-only",
+    errno.ENOSPC: "make room or give a path on another disk",
+    errno.EDQUOT: "make room in your quota or give a path on another disk",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
+
+
+def _advice(e: Exception) -> str:
+    code = e.errno if isinstance(e, OSError) else None
+    return _ADVICE.get(code or 0, "give the path of a regular file")
+
+
+def _escape_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escape_surrogates(k): _escape_surrogates(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape_surrogates(v) for v in value]
+    return value

@@ -1,0 +1,73 @@
+"""Live sets: what is live at one instant, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .model import Storage
+
+
+class Hold(str, Enum):
+    """Why a storage is live; see Note [What is live between calls] in timeline.py."""
+
+    CALL = "call"
+    """It belongs to the call at hand: an input, or made by it."""
+    PERSISTENT = "persistent"
+    SAVED = "saved"
+    HANDED_ON = "handed_on"
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time and the bytes known to be live then.
+
+    Attributes:
+        call: index in the call log.
+        instant: of that call's program.
+        nbytes: known live bytes.
+    """
+
+    call: int
+    instant: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveItem:
+    """A live storage, or several alike.
+
+    Attributes:
+        storage: as some program knows it.
+        graph: id of the graph whose record explains it: the one that made it where that
+            is known, else the one that has it as an input.
+        owner: name in that graph's code that owns it, None for internal memory.
+        line: line of that graph's code at which the owner got it, 0 for an input.
+        hold: why it is live.
+        count: copies: several calls of one program may hold one each.
+    """
+
+    storage: Storage
+    graph: int
+    owner: str | None
+    line: int
+    hold: Hold
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies."""
+        return self.storage.nbytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSet:
+    """Everything known to be live at an instant; ``at.nbytes`` is the sum of ``items``."""
+
+    at: Instant
+    items: tuple[LiveItem, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all items."""
+        return self.at.nbytes

@@ -1,0 +1,459 @@
+"""What is live at any instant of any call: calls + programs → live sets.
+
+Note [What is live between calls]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A program says what is live inside a call. Between calls, three kinds of memory are known
+to be live; we call them *carried*:
+
+* **persistent**: parameters, buffers, optimizer state and constants, from the first call
+  that has them among its inputs until ``Profile.released`` says that they are gone, else
+  to the end of the log;
+* **saved**: what a forward returns for its backward, from the forward's return until its
+  backward begins (from then on it is an input of the backward's own program, which frees
+  it). Forward and backward share ``graph_id``; a backward belongs to the latest forward
+  still waiting that saved as many bytes as the backward finds, or to the latest at all;
+* **handed on**: an output that another graph's program has as an input (the same
+  ``Storage.identity``): between graph breaks, between a compiled backward and a compiled
+  optimizer. It is live from its producer's return to the return of the last of its
+  consumers that is called before the producer is called again.
+
+Programs are observed once and stand for many calls, so identities are those of the
+observed calls. Memory that two waiting forwards of *one* program hold is different memory;
+memory with one identity that *different* programs hold is the same memory. So of an
+identity, carried memory holds as many copies as the program that has the most of them
+waiting, and a persistent identity exists once.
+
+Everything carried is a lower bound. What is **not seen**: tensors that eager code makes
+or keeps outside compiled calls (an eager loss, gradients between a backward and an eager
+optimizer, outputs the user keeps, data batches between calls); the saved memory of a
+forward whose backward is not in the log, once that forward has returned (we cannot know
+when the user dropped it); temporaries of a call that runs at the same time on another
+thread (a call meets what calls that returned before it left behind); parameters other
+than those of the observed call where one graph serves several modules.
+
+Note [Linear in calls]
+~~~~~~~~~~~~~~~~~~~~~~
+A training loop goes through few distinct states. The state between calls (how many
+forwards of which program wait, what is handed on, which persistent memory exists) is
+interned, and a *step* (state, program, partner) → (bytes, next state) is computed once.
+A call then costs a dictionary lookup.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ._units import CarriedItem, Key, Unit, build_units, partner_keys
+from .live import Hold, Instant, LiveItem, LiveSet
+from .model import GraphKind, GraphRecord, LedgerKind, Profile
+
+__all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BytesOverTime:
+    """Known live bytes, one entry a call, in log order.
+
+    Attributes:
+        start_ns, end_ns: as in ``CallColumns``.
+        entry: bytes when the call begins, its inputs included.
+        peak: the most bytes at an instant of the call.
+        exit: bytes when it has returned, before its arguments and results are dropped.
+        between: carried bytes after it, see Note [What is live between calls].
+    """
+
+    start_ns: list[int]
+    end_ns: list[int]
+    entry: array[int]
+    peak: array[int]
+    exit: array[int]
+    between: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnobservedCalls:
+    """Calls of one graph whose inside is not known; only carried memory is counted there."""
+
+    graph: int
+    calls: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Memory between calls, less the persistent part.
+
+    ``waiting``: (unit, count) of forwards; ``handed``: (producing unit, index of its
+    bundle, consumers still to come). Both sorted, so that equal states are equal.
+    """
+
+    waiting: tuple[tuple[int, int], ...] = ()
+    handed: tuple[tuple[int, int, frozenset[int]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One distinct transition; ``rest`` and the other bytes are constant for all its calls."""
+
+    state: int
+    epoch: int
+    unit: int
+    partner: int
+    after: int
+    entry: int
+    peak: int
+    exit: int
+    between: int
+
+
+class Timeline:
+    """The memory of all calls of a profile; see Note [What is live between calls] for what
+    it knows and what it cannot see (eager tensors outside compiled calls above all).
+
+    Building it takes time linear in the number of calls (about a second a million).
+
+    Args:
+        profile: a valid one, see ``profiler.validate``.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.units: list[Unit] = build_units(profile)
+        self._first_unit: dict[int, int] = {}
+        for u in self.units:
+            self._first_unit.setdefault(u.graph.id, u.id)
+        self._graphs = {g.id: g for g in profile.graphs}
+        self._unit_of_call = self._resolve_units()
+        self._partner, self.lifetimes = self._pair()
+        """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
+        self._remaining = self._look_ahead()
+        self._epoch_starts, self._persistent = self._epochs()
+        self._states: list[_State] = []
+        self._state_ids: dict[_State, int] = {}
+        self._steps: list[_Step] = []
+        self._partner_keys: dict[tuple[int, int], Mapping[int, CarriedItem]] = {}
+        self._step_of_call = self._walk()
+
+    # What is asked of it
+
+    def __len__(self) -> int:
+        """Number of calls."""
+        return len(self._step_of_call)
+
+    def peak(self) -> Instant | None:
+        """The first instant with the most known live bytes; None without calls."""
+        if not len(self):
+            return None
+        peaks = [s.peak for s in self._steps]
+        best = max(peaks)
+        call = next(k for k, s in enumerate(self._step_of_call) if peaks[s] == best)
+        unit = self._steps[self._step_of_call[call]].unit
+        return Instant(call, self.units[unit].peak_at if unit != _NONE else 0, best)
+
+    def live_at(self, call: int, instant: int) -> LiveSet:
+        """Everything known to be live at an instant of a call.
+
+        Args:
+            call: index in the call log, from 0.
+            instant: of the call's program, 0 for a call without one.
+
+        Raises:
+            IndexError: there is no such call or instant.
+        """
+        if not 0 <= call < len(self):
+            raise IndexError(f"there is no call {call}: the log has calls 0 to {len(self) - 1}")
+        step = self._steps[self._step_of_call[call]]
+        own: list[LiveItem] = []
+        if step.unit == _NONE:
+            if instant:
+                raise IndexError(f"call {call} was not observed: its only instant is 0")
+        else:
+            unit = self.units[step.unit]
+            homes = self._homes(step.unit, step.partner)
+            for live in unit.program.live_at(instant):
+                home = homes.get(live.storage.id)
+                if home is not None and live.line == 0:
+                    own.append(home.as_input_of(live.storage))
+                else:
+                    own.append(
+                        LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
+                    )
+        carried = [
+            LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
+            for c, count in self._rest(
+                self._states[step.state], step.epoch, step.unit, step.partner
+            ).values()
+        ]
+        items = (*carried, *own)
+        return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
+
+    def bytes_over_time(self) -> BytesOverTime:
+        """Known live bytes of every call."""
+        columns = {
+            name: array("q", [getattr(s, name) for s in self._steps])
+            for name in ("entry", "peak", "exit", "between")
+        }
+        calls = self.profile.calls
+        return BytesOverTime(
+            calls.start_ns,
+            calls.end_ns,
+            *(array("q", map(c.__getitem__, self._step_of_call)) for c in columns.values()),
+        )
+
+    def unobserved(self) -> list[UnobservedCalls]:
+        """Calls without a program, by graph, with the reason."""
+        counts = Counter(
+            g
+            for g, u in zip(self.profile.calls.graph, self._unit_of_call, strict=True)
+            if u == _NONE
+        )
+        return [
+            UnobservedCalls(g, n, self._why(self._graphs[g])) for g, n in sorted(counts.items())
+        ]
+
+    # How it is built
+
+    def _why(self, graph: GraphRecord) -> str:
+        if graph.unobservable:
+            return graph.unobservable
+        for entry in reversed(self.profile.ledger):
+            kinds = (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK)
+            if entry.graph == graph.id and entry.kind in kinds:
+                return entry.reason
+        return "no program was observed for the sizes of these calls"
+
+    def _resolve_units(self) -> array[int]:
+        calls = self.profile.calls
+        ids = {(u.graph.id, u.index): u.id for u in self.units}
+        return array("q", [ids.get(c, _NONE) for c in zip(calls.graph, calls.program, strict=True)])
+
+    def _pair(self) -> tuple[dict[int, int], dict[int, Counter[int]]]:
+        """``{backward call: its forward call, forward call: its backward call}``, lifetimes."""
+        waiting: dict[int, dict[int, list[int]]] = {}
+        partner: dict[int, int] = {}
+        lifetimes: dict[int, Counter[int]] = {}
+        kinds = {g.id: (g.kind, g.graph_id) for g in self.profile.graphs}
+        for k, (g, u) in enumerate(zip(self.profile.calls.graph, self._unit_of_call, strict=True)):
+            kind, graph_id = kinds[g]
+            if graph_id is None or kind is GraphKind.INFERENCE:
+                continue
+            saved = self.units[u].saved_bytes if u != _NONE else _NONE
+            stacks = waiting.setdefault(graph_id, {})
+            if kind is GraphKind.FORWARD:
+                stacks.setdefault(saved, []).append(k)
+                continue
+            stack = stacks.get(saved) or max(stacks.values(), key=lambda s: s[-1:], default=[])
+            if stack:
+                forward = stack.pop()
+                partner[k], partner[forward] = forward, k
+                fu = self._unit_of_call[forward]
+                if fu != _NONE:
+                    lifetimes.setdefault(fu, Counter())[k - forward] += 1
+        return partner, lifetimes
+
+    def _look_ahead(self) -> dict[int, tuple[frozenset[int], ...]]:
+        """For calls that hand something on: which consumers come before they are called again."""
+        out: dict[int, tuple[frozenset[int], ...]] = {}
+        if not any(u.bundles for u in self.units):
+            return out
+        never = len(self._unit_of_call)
+        following = [never] * len(self.units)
+        for k in range(never - 1, -1, -1):
+            u = self._unit_of_call[k]
+            if u == _NONE:
+                continue
+            if self.units[u].bundles:
+                out[k] = tuple(
+                    frozenset(c for c in b.consumers if following[c] < following[u])
+                    for b in self.units[u].bundles
+                )
+            following[u] = k
+        return out
+
+    def _epochs(self) -> tuple[list[int], list[dict[Key, CarriedItem]]]:
+        """Calls from which the set of persistent memory is another one, and the sets."""
+        released = self.profile.released
+        dropped = self.profile.calls.dropped
+        births: dict[int, list[CarriedItem]] = {}
+        deaths: dict[int, list[Key]] = {}
+        known: set[Key] = set()
+        seen: set[int] = set()
+        for k, u in enumerate(self._unit_of_call):
+            if u == _NONE or u in seen:
+                continue
+            seen.add(u)
+            for key, item in self.units[u].persistent.items():
+                if key in known:
+                    continue
+                known.add(key)
+                end = released.get(key) if isinstance(key, int) else None
+                if end is None or end - dropped > k:
+                    births.setdefault(k, []).append(item)
+                    if end is not None:
+                        deaths.setdefault(end - dropped, []).append(key)
+        starts, sets = [0], [{i.key: i for i in births.pop(0, [])}]
+        for k in sorted({*births, *deaths}):
+            now = dict(sets[-1])
+            for key in deaths.get(k, []):
+                now.pop(key, None)
+            now.update((i.key, i) for i in births.get(k, []))
+            starts.append(k)
+            sets.append(now)
+        return starts, sets
+
+    def _intern(self, state: _State) -> int:
+        found = self._state_ids.get(state)
+        if found is None:
+            found = self._state_ids[state] = len(self._states)
+            self._states.append(state)
+        return found
+
+    def _walk(self) -> array[int]:
+        cache: dict[tuple[int, int, int, int, bool, tuple[frozenset[int], ...]], int] = {}
+        out = array("q", bytes(8 * len(self._unit_of_call)))
+        state, epoch = self._intern(_State()), 0
+        boundaries = [*self._epoch_starts[1:], len(out)]
+        limit = boundaries[0]
+        units, partner, remaining = self._unit_of_call, self._partner, self._remaining
+        graphs = self.profile.calls.graph
+        backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
+        for k, u in enumerate(units):
+            if k >= limit:
+                epoch = bisect_right(self._epoch_starts, k) - 1
+                limit = boundaries[epoch]
+            other = partner.get(k)
+            pops = waits = False
+            if other is not None:
+                pops = graphs[k] in backward
+                waits = not pops
+            mate = units[other] if other is not None and pops else _NONE
+            key = (state, epoch, u, mate, waits, remaining.get(k, ()))
+            step = cache.get(key)
+            if step is None:
+                # The next epoch begins with the next call: what this one leaves behind is
+                # counted with the persistent memory of its own epoch.
+                step = cache[key] = len(self._steps)
+                self._steps.append(self._step(*key))
+            out[k] = step
+            state = self._steps[step].after
+        return out
+
+    def _step(
+        self,
+        state: int,
+        epoch: int,
+        unit: int,
+        mate: int,
+        waits: bool,
+        remaining: tuple[frozenset[int], ...],
+    ) -> _Step:
+        before = self._states[state]
+        waiting = Counter(dict(before.waiting))
+        if mate != _NONE:
+            waiting[mate] -= 1
+        if waits and unit != _NONE:
+            waiting[unit] += 1
+        handed = []
+        for producer, b, consumers in before.handed:
+            left = consumers - {unit}
+            if left and producer != unit:
+                handed.append((producer, b, left))
+        handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
+        after = self._intern(
+            _State(
+                tuple(sorted((u, n) for u, n in waiting.items() if n > 0)),
+                tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
+            )
+        )
+        rest = sum(c.storage.nbytes * n for c, n in self._rest(before, epoch, unit, mate).values())
+        between = sum(
+            c.storage.nbytes * n for c, n in self._carried(self._states[after], epoch).values()
+        )
+        if unit == _NONE:
+            return _Step(state, epoch, unit, mate, after, rest, rest, rest, between)
+        u = self.units[unit]
+        return _Step(
+            state,
+            epoch,
+            unit,
+            mate,
+            after,
+            rest + u.program.entry_bytes,
+            rest + u.peak_bytes,
+            rest + u.exit_bytes,
+            between,
+        )
+
+    def _carried(
+        self, state: _State, epoch: int, running: int = _NONE
+    ) -> dict[Key, tuple[CarriedItem, int]]:
+        """Carried memory and its number of copies, by key.
+
+        With ``running``, a call of that unit is under way and holds copies of its inputs
+        beside those that waiting calls of the unit hold.
+        """
+        out = {k: (i, 1) for k, i in self._persistent[epoch].items()}
+
+        def hold(item: CarriedItem, count: int) -> None:
+            known = out.get(item.key)
+            if known is None:
+                out[item.key] = (item, count)
+            elif known[0].hold is not Hold.PERSISTENT:
+                # Prefer the holder that made the memory: it knows where it comes from.
+                best = item if item.made and not known[0].made else known[0]
+                out[item.key] = (best, max(count, known[1]))
+
+        for unit, count in state.waiting:
+            for item in self.units[unit].saved.values():
+                hold(item, count + (unit == running and not item.made))
+        for unit, b, _ in state.handed:
+            for item in self.units[unit].bundles[b].items:
+                hold(item, 1)
+        return out
+
+    def _rest(
+        self, state: _State, epoch: int, unit: int, mate: int
+    ) -> dict[Key, tuple[CarriedItem, int]]:
+        """Carried memory during a call, less what the call's own program counts: one copy of
+        each of its inputs, and what the forward ``mate`` saved for it."""
+        if unit == _NONE:
+            return self._carried(state, epoch)
+        waiting = tuple((u, n - (u == mate)) for u, n in state.waiting if n > (u == mate))
+        rest = self._carried(_State(waiting, state.handed), epoch)
+        copies = self._carried(state, epoch, running=unit)
+        homes = self._homes(unit, mate)
+        for storage, key in self.units[unit].input_keys.items():
+            home = homes.get(storage)
+            key = home.key if home else key
+            rest.pop(key, None)
+            item, count = copies.get(key, (None, 0))
+            if item is not None and count > 1:
+                rest[key] = (item, count - 1)
+        return rest
+
+    def _homes(self, unit: int, mate: int) -> Mapping[int, CarriedItem]:
+        """Where input storages of ``unit`` come from, by storage id."""
+        u = self.units[unit]
+        if u.graph.kind is GraphKind.BACKWARD and mate == _NONE:
+            forward = next(
+                (
+                    g
+                    for g in self.profile.graphs
+                    if g.kind is GraphKind.FORWARD
+                    and g.graph_id is not None
+                    and g.graph_id == u.graph.graph_id
+                ),
+                None,
+            )
+            mate = _NONE if forward is None else self._first_unit.get(forward.id, _NONE)
+        found = self._partner_keys.get((unit, mate))
+        if found is None:
+            found = {**u.sources, **(partner_keys(u, self.units[mate]) if mate != _NONE else {})}
+            self._partner_keys[unit, mate] = found
+        return found

@@ -1,0 +1,172 @@
+"""Does a profile agree with itself? What types cannot say: indices that must exist, columns
+of one length, events in an order that memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .errors import ProfileInvalidError
+from .model import (
+    AllocationProgram,
+    CallColumns,
+    EventKind,
+    GraphRecord,
+    GraphValue,
+    Origin,
+    Profile,
+)
+
+Finding = tuple[str, str]
+"""Path in the document, what is wrong there."""
+
+
+def findings(profile: Profile) -> Iterator[Finding]:
+    """Everything in ``profile`` that contradicts itself, in document order."""
+    seen: set[int] = set()
+    for g, graph in enumerate(profile.graphs):
+        at = f"$.graphs[{g}]"
+        if graph.id in seen:
+            yield f"{at}.id", f"graph id {graph.id} is used twice; ids are unique"
+        seen.add(graph.id)
+        yield from _graph(graph, at)
+    yield from _calls(profile.calls, {g.id: len(g.programs) for g in profile.graphs})
+    for i, entry in enumerate(profile.ledger):
+        if entry.graph is not None and entry.graph not in seen:
+            yield f"$.ledger[{i}].graph", f"there is no graph {entry.graph}"
+        if entry.count < 1:
+            yield f"$.ledger[{i}].count", f"{entry.count} is not a count; it is at least 1"
+    logged = len(profile.calls) + profile.calls.dropped
+    for identity, call in profile.released.items():
+        if not 0 <= call <= logged:
+            yield (
+                f"$.released[{str(identity)!r}]",
+                f"released after call {call}, of {logged} calls",
+            )
+
+
+def validate(profile: Profile, path: str | None = None) -> None:
+    """Raise on the first finding.
+
+    Raises:
+        ProfileInvalidError: ``profile`` contradicts itself.
+    """
+    for where, what in findings(profile):
+        raise ProfileInvalidError(
+            path,
+            f"not a valid profile: {what} - at `{where}`; the file was edited or written by a "
+            "faulty memprof: take the profile again",
+            where,
+        )
+
+
+def _graph(graph: GraphRecord, at: str) -> Iterator[Finding]:
+    yield from _values(graph.inputs, f"{at}.inputs", len(graph.inputs))
+    yield from _values(graph.outputs, f"{at}.outputs", len(graph.inputs))
+    for name, node in graph.nodes.items():
+        if node.name != name:
+            yield f"{at}.nodes[{name!r}].name", f"{node.name!r} stands under the key {name!r}"
+    for name, buffer in graph.buffers.items():
+        if buffer.name != name:
+            yield f"{at}.buffers[{name!r}].name", f"{buffer.name!r} stands under the key {name!r}"
+        if (buffer.nbytes or 0) < 0:
+            yield f"{at}.buffers[{name!r}].nbytes", f"{buffer.nbytes} is no number of bytes"
+    keys: set[tuple[int, ...]] = set()
+    for p, program in enumerate(graph.programs):
+        if program.key in keys:
+            yield f"{at}.programs[{p}].key", f"two programs have the key {list(program.key)}"
+        keys.add(program.key)
+        yield from _program(program, graph, f"{at}.programs[{p}]")
+
+
+def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Finding]:
+    for i, value in enumerate(values):
+        if value.index != i:
+            yield f"{at}[{i}].index", f"index {value.index} at position {i}"
+        if value.alias_of_input is not None and not 0 <= value.alias_of_input < inputs:
+            yield (
+                f"{at}[{i}].alias_of_input",
+                f"there is no input {value.alias_of_input}, the graph has {inputs}",
+            )
+        if value.forward_output is not None and value.forward_output < 0:
+            yield f"{at}[{i}].forward_output", f"{value.forward_output} is no output index"
+
+
+def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterator[Finding]:
+    live: set[int] = set()
+    inputs: set[int] = set()
+    for i, s in enumerate(program.storages):
+        if s.id != i:
+            yield f"{at}.storages[{i}].id", f"id {s.id} at position {i}"
+        if s.nbytes < 0:
+            yield f"{at}.storages[{i}].nbytes", f"{s.nbytes} is no number of bytes"
+        for name, indices, count in (
+            ("inputs", s.inputs, len(graph.inputs)),
+            ("outputs", s.outputs, len(graph.outputs)),
+        ):
+            for k in indices:
+                if not 0 <= k < count:
+                    yield (
+                        f"{at}.storages[{i}].{name}",
+                        f"there is no {name[:-1]} {k}, the graph has {count}",
+                    )
+        if s.origin is Origin.INPUT:
+            inputs.add(i)
+    live |= inputs
+    for i, e in enumerate(program.events):
+        where = f"{at}.events[{i}]"
+        if not 0 <= e.storage < len(program.storages):
+            yield (
+                f"{where}.storage",
+                f"there is no storage {e.storage}, the program has {len(program.storages)}",
+            )
+            return  # What is live is no longer known.
+        if e.line < 0:
+            yield f"{where}.line", f"{e.line} is no line number"
+        if e.kind is EventKind.ALLOC:
+            if e.storage in inputs:
+                yield where, f"allocates storage {e.storage}, which is an input of the call"
+            elif e.storage in live:
+                yield where, f"allocates storage {e.storage}, which is live already"
+            live.add(e.storage)
+        else:
+            if e.storage not in live:
+                verb = "frees" if e.kind is EventKind.FREE else "reuses"
+                yield where, f"{verb} storage {e.storage}, which is not live"
+            if e.kind is EventKind.FREE:
+                live.discard(e.storage)
+
+
+def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:
+    lengths = {
+        name: len(getattr(calls, name))
+        for name in ("graph", "program", "start_ns", "end_ns", "thread")
+    }
+    if len(set(lengths.values())) > 1:
+        yield "$.calls", f"the columns differ in length: {lengths}"
+        return
+    if calls.dropped < 0:
+        yield "$.calls.dropped", f"{calls.dropped} is no count"
+    # A log has millions of calls and few distinct pairs: look at the pairs first.
+    bad = {
+        (g, p)
+        for g, p in set(zip(calls.graph, calls.program, strict=True))
+        if g not in programs or not -1 <= p < programs[g]
+    }
+    if bad:
+        for i, (g, p) in enumerate(zip(calls.graph, calls.program, strict=True)):
+            if (g, p) not in bad:
+                continue
+            if g not in programs:
+                yield f"$.calls.graph[{i}]", f"there is no graph {g}"
+            else:
+                yield (
+                    f"$.calls.program[{i}]",
+                    f"there is no program {p}, graph {g} has {programs[g]} (-1 stands for none)",
+                )
+    if any(map(int.__gt__, calls.start_ns, calls.end_ns)):
+        for i, (start, end) in enumerate(zip(calls.start_ns, calls.end_ns, strict=True)):
+            if start > end:
+                yield f"$.calls.end_ns[{i}]", f"the call ends at {end}, before it starts at {start}"
+    if calls.thread and min(calls.thread) < 0:
+        i = next(i for i, t in enumerate(calls.thread) if t < 0)
+        yield f"$.calls.thread[{i}]", f"{calls.thread[i]} is no thread number"

@@ -46,7 +46,7 @@ else
 endif
 
 # -n auto counts the cores; the workers write their own summary line through the controller.
-PYTEST = -m pytest -n $(JOBS) $(ARGS)
+PYTEST = -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: help demo test check lint format typecheck test-simgpu test-gpu bench doctor setup clean
 

@@ -2,16 +2,19 @@
 
 Note [Parallel tests]
 ~~~~~~~~~~~~~~~~~~~~~
-Nearly all of a test's time is Dynamo, Inductor and the C++ compiler, each of which uses one core, so
-tests run in as many pytest workers as there are cores, each with one OpenMP thread and Inductor
+Nearly all of a test's time is Dynamo, Inductor and the C++ compiler, each of which uses one core,
+so tests run in as many pytest workers as there are cores, each with one OpenMP thread and Inductor
 compiling in its own process. The other way round (one worker, OpenMP and Inductor's compile workers
-on all cores) leaves cores idle through all of Dynamo, and both at once is slower than either: OpenMP
-threads that wait for a core spin on the others.
+on all cores) leaves cores idle through all of Dynamo, and both at once is slower than either:
+OpenMP threads that wait for a core spin on the others. A file's tests stay in one worker
+(``--dist loadfile`` in the Makefile): they share fixtures, and expecttest rewrites one file at a
+time.
 
 Note [The compiler cache in tests]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Inductor's caches would let what an earlier run left behind decide a test, so a session begins with an
-empty cache, which its workers share. MEMPROF_TEST_CACHE=DIR keeps one between runs, to develop faster.
+Inductor's caches would let what an earlier run left behind decide a test, so a session begins with
+an empty cache, which its workers share. MEMPROF_TEST_CACHE=DIR keeps one between runs, to develop
+faster.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,8 +70,7 @@ def _cuda_available() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _clean_dynamo() -> Iterator[None]:
+def _clean_dynamo() -> None:
     """No test sees another's compiled code; tests without torch do not import it for this."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
-    yield

@@ -49,9 +49,7 @@ def batches(data: Tensor, batch: int, context: int, seed: int) -> Batches:
 class Batches:
     """Iterator over ``(tokens, targets)``, both int64 ``[batch, context]``."""
 
-    def __init__(
-        self, data: Tensor, batch: int, context: int, generator: torch.Generator
-    ) -> None:
+    def __init__(self, data: Tensor, batch: int, context: int, generator: torch.Generator) -> None:
         self.data, self.batch, self.context, self.generator = data, batch, context, generator
 
     def __iter__(self) -> Batches:

@@ -25,7 +25,8 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{corpus.files} files of the standard library, "
-        f"{len(corpus.train) / 1e6:.1f} MB to train on, {len(corpus.held_out) / 1e6:.1f} MB held out"
+        f"{len(corpus.train) / 1e6:.1f} MB to train on, "
+        f"{len(corpus.held_out) / 1e6:.1f} MB held out"
     )
     print(f"{parameters / 1e6:.2f} million parameters, torch {torch.__version__}, {args.device}")
     compiled = torch.compile(model, backend=args.backend)

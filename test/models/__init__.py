@@ -1,0 +1,1 @@
+"""Models to test memprof on."""

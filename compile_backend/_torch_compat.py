@@ -1,0 +1,407 @@
+"""Every private or version-specific piece of torch that the backend touches.
+
+Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+# --- compile_fx ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_autograd_cache() -> Iterator[None]:
+    """compile_fx with AOTAutograd's own cache out of the way.
+
+    A hit there returns a callable without ever asking our inner compile, so nothing
+    could be wrapped. The config switch is overruled by an environment variable; what
+    decides in every version is whether the compilers are marked as serialisable.
+    """
+    import torch._inductor.compile_fx as cfx
+    from torch._functorch import config as functorch_config
+
+    module: Any = cfx
+    with _COMPILE_FX_LOCK:
+        marker = getattr(module, "SerializableAOTDispatchCompiler", None)
+        if marker is None:
+            with functorch_config.patch(enable_autograd_cache=False):
+                yield
+            return
+        module.SerializableAOTDispatchCompiler = lambda output_code_type, compiler: compiler
+        try:
+            yield
+        finally:
+            module.SerializableAOTDispatchCompiler = marker
+
+
+# The marker is a module global, so two threads must not swap it at the same time.
+# Reentrant: a graph can contain a call that compiles another one with our backend.
+_COMPILE_FX_LOCK = threading.RLock()
+
+
+def run_compile_fx(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    inner_compile: Callable[..., Any],
+    config_patches: dict[str, Any],
+) -> Callable[..., Any]:
+    """torch._inductor.compile_fx.compile_fx with our inner compile."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with without_autograd_cache():
+        compiled: Callable[..., Any] = compile_fx(
+            gm,
+            list(example_inputs),
+            inner_compile=inner_compile,
+            config_patches=config_patches,
+        )
+    return compiled
+
+
+def compile_fx_inner() -> Callable[..., Any]:
+    """Looked up at each use: debuggers and other tools replace it."""
+    import torch._inductor.compile_fx as cfx
+
+    return cfx.compile_fx_inner
+
+
+def no_cudagraphs() -> Any:
+    """A fresh box for the ``cudagraphs`` argument: torch never wraps, its own box is untouched."""
+    from torch._inductor.utils import BoxedBool
+
+    return BoxedBool(False)
+
+
+def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
+    """Inductor's settings for ``torch.compile(mode=...)``.
+
+    Raises:
+        RuntimeError: torch does not know the mode (torch's message lists those it does).
+    """
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, dynamic))
+
+
+def inductor_option_names() -> frozenset[str]:
+    """Names that ``options=`` may set, with ``_`` and ``-`` as torch accepts them."""
+    from torch._inductor import config
+
+    return frozenset(config.get_config_copy())
+
+
+def inductor_option_type(name: str) -> Any:
+    """The declared type of an Inductor option."""
+    from torch._inductor import config
+
+    return config.get_type(name)  # type: ignore[attr-defined, unused-ignore]
+
+
+# --- tracing context ----------------------------------------------------------------------
+
+
+def forward_metadata() -> Any:
+    """AOTAutograd's ViewAndMutationMeta of the graph being compiled, None outside."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def compile_id() -> str | None:
+    """Dynamo's id of the frame being compiled, e.g. ``0/1``; None outside Dynamo."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return str(found) if found is not None else None
+
+
+def cache_key(compiled: Any) -> str | None:
+    """Key of a graph in Inductor's FX graph cache, None if it is not cached."""
+    return getattr(compiled, "_fx_graph_cache_key", None)
+
+
+def inductor_cache_dir() -> str:
+    """Folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``)."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return str(cache_dir())
+
+
+# --- the lowering -------------------------------------------------------------------------
+
+try:  # 2.13+: only subclasses of this take part in the cache key, others disable the cache
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass as _SchedulerPassBase
+except ImportError:  # 2.11: any picklable value takes part in the cache key
+    _SchedulerPassBase = object
+
+
+class LoweringTap(_SchedulerPassBase):  # type: ignore[misc, valid-type, unused-ignore]
+    """A scheduler pass that changes nothing and notes which ``GraphLowering`` is scheduled.
+
+    It takes part in Inductor's cache key, so what memprof compiles and what plain
+    Inductor compiled before never share an entry: every entry memprof hits was made by
+    memprof, at this version of the tap, and has its provenance beside it.
+    """
+
+    def __init__(self, version: str, chained: Any = None) -> None:
+        self.version = version
+        self.chained = chained
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        from torch._inductor.virtualized import V
+
+        if self.chained is not None:
+            nodes = self.chained(nodes)
+        seen = _TAPPED.graphs
+        if seen is not None and not any(V.graph is g for g in seen):
+            seen.append(V.graph)
+        return nodes
+
+    def uuid(self) -> Any:
+        chained = self.chained.uuid() if hasattr(self.chained, "uuid") else None
+        if self.chained is not None and chained is None:
+            return None
+        return ("memprof", self.version, chained)
+
+    def __reduce__(self) -> Any:  # 2.11 pickles the pass itself into the cache key
+        return (LoweringTap, (self.version, self.chained))
+
+
+class _Tapped(threading.local):
+    graphs: list[Any] | None = None
+
+
+_TAPPED = _Tapped()
+
+
+@contextlib.contextmanager
+def tap_lowering(version: str) -> Iterator[list[Any]]:
+    """Collects every ``GraphLowering`` scheduled inside, the graph's own first.
+
+    Note: subgraphs (branches of ``cond``, partitions) are scheduled inside their parent
+    and come after it or before it; callers tell them apart by ``parent``.
+    """
+    from torch._inductor import config
+
+    outer = _TAPPED.graphs
+    _TAPPED.graphs = graphs = []
+    tap = LoweringTap(version, config._post_fusion_custom_pass)
+    try:
+        with config.patch(_post_fusion_custom_pass=tap):
+            yield graphs
+    finally:
+        _TAPPED.graphs = outer
+
+
+@contextlib.contextmanager
+def without_fx_cache() -> Iterator[None]:
+    """Compile for certain, and in this process."""
+    from torch._inductor import config
+
+    with config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+        yield
+
+
+# --- generated code -----------------------------------------------------------------------
+
+
+def generated_globals(compiled: Any) -> dict[str, Any] | None:
+    """Globals of the generated Python module of a ``CompiledFxGraph``, None if there is none."""
+    runner = getattr(compiled, "compiled_fn_runner", None)
+    if runner is not None:
+        found: dict[str, Any] = type(runner).call.__globals__
+        return found
+    function = getattr(compiled, "current_callable", None)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    function = getattr(function, "__func__", function)
+    candidates = [function]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            candidates.append(getattr(cell.cell_contents, "__func__", cell.cell_contents))
+    for candidate in candidates:
+        found = getattr(candidate, "__globals__", {})
+        if "empty_strided_cpu" in found and "call" in found:
+            return found
+    return None
+
+
+def realign_inputs(
+    function: Callable[[list[Any]], Any], compiled: Any
+) -> Callable[[list[Any]], Any]:
+    """What Inductor wraps around generated code where inputs may be misaligned."""
+    from torch._inductor.utils import align_inputs_from_check_idxs
+
+    to_check = list(getattr(compiled, "inputs_to_check", None) or ())
+    if not to_check:
+        return function
+    aligned: Callable[[list[Any]], Any] = align_inputs_from_check_idxs(
+        function, to_check, compiled.mutated_input_idxs
+    )
+    return aligned
+
+
+# --- allocator events of one call ---------------------------------------------------------
+
+
+class AllocatorEvents:
+    """Records what the caching allocators of this thread hand out and take back.
+
+    torch's thread-local (legacy) profiler reports each allocation and release of the CPU
+    and CUDA allocators with its signed size, for about 40 µs a session; named ranges in
+    between tell where it happened. It refuses to start while another profiler runs on
+    this thread.
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self._range: Any = None
+
+    def start(self) -> bool:
+        """True if recording; False if another profiler holds the thread."""
+        from torch._C._autograd import _enable_profiler_legacy
+        from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+        config = ProfilerConfig(
+            ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()
+        )
+        try:
+            _enable_profiler_legacy(config)
+        except RuntimeError:
+            return False
+        self.started = True
+        return True
+
+    def mark(self, name: str) -> None:
+        """Everything from here to the next mark happens in ``name``."""
+        self._leave()
+        self._range = torch._C._profiler._RecordFunctionFast(name)
+        self._range.__enter__()
+
+    def _leave(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def stop(self, prefix: str) -> list[tuple[str, int]]:
+        """``(mark name, signed bytes)`` in order; the name is "" before the first mark.
+
+        Args:
+            prefix: what the names of this recording's marks begin with.
+        """
+        from torch._C._autograd import _disable_profiler_legacy
+
+        if not self.started:
+            return []
+        self._leave()
+        self.started = False
+        found: list[tuple[str, int]] = []
+        where = ""
+        for per_thread in _disable_profiler_legacy():
+            for event in per_thread:
+                kind = event.kind()
+                if kind == "push" and event.name().startswith(prefix):
+                    where = event.name()
+                elif kind == "memory_alloc":
+                    nbytes = event.cpu_memory_usage() + event.cuda_memory_usage()
+                    if nbytes:
+                        found.append((where, nbytes))
+        return found
+
+
+# --- AOTAutograd metadata and Dynamo sources ----------------------------------------------
+
+
+def is_nested_size(size: torch.SymInt) -> bool:
+    """Whether ``size`` is the ragged size of a jagged tensor."""
+    return bool(size.node.is_nested_int())
+
+
+def is_wrapper_subclass(value: Any) -> bool:
+    """Whether ``value`` is a tensor subclass that AOTAutograd takes apart."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(value))
+
+
+def is_backward_state(value: Any) -> bool:
+    """Whether ``value`` carries hooks from a forward to compiled autograd."""
+    from torch.fx.experimental._backward_state import BackwardState
+
+    return isinstance(value, BackwardState)
+
+
+def treespec_text(spec: Any) -> str:
+    """A pytree specification as JSON, or its ``repr`` where a node type has no JSON form."""
+    from torch.utils import _pytree
+
+    try:
+        return str(_pytree.treespec_dumps(spec))
+    except NotImplementedError:  # a registered type without a serialised name
+        return repr(spec)
+
+
+def dynamo_source(placeholder: torch.fx.Node) -> Any:
+    """Dynamo's Source of a graph input, None where it has none."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    return source
+
+
+def lifted_sources(gm: GraphModule) -> dict[str, Any]:
+    """Dynamo's Source of each attribute that AOTAutograd will lift to a graph input."""
+    return dict(getattr(gm, "_param_name_to_source", None) or {})
+
+
+def source_links(source: Any) -> list[tuple[str, Any]]:
+    """A Dynamo Source as ``(what, key)`` steps, from the frame's variable inwards.
+
+    ``what`` is ``local``, ``global``, ``module`` or ``optimizer`` (what came so far is
+    one), ``registry`` (a module's ``_parameters`` or ``_buffers``), ``grad``, ``attr``,
+    ``item`` or ``other``; ``key`` the name or index. The key of a dictionary entry that
+    Dynamo knows by position only (its key is an object) is that position.
+    """
+    from torch._dynamo import source as s
+
+    kinds: list[tuple[type | tuple[type, ...], str, str]] = [
+        (s.OptimizerSource, "optimizer", ""),
+        (s.NNModuleSource, "module", ""),
+        (s.UnspecializedParamBufferSource, "registry", "member"),
+        (s.GradSource, "grad", "member"),
+        ((s.AttrSource, s.GenericAttrSource), "attr", "member"),
+        ((s.GetItemSource, s.DictGetItemSource), "item", "index"),
+        (s.ConstDictKeySource, "item", "index"),
+        ((s.LocalSource, s.SyntheticLocalSource), "local", "local_name"),
+        (s.GlobalSource, "global", "global_name"),
+    ]
+    links: list[tuple[str, Any]] = []
+    while source is not None:
+        for class_, what, field in kinds:
+            if isinstance(source, class_):
+                key = getattr(source, field, None)
+                if isinstance(key, s.ConstDictKeySource):
+                    key = key.index
+                links.append((what, key))
+                break
+        else:
+            links.append(("other", type(source).__name__))
+        source = getattr(source, "base", None)
+    return links[::-1]
+
+
+def source_text(source: Any) -> str:
+    """A Dynamo Source as Python source, e.g. ``L['x']``; "" where it cannot be written."""
+    try:
+        name = source.name
+        return str(name() if callable(name) else name)
+    except NotImplementedError:
+        return ""

@@ -1,0 +1,130 @@
+"""On real models memprof knows where the bytes are from, and how many there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from models import zoo
+
+import memprof
+from memprof.profiler.attribution import Attribution
+from memprof.profiler.model import (
+    AllocationProgram,
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    LedgerKind,
+    Origin,
+    Profile,
+)
+
+from .allocator_truth import CallTruth, measure
+from .training import Trainer
+
+_WARM_UP = 4
+"""Steps before the one that is measured: observation is over by then."""
+
+
+@dataclass
+class Measured:
+    """A model's profile and, for each compiled call of one later step, the allocator's figures."""
+
+    profile: Profile
+    calls: list[tuple[GraphRecord, AllocationProgram, CallTruth]]
+
+
+@pytest.fixture(scope="module", params=zoo.MODELS)
+def measured(request: pytest.FixtureRequest) -> Measured:
+    torch._dynamo.reset()
+    with memprof.profile() as session:
+        trainer = Trainer(request.param, "memprof")
+        for _ in range(_WARM_UP):
+            trainer.step()
+            trainer.update()
+        before = len(session.profile().calls)
+        truths = measure(trainer.step)
+        profile = session.profile()
+    log = profile.calls
+    # The log is in order of return; compiled calls of one step do not nest.
+    numbers = range(before, len(log))
+    assert len(numbers) == len(truths), "memprof's log and the allocator's windows must pair up"
+    calls = []
+    for i, truth in zip(numbers, truths, strict=True):
+        graph = profile.graph(log.graph[i])
+        assert log.program[i] >= 0, f"no program for a call of {graph.label}: {graph.unobservable}"
+        calls.append((graph, graph.programs[log.program[i]], truth))
+    return Measured(profile, calls)
+
+
+def test_forward_and_backward_are_observed(measured: Measured) -> None:
+    assert {g.kind for g, _, _ in measured.calls} == {GraphKind.FORWARD, GraphKind.BACKWARD}
+    assert all(p.internal_observed for _, p, _ in measured.calls)
+    assert [e for e in measured.profile.ledger if e.kind is LedgerKind.FALLBACK] == []
+
+
+def test_bytes_are_attributed_to_a_node_and_a_source(measured: Measured) -> None:
+    for graph, program, _ in measured.calls:
+        to_node, to_source, missing = _attributed(graph, program)
+        assert to_node >= 0.99 * program.allocated_bytes, (graph.label, missing)
+        assert to_source >= 0.99 * program.allocated_bytes, (graph.label, missing)
+
+
+def test_reported_coverage_is_what_the_records_say(measured: Measured) -> None:
+    attribution = Attribution(measured.profile)
+    for graph, program, _ in measured.calls:
+        coverage = attribution.coverage(graph, program)
+        to_node, to_source, _ = _attributed(graph, program)
+        assert coverage.allocated == program.allocated_bytes
+        assert (coverage.to_node, coverage.to_source) == (to_node, to_source)
+
+
+def test_peak_is_the_allocators(measured: Measured) -> None:
+    for graph, program, truth in measured.calls:
+        external = sum(s.nbytes for s in program.storages if s.origin is Origin.EXTERNAL)
+        peak = program.peak()[1]
+        # Above the entry of the call, which is where an error would show ...
+        assert peak - program.entry_bytes == pytest.approx(truth.peak_delta, rel=0.01), graph.label
+        # ... and with the inputs, which alone must be exact.
+        assert program.entry_bytes - external == truth.entry_bytes, graph.label
+        assert peak - external == pytest.approx(truth.entry_bytes + truth.peak_delta, rel=0.01), (
+            graph.label
+        )
+
+
+def test_allocations_are_the_allocators(measured: Measured) -> None:
+    for graph, program, truth in measured.calls:
+        assert program.allocated_bytes == pytest.approx(truth.allocated, rel=0.01), graph.label
+
+
+def _attributed(graph: GraphRecord, program: AllocationProgram) -> tuple[int, int, list[str]]:
+    """Bytes allocated that lead to an FX node, to a line or module of the user's, and what misses.
+
+    Straight from the records, as a check on ``Attribution``.
+    """
+    to_node = to_source = 0
+    missing = []
+    for event in program.events:
+        if event.kind is not EventKind.ALLOC:
+            continue
+        storage = program.storages[event.storage]
+        owner = event.owner or _owner_of_line(graph, event.line)
+        buffer = graph.buffers.get(owner or "")
+        name = (buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)) if buffer else None
+        node = graph.nodes.get(name or "")
+        if node is None:
+            missing.append(f"{storage.nbytes} bytes of {owner} at line {event.line}: no node")
+            continue
+        to_node += storage.nbytes
+        if node.frame is not None or node.module_path is not None:
+            to_source += storage.nbytes
+        else:
+            missing.append(f"{storage.nbytes} bytes of {owner}, {node.name}: no source")
+    return to_node, to_source, missing
+
+
+def _owner_of_line(graph: GraphRecord, line: int) -> str | None:
+    """A statement of several lines is known by its first."""
+    first = max((s.line for s in graph.statements if s.line <= line), default=None)
+    return None if first is None else graph.buffer_of_line(first)

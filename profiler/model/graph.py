@@ -160,6 +160,20 @@ class GraphRecord:
         """Short name for reports, e.g. ``0/0 forward``."""
         return f"{self.compile_id or f'#{self.id}'} {self.kind.value}"
 
+    def buffer_of_line(self, line: int) -> str | None:
+        """The buffer that a line of the generated code computes, None if it computes none.
+
+        That is what the statement assigns; a kernel launch assigns nothing and has its
+        outputs after its inputs, so its last argument that is a buffer stands for it.
+        """
+        for statement in self.statements:
+            if statement.line != line or statement.kind is StatementKind.DELETE:
+                continue
+            for name in (*statement.targets, *reversed(statement.reads)):
+                if name in self.buffers:
+                    return name
+        return None
+
     def program(self, key: tuple[int, ...]) -> AllocationProgram | None:
         """The program observed for ``key``."""
         return next((p for p in self.programs if p.key == key), None)

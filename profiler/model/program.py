@@ -22,6 +22,9 @@ class Origin(str, Enum):
     """It was live when the call began and is reachable from its arguments."""
     BUFFER = "buffer"
     """A named buffer of the generated code."""
+    EXTERNAL = "external"
+    """It was live when the call began and is held by something other than its arguments:
+    a tensor constant of the graph, or memory that an operator keeps for itself."""
     INTERNAL = "internal"
     """Scratch memory that a kernel allocated for itself; it has no name, only a line."""
 
@@ -62,6 +65,11 @@ class Storage:
     identity: int | None = None
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+
+    @property
+    def at_entry(self) -> bool:
+        """Whether it was live before the call began."""
+        return self.origin is Origin.INPUT or self.origin is Origin.EXTERNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +121,14 @@ class AllocationProgram:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of the inputs, live at instant 0."""
-        return sum(s.nbytes for s in self.storages if s.origin is Origin.INPUT)
+        """Bytes live at instant 0: inputs, and what the graph holds elsewhere."""
+        return sum(s.nbytes for s in self.storages if s.at_entry)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes that the call allocates, all allocations added up."""
-        return sum(self.storages[e.storage].nbytes for e in self.events if e.kind is EventKind.ALLOC)
+        allocs = (e for e in self.events if e.kind is EventKind.ALLOC)
+        return sum(self.storages[e.storage].nbytes for e in allocs)
 
     def deltas(self) -> list[int]:
         """Signed byte change of each event."""
@@ -147,13 +156,9 @@ class AllocationProgram:
         """
         if not 0 <= instant <= len(self.events):
             raise IndexError(
-                f"instant {instant} is outside this program: it has instants 0 to {len(self.events)}"
+                f"instant {instant} is outside this program, which has 0 to {len(self.events)}"
             )
-        live = {
-            s.id: LiveStorage(s, s.name or None, 0)
-            for s in self.storages
-            if s.origin is Origin.INPUT
-        }
+        live = {s.id: LiveStorage(s, s.name or None, 0) for s in self.storages if s.at_entry}
         for e in self.events[:instant]:
             if e.kind is EventKind.FREE:
                 live.pop(e.storage, None)

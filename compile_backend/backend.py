@@ -1,0 +1,63 @@
+"""The entry point: ``torch.compile(model, backend="memprof")``.
+
+torch finds it through the entry-point group ``torch_dynamo_backends`` and imports it at
+the first such call; nobody has to ``import memprof`` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from . import _torch_compat
+from .inner_compile import InnerCompile
+from .metadata.from_aot import dynamo_inputs
+from .options import split_options
+from .runtime import RUNTIME
+
+
+def memprof(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **_: Any,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor and keep track of its memory.
+
+    Args:
+        gm: the graph that Dynamo captured; Inductor takes it over.
+        example_inputs: its inputs.
+        options: memprof's options (``compile_backend/options.py``) and Inductor's.
+        mode: as for the inductor backend, e.g. ``max-autotune``.
+
+    Returns:
+        The compiled function.
+
+    Raises:
+        OptionError: unknown option, or a value of the wrong type.
+
+    Anything else that torch passes to backends (``name``, from 2.15) is ignored.
+    """
+    own, inductor = split_options(options, mode)
+    RUNTIME.options.update(own.non_default())
+    # Graph trees are memprof's own; torch's must not wrap as well.
+    inductor["triton.cudagraphs"] = False
+    try:
+        sources = dynamo_inputs(gm, example_inputs)
+    except Exception as error:
+        RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
+        sources = None
+    inner = InnerCompile(own, sources, RUNTIME)
+    return _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
+
+
+def reset() -> None:
+    """Called by ``torch._dynamo.reset()``."""
+    RUNTIME.reset()
+
+
+memprof.reset = reset  # type: ignore[attr-defined]

@@ -1,0 +1,55 @@
+"""The machine and the versions a profile was taken with."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from importlib import metadata
+
+import torch
+
+from memprof.profiler.model import Machine
+
+
+@functools.cache
+def versions() -> tuple[str, str, str]:
+    """Versions of torch, memprof and Python."""
+    try:
+        own = metadata.version("memprof")
+    except metadata.PackageNotFoundError:
+        own = "unknown"
+    return torch.__version__, own, platform.python_version()
+
+
+@functools.cache
+def machine() -> Machine:
+    """This machine, as far as it can be told without initialising a device."""
+    names: tuple[str, ...] = ()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return Machine(
+        system=f"{platform.system()}-{platform.release()}",
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        memory_bytes=_memory_bytes(),
+        accelerators=names,
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

@@ -1,0 +1,162 @@
+"""What Inductor calls for each forward, backward and inference graph.
+
+Note [memprof must not break a run]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Two kinds of errors meet here. What Inductor raises about the user's program goes to the
+user untouched. What memprof raises about itself stops here: the stage that failed is
+left out, the ledger says so, and the callable is the one Inductor made. The compiler is
+called exactly once, outside of every ``try`` of ours, so the two are never confused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch.fx import GraphModule
+
+from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
+
+from . import _torch_compat
+from .metadata.codec import to_builtins
+from .metadata.compile_state import CompileConfig, CompileState
+from .metadata.from_aot import view_and_mutation_meta
+from .metadata.graph_io import DynamoInput, ForwardDescription, describe_graph
+from .metadata.stage import CompileStage, compile_through
+from .observation.stage import ObserveStage
+from .options import Options
+from .provenance.stage import AttributeStage
+from .runtime import LiveGraph, Runtime
+
+
+class InnerCompile:
+    """The ``inner_compile`` of one call of ``compile_fx``.
+
+    Args:
+        options: memprof's.
+        dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
+        runtime: where graphs are recorded.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dynamo_inputs: tuple[DynamoInput, ...] | None,
+        runtime: Runtime,
+    ) -> None:
+        self.options = options
+        self.dynamo_inputs = dynamo_inputs
+        self.runtime = runtime
+        self._forward: ForwardDescription | None = None
+        self._forward_nodes: dict[str, NodeProvenance] | None = None
+
+    def __call__(
+        self, gm: GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Compile ``gm`` with Inductor and wrap the result.
+
+        The signature of torch's ``compile_fx_inner`` grows from version to version;
+        what is not named here is passed on.
+        """
+        kwargs["cudagraphs"] = _torch_compat.no_cudagraphs()
+
+        def compile_plainly(state: CompileState | None = None) -> Any:
+            return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **kwargs)
+
+        try:
+            graph, state = self._begin(gm, example_inputs, kwargs)
+            attribute = AttributeStage(
+                graph.record,
+                self.runtime.ledger,
+                self._forward_nodes if state.kind is GraphKind.BACKWARD else None,
+                compile_plainly,
+            )
+            stages = [ObserveStage(graph, self.runtime, self.options), attribute]
+        except Exception as error:
+            self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
+            return compile_plainly()
+
+        def failed(stage: CompileStage[Any], half: str, error: Exception) -> None:
+            self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
+
+        begin = time.perf_counter_ns()
+        took = 0
+
+        def compile_timed(state: CompileState) -> Any:
+            nonlocal took
+            try:
+                return compile_plainly(state)
+            finally:
+                took = time.perf_counter_ns() - begin
+
+        with state.cleanup:
+            compiled = compile_through(stages, compile_timed, on_failure=failed)(state)
+        if state.kind is GraphKind.FORWARD:
+            self._forward_nodes = attribute.aot_nodes
+        try:
+            self._finish(graph, compiled, took)
+        except Exception as error:
+            self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
+        return compiled
+
+    def _begin(
+        self, gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[LiveGraph, CompileState]:
+        kind = (
+            GraphKind.BACKWARD
+            if kwargs.get("is_backward")
+            else GraphKind.INFERENCE
+            if kwargs.get("is_inference")
+            else GraphKind.FORWARD
+        )
+        torch_metadata = _torch_compat.forward_metadata()
+        metadata = view_and_mutation_meta(torch_metadata) if torch_metadata is not None else None
+        static = tuple(kwargs.get("static_input_idxs") or ())
+        io = describe_graph(
+            gm,
+            kind=kind,
+            fw_metadata=metadata,
+            dynamo_inputs=self.dynamo_inputs,
+            static_input_idxs=static,
+            forward=self._forward if kind is GraphKind.BACKWARD else None,
+        )
+        if kind is GraphKind.FORWARD:
+            self._forward = ForwardDescription(io)
+        record = GraphRecord(
+            id=self.runtime.new_graph_id(),
+            kind=kind,
+            compile_id=_torch_compat.compile_id(),
+            graph_id=kwargs.get("graph_id"),
+            inputs=io.inputs,
+            outputs=io.outputs,
+            metadata=to_builtins(metadata) if metadata is not None else {},
+        )
+        state = CompileState(
+            kind=kind,
+            config=CompileConfig(aot_id=kwargs.get("graph_id") or 0, static_input_indices=static),
+            graph_module=gm,
+            flat_args=tuple(example_inputs),
+            fw_metadata=metadata,
+            graph_io=io,
+            needs_autograd=kind is not GraphKind.INFERENCE,
+            cleanup=ExitStack(),
+        )
+        return LiveGraph(record), state
+
+    def _finish(self, graph: LiveGraph, compiled: Any, took: int) -> None:
+        record = graph.record
+        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
+        record.inputs = tuple(
+            dataclasses.replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
+        )
+        record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
+        record.compile_ns = took
+        module_globals = _torch_compat.generated_globals(compiled)
+        record.code_path = module_globals.get("__file__") if module_globals else None
+        self.runtime.add(graph)
+        self.runtime.ledger.add(
+            LedgerKind.COMPILED, record.id, f"{record.kind.value} graph, cache: {record.fx_cache}"
+        )

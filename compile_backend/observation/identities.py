@@ -1,0 +1,62 @@
+"""Names for storages that hold for the whole process.
+
+The address of a storage is reused as soon as it is freed, so it cannot say whether two
+observations saw the same memory. A storage gets a number the first time it is seen and
+keeps it until it dies; numbers are never reused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+
+OnDeath = Callable[[int], None]
+
+
+class StorageIdentities:
+    """Numbers for live storages, with a notice when one dies.
+
+    torch keeps a storage's Python object as long as the storage itself, so a weak
+    reference to it fires exactly when the memory is released.
+    """
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+        self._by_address: dict[int, int] = {}
+        self._listeners: tuple[OnDeath, ...] = ()
+        self._lock = threading.RLock()
+
+    def identity(self, storage: torch.UntypedStorage) -> int:
+        """The storage's number; a new one if it was not seen before."""
+        address = storage._cdata
+        found = self._by_address.get(address)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._by_address.setdefault(address, next(self._next))
+        weakref.finalize(storage, self._died, address, found).atexit = False
+        return found
+
+    def listen(self, on_death: OnDeath) -> None:
+        """Call ``on_death(number)`` for every storage that dies from now on.
+
+        It is called from whatever thread dropped the last reference, and must not raise.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, on_death)
+
+    def unlisten(self, on_death: OnDeath) -> None:
+        """Stop calling ``on_death``."""
+        with self._lock:
+            self._listeners = tuple(f for f in self._listeners if f != on_death)
+
+    def _died(self, address: int, number: int) -> None:
+        with self._lock:
+            if self._by_address.get(address) == number:
+                del self._by_address[address]
+        for on_death in self._listeners:
+            on_death(number)

@@ -1,0 +1,129 @@
+"""A clone of a generated wrapper that reports what it does, line by line.
+
+The clone runs in the *same* module globals, with the same kernels, constants and streams,
+and keeps the original line numbers, so it computes the same values and its tracebacks
+still point into the generated file. Only calls to hooks are added:
+
+    hooks.at(line)                    before each statement
+    hooks.bound(name, value)          after ``name = …``
+    hooks.dropped(names)              after ``del names``
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..provenance.generated_code import wrapper_functions
+
+_HOOKS = "__memprof_hooks__"
+_FACTORY = "__memprof_factory__"
+
+
+class Hooks(Protocol):
+    """What the clone calls. None of these may raise."""
+
+    def at(self, line: int) -> None: ...
+
+    def bound(self, name: str, value: object) -> None: ...
+
+    def dropped(self, names: tuple[str, ...]) -> None: ...
+
+
+InstrumentedCall = Callable[[Hooks], Callable[[list[Any]], Any]]
+
+
+def instrument(source: str, path: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
+    """Build the clone of a generated module's ``call``.
+
+    Args:
+        source: text of the generated module.
+        path: its file name, for tracebacks.
+        module_globals: its globals, used as they are and not changed.
+
+    Returns:
+        A function from hooks to an instrumented ``call``, or None if the module has no
+        Python wrapper (C++ wrapper code).
+
+    The clone is built inside a factory function whose parameter is the hooks object, so
+    that nothing is written to the module and two threads can observe two calls at once.
+    """
+    tree = ast.parse(source)
+    functions = dict(wrapper_functions(tree))
+    method = "Runner.call" in functions
+    if not method and "call" not in functions:
+        return None
+    for function in functions.values():
+        function.body = _instrumented(function.body)
+    body: list[ast.stmt] = [
+        top
+        for top in tree.body
+        if (isinstance(top, ast.ClassDef) and top.name == "Runner")
+        or (isinstance(top, ast.FunctionDef) and top.name in functions)
+    ]
+    body.append(ast.parse("return locals()").body[0])
+    factory = ast.parse(f"def {_FACTORY}({_HOOKS}): pass").body[0]
+    assert isinstance(factory, ast.FunctionDef)
+    factory.body = body
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    local: dict[str, Any] = {}
+    exec(compile(module, path, "exec"), module_globals, local)
+    build = local[_FACTORY]
+
+    def instrumented_call(hooks: Hooks) -> Callable[[list[Any]], Any]:
+        made = build(hooks)
+        if not method:
+            call: Callable[[list[Any]], Any] = made["call"]
+            return call
+        partitions = [made[p.__name__] for p in _partitions(module_globals)]
+        bound: Callable[[list[Any]], Any] = made["Runner"](partitions).call
+        return bound
+
+    return instrumented_call
+
+
+def _partitions(module_globals: dict[str, Any]) -> list[Any]:
+    """The partition functions that the module's own runner was made with, in order."""
+    found: list[Any] = []
+    while (function := module_globals.get(f"partition_{len(found)}")) is not None:
+        found.append(function)
+    return found
+
+
+def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for st in body:
+        if isinstance(st, (ast.With, ast.If, ast.For, ast.While)):
+            st.body = _instrumented(st.body)
+            if isinstance(st, (ast.If, ast.For, ast.While)):
+                st.orelse = _instrumented(st.orelse)
+        if isinstance(st, ast.FunctionDef):
+            st.body = _instrumented(st.body)
+            out.append(st)
+            continue
+        out.append(_hook(st, f"at({st.lineno})"))
+        out.append(st)
+        if isinstance(st, ast.Assign):
+            names = [n for t in st.targets for n in _names(t)]
+            out.extend(_hook(st, f"bound({n!r}, {n})") for n in names)
+        elif isinstance(st, ast.Delete):
+            names = [t.id for t in st.targets if isinstance(t, ast.Name)]
+            if names:
+                out.append(_hook(st, f"dropped({tuple(names)!r})"))
+    return out
+
+
+def _names(target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [n for e in target.elts for n in _names(e)]
+    return []
+
+
+def _hook(at: ast.stmt, call: str) -> ast.stmt:
+    statement = ast.parse(f"{_HOOKS}.{call}").body[0]
+    for node in ast.walk(statement):
+        ast.copy_location(node, at)
+    return statement

@@ -1,0 +1,275 @@
+"""From raw reports of one call to its ``AllocationProgram``. Pure data, no torch.
+
+Note [Joining two witnesses]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The instrumented code knows *names*: which storage each assignment produced and which
+storage died where. The allocator knows *bytes*, in exact order, but neither names nor
+addresses. Both are cut into the same segments, one a statement executed, and within a
+segment they are matched by size: an allocation of n bytes is the next new storage of
+n bytes, a release of n bytes is the next storage of n bytes that died. What the
+allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL.
+Two blocks of equal size in one statement may be swapped by this; the bytes live at each
+instant, and the statement they belong to, are right all the same.
+
+Without the allocator's events (another profiler had the thread) the names alone make
+the program, and scratch memory is missing from it: ``internal_observed`` is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memprof.profiler.model import (
+    AllocationProgram,
+    Category,
+    Event,
+    EventKind,
+    Origin,
+    Storage,
+)
+
+from .trace import AllocatorDelta, At, Bound, Dropped, Freed, Report, Trace
+
+Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
+"""(origin, input indices, output indices, survives the call) → category."""
+
+# The CUDA caching allocator rounds small requests up to 512 bytes and hands out whole
+# blocks of up to 1 MiB that are not worth splitting; the CPU allocator does not round.
+_MAX_ROUNDING = 1 << 20
+
+
+def build_program(trace: Trace, categorize: Categorize) -> AllocationProgram:
+    """The program that ``trace`` shows."""
+    return _Builder(trace).build(categorize)
+
+
+@dataclass(slots=True)
+class _Block:
+    """A storage in the making."""
+
+    nbytes: int
+    device: str
+    origin: Origin
+    name: str
+    identity: int | None = None
+    inputs: tuple[int, ...] = ()
+    freed: bool = False
+
+
+@dataclass(slots=True)
+class _Segment:
+    """All that happened under one mark."""
+
+    line: int
+    reports: list[Report] = field(default_factory=list)
+    deltas: list[int] = field(default_factory=list)
+
+
+class _Builder:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.blocks: list[_Block] = []
+        self.events: list[Event] = []
+        self.by_storage: dict[int, int] = {}
+        self.names: dict[str, int] = {}  # name → block, in order of binding
+        self.owner: dict[int, str] = {}  # block → name that owns it
+        self.scratch: list[int] = []  # INTERNAL blocks that are live, oldest first
+
+    def build(self, categorize: Categorize) -> AllocationProgram:
+        for known in self.trace.entry:
+            block = self._add(
+                _Block(
+                    known.nbytes,
+                    known.device,
+                    Origin.INPUT if known.inputs else Origin.EXTERNAL,
+                    known.name,
+                    known.storage,
+                    known.inputs,
+                )
+            )
+            self.by_storage[known.storage] = block
+            self.names[known.name] = block
+            self.owner[block] = known.name
+        for segment in self._segments():
+            self._replay(segment)
+        return self._finish(categorize)
+
+    def _segments(self) -> list[_Segment]:
+        segments = [_Segment(0)]
+        for report in self.trace.reports:
+            if isinstance(report, At):
+                segments.append(_Segment(report.line))
+            else:
+                segments[-1].reports.append(report)
+        for delta in self.trace.allocator or ():
+            segments[delta.mark].deltas.append(delta.nbytes)
+        return segments
+
+    def _replay(self, segment: _Segment) -> None:
+        new: list[Bound] = []
+        died: list[int] = []
+        for report in segment.reports:
+            if isinstance(report, Bound) and report.storage not in self.by_storage:
+                if all(report.storage != b.storage for b in new):
+                    new.append(report)
+            elif isinstance(report, Freed):
+                died.append(report.storage)
+        if self.trace.allocator is None:
+            self._by_names_alone(segment)
+        else:
+            self._by_allocator(segment, new, died)
+        self._follow_names(segment)
+
+    def _by_names_alone(self, segment: _Segment) -> None:
+        for report in segment.reports:
+            if isinstance(report, Bound) and report.storage not in self.by_storage:
+                self._alloc(report, report.nbytes, segment.line)
+            elif isinstance(report, Freed):
+                self._free(self.by_storage.get(report.storage), segment.line)
+
+    def _by_allocator(self, segment: _Segment, new: list[Bound], died: list[int]) -> None:
+        line = segment.line
+        for nbytes in segment.deltas:
+            if nbytes > 0:
+                match = next((b for b in new if _fits(b, nbytes)), None)
+                if match is not None:
+                    new.remove(match)
+                    self._alloc(match, nbytes, line)
+                else:
+                    self._alloc_scratch(nbytes, line)
+            else:
+                self._release(-nbytes, died, line)
+        for bound in new:
+            self._name_without_allocation(bound, line)
+        for storage in died:
+            self._free(self.by_storage.get(storage), line)
+
+    def _name_without_allocation(self, bound: Bound, line: int) -> None:
+        """A storage is named for the first time, but its statement allocated nothing for it."""
+        if not bound.nbytes:
+            self._alloc(bound, 0, line)
+            return
+        for block in reversed(self.scratch):
+            made = self.blocks[block]
+            if _fits(bound, made.nbytes):
+                # Made by an earlier statement that had no name for it.
+                self.scratch.remove(block)
+                made.origin, made.name, made.identity = Origin.BUFFER, bound.name, bound.storage
+                made.device = bound.device
+                self.events.append(Event(EventKind.REUSE, block, line, bound.name))
+                break
+        else:
+            # Memory that something else holds; it was there all along.
+            made = _Block(bound.nbytes, bound.device, Origin.EXTERNAL, bound.name, bound.storage)
+            block = self._add(made)
+        self.by_storage[bound.storage] = block
+
+    def _release(self, nbytes: int, died: list[int], line: int) -> None:
+        for storage in died:
+            block = self.by_storage.get(storage)
+            if block is not None and self.blocks[block].nbytes == nbytes:
+                died.remove(storage)
+                self._free(block, line)
+                return
+        for block in reversed(self.scratch):
+            if self.blocks[block].nbytes == nbytes:
+                self._free(block, line)
+                return
+        # Neither ours nor scratch: memory from before the call that no argument reaches.
+
+    def _alloc(self, bound: Bound, nbytes: int, line: int) -> None:
+        block = self._add(_Block(nbytes, bound.device, Origin.BUFFER, bound.name, bound.storage))
+        self.by_storage[bound.storage] = block
+        self.owner[block] = bound.name
+        self.events.append(Event(EventKind.ALLOC, block, line, bound.name))
+
+    def _alloc_scratch(self, nbytes: int, line: int) -> None:
+        devices = {k.device for k in self.trace.entry} or {"cpu"}
+        device = devices.pop() if len(devices) == 1 else "unknown"
+        block = self._add(_Block(nbytes, device, Origin.INTERNAL, ""))
+        self.scratch.append(block)
+        self.events.append(Event(EventKind.ALLOC, block, line))
+
+    def _free(self, block: int | None, line: int) -> None:
+        if block is None or self.blocks[block].freed:
+            return
+        self.blocks[block].freed = True
+        if block in self.scratch:
+            self.scratch.remove(block)
+        self.events.append(Event(EventKind.FREE, block, line))
+
+    def _follow_names(self, segment: _Segment) -> None:
+        """Keep track of which name owns each block.
+
+        ``buf4 = buf3; del buf3`` hands a block over; a view beside a living buffer
+        (``buf31 = reinterpret_tensor(buf34, …)``) does not.
+        """
+        for report in segment.reports:
+            if isinstance(report, Bound):
+                block = self.by_storage.get(report.storage)
+                if block is None:
+                    continue
+                self.names.pop(report.name, None)
+                self.names[report.name] = block
+                self.owner.setdefault(block, report.name)
+            elif isinstance(report, Dropped):
+                for name in report.names:
+                    self._drop(name, segment.line)
+
+    def _drop(self, name: str, line: int) -> None:
+        block = self.names.pop(name, None)
+        if block is None or self.owner.get(block) != name or self.blocks[block].freed:
+            return
+        heirs = [n for n, b in self.names.items() if b == block]
+        if heirs:
+            self.owner[block] = heirs[-1]
+            self.events.append(Event(EventKind.REUSE, block, line, heirs[-1]))
+
+    def _add(self, block: _Block) -> int:
+        self.blocks.append(block)
+        return len(self.blocks) - 1
+
+    def _finish(self, categorize: Categorize) -> AllocationProgram:
+        outputs: dict[int, list[int]] = {}
+        for index, storage in enumerate(self.trace.outputs):
+            block = self.by_storage.get(storage) if storage is not None else None
+            if block is not None:
+                outputs.setdefault(block, []).append(index)
+        storages = []
+        for i, b in enumerate(self.blocks):
+            out = tuple(outputs.get(i, ()))
+            outlives = b.origin is Origin.INPUT or b.origin is Origin.EXTERNAL or bool(out)
+            storages.append(
+                Storage(
+                    id=i,
+                    nbytes=b.nbytes,
+                    device=b.device,
+                    origin=b.origin,
+                    name=b.name,
+                    category=categorize(b.origin, b.inputs, out, not b.freed),
+                    identity=b.identity if outlives else None,
+                    inputs=b.inputs,
+                    outputs=out,
+                )
+            )
+        return AllocationProgram(
+            key=self.trace.key,
+            storages=tuple(storages),
+            events=tuple(self.events),
+            internal_observed=self.trace.allocator is not None,
+            host_ns=self.trace.host_ns,
+        )
+
+
+def _fits(bound: Bound, allocated: int) -> bool:
+    if bound.nbytes == allocated:
+        return True
+    if bound.device.startswith("cpu"):
+        return False
+    return 0 < bound.nbytes < allocated <= bound.nbytes + _MAX_ROUNDING
+
+
+def as_deltas(events: list[tuple[str, int]], prefix: str) -> list[AllocatorDelta]:
+    """Allocator events with textual marks ``<prefix><number>`` as deltas."""
+    return [AllocatorDelta(int(m[len(prefix) :]) if m else 0, n) for m, n in events]

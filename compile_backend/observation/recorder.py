@@ -1,0 +1,150 @@
+"""Collects what happens to memory during one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .._torch_compat import AllocatorEvents
+from .identities import StorageIdentities
+from .program_builder import as_deltas
+from .trace import At, Bound, Dropped, Freed, KnownStorage, Trace
+
+_MARK = "memprof:"
+
+
+class Recorder:
+    """The hooks of one instrumented call.
+
+    A hook never raises into the generated code: the first error is kept in ``error``,
+    later reports are ignored, and the call goes on.
+    """
+
+    def __init__(self, identities: StorageIdentities, key: tuple[int, ...]) -> None:
+        self.trace = Trace(key)
+        self.error: Exception | None = None
+        self._identities = identities
+        self._allocator = AllocatorEvents()
+        self._marks = 0
+
+    # --- hooks ----------------------------------------------------------------------------
+
+    def at(self, line: int) -> None:
+        """Execution reached ``line``."""
+        self._marks += 1
+        self.trace.reports.append(At(self._marks, line))
+        if self._allocator.started:
+            self._allocator.mark(f"{_MARK}{self._marks}")
+
+    def bound(self, name: str, value: object) -> None:
+        """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
+        if self.error is not None:
+            return
+        try:
+            for tensor in _tensors(value):
+                storage = tensor.untyped_storage()
+                self.trace.reports.append(
+                    Bound(
+                        name,
+                        self._identities.identity(storage),
+                        storage.nbytes(),
+                        str(storage.device),
+                    )
+                )
+        except Exception as error:
+            self.error = error
+
+    def dropped(self, names: tuple[str, ...]) -> None:
+        """``names`` were deleted."""
+        self.trace.reports.append(Dropped(names))
+
+    def _freed(self, storage: int) -> None:
+        self.trace.reports.append(Freed(storage))
+
+    # --- the call -------------------------------------------------------------------------
+
+    def run(
+        self,
+        call: Callable[[list[Any]], Any],
+        inputs: list[Any],
+        input_names: Sequence[str],
+        constants: Iterable[tuple[str, torch.Tensor]],
+    ) -> Any:
+        """Run ``call(inputs)`` and record it.
+
+        Args:
+            call: boxed calling convention: it empties ``inputs``.
+            input_names: of the graph's inputs, in order.
+            constants: tensors that the generated module holds, by name.
+
+        Returns:
+            What the call returned. Raises only what the call raised.
+        """
+        try:
+            self._enter(inputs, input_names, constants)
+        except Exception as error:
+            self.error = error
+        self._identities.listen(self._freed)
+        recording = self._allocator.start() if self.error is None else False
+        begin = time.perf_counter_ns()
+        try:
+            out = call(inputs)
+        finally:
+            self.trace.host_ns = time.perf_counter_ns() - begin
+            if recording:
+                events = self._allocator.stop(_MARK)
+            self._identities.unlisten(self._freed)
+        try:
+            if recording:
+                self.trace.allocator = as_deltas(events, _MARK)
+            self.trace.outputs = [self._storage_of(o) for o in _as_sequence(out)]
+        except Exception as error:
+            self.error = self.error or error
+        return out
+
+    def _enter(
+        self,
+        inputs: Sequence[Any],
+        names: Sequence[str],
+        constants: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        found: dict[int, KnownStorage] = {}
+        for index, value in enumerate(inputs):
+            for tensor in _tensors(value):
+                storage = tensor.untyped_storage()
+                number = self._identities.identity(storage)
+                known = found.get(number)
+                if known is None:
+                    name = names[index] if index < len(names) else f"input {index}"
+                    device = str(storage.device)
+                    known = KnownStorage(number, storage.nbytes(), device, name)
+                found[number] = replace(known, inputs=(*known.inputs, index))
+        for name, tensor in constants:
+            storage = tensor.untyped_storage()
+            number = self._identities.identity(storage)
+            if number not in found:
+                device = str(storage.device)
+                found[number] = KnownStorage(number, storage.nbytes(), device, name)
+        self.trace.entry = list(found.values())
+
+    def _storage_of(self, value: object) -> int | None:
+        for tensor in _tensors(value):
+            return self._identities.identity(tensor.untyped_storage())
+        return None
+
+
+def _tensors(value: object) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _as_sequence(out: object) -> Sequence[object]:
+    return out if isinstance(out, (tuple, list)) else (out,)

@@ -1,0 +1,255 @@
+"""The observe stage: the first calls of a graph run instrumented, later ones cost one record.
+
+Note [Three lives of a callable]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+*Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
+Inductor's own callable between two readings of the clock and appends one tuple to the
+call log; where the graph has no symbolic sizes this is a closure over constants that
+replaces the observing one for good. *Plain*: the observation failed; the callable is
+still counted, but has no program.
+
+A graph with symbolic sizes has one program per combination of its integer inputs, so its
+steady callable looks the combination up, and observes when it is a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import GraphRecord, LedgerKind
+
+from .. import _torch_compat
+from ..categories import categorizer
+from ..metadata.compile_state import CompileState
+from ..metadata.stage import CompileStage
+from ..options import Options
+from ..runtime import LiveGraph, Runtime
+from .instrument import InstrumentedCall, instrument
+from .program_builder import build_program
+from .recorder import Recorder
+
+BoxedCall = Callable[[list[Any]], Any]
+
+UNOBSERVED = -1
+"""Program index of a call that has no program."""
+
+
+class ObserveStage(CompileStage[Any]):
+    """Wraps the callable of one compiled graph.
+
+    Args:
+        graph: whose calls are counted and whose record gets the programs.
+        runtime: the call log, ledger and storage identities to use.
+        options: how many calls to observe.
+    """
+
+    name = "observe"
+
+    def __init__(self, graph: LiveGraph, runtime: Runtime, options: Options) -> None:
+        self.graph = graph
+        self.runtime = runtime
+        self.options = options
+
+    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+        """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
+        sizes = tuple(
+            i for i, value in enumerate(state.flat_args) if isinstance(value, (torch.SymInt, int))
+        )
+        if hasattr(compiled, "current_callable"):
+            observed = ObservedCall(self, compiled.current_callable, compiled, sizes)
+
+            def install(call: BoxedCall) -> None:
+                compiled.current_callable = call
+
+            observed.start(install)
+            return compiled
+        return BareCall(ObservedCall(self, compiled, None, sizes))
+
+
+class BareCall:
+    """A boxed function whose callable can change, for graphs without a ``CompiledFxGraph``."""
+
+    _boxed_call = True
+
+    def __init__(self, observed: ObservedCall) -> None:
+        self.current_callable: BoxedCall = observed.plain
+        observed.start(self._set)
+
+    def _set(self, call: BoxedCall) -> None:
+        self.current_callable = call
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        return self.current_callable(inputs)
+
+
+class ObservedCall:
+    """The changing callable of one graph, see Note [Three lives of a callable]."""
+
+    def __init__(
+        self, stage: ObserveStage, plain: BoxedCall, compiled: Any, sizes: tuple[int, ...]
+    ) -> None:
+        self.record: GraphRecord = stage.graph.record
+        self.tick = stage.graph.calls.tick
+        self.runtime = stage.runtime
+        self.options = stage.options
+        self.plain = plain
+        self.compiled = compiled
+        self.sizes = sizes
+        self.programs: dict[tuple[int, ...], int] = {}
+        self.seen: dict[tuple[int, ...], int] = {}
+        self._clone: InstrumentedCall | None = None
+        self._observing = threading.Lock()
+        self._install: Callable[[BoxedCall], None] = lambda call: None
+
+    def start(self, install: Callable[[BoxedCall], None]) -> None:
+        """Hand the first callable to ``install``, and later ones as they change."""
+        self._install = install
+        if self.options.observe_runs == 0:
+            self.record.unobservable = "observation is off (observe_runs=0)"
+            install(self._steady(UNOBSERVED))
+        elif self.sizes:
+            install(self._by_sizes())
+        else:
+            install(self._observe_first)
+
+    # --- steady ---------------------------------------------------------------------------
+
+    def _steady(self, program: int) -> BoxedCall:
+        plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
+
+        def call(inputs: list[Any]) -> Any:
+            start = perf_counter_ns()
+            out = plain(inputs)
+            tick()
+            calls.record((graph, program, start, perf_counter_ns(), get_ident()))
+            return out
+
+        return call
+
+    def _by_sizes(self) -> BoxedCall:
+        plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
+        sizes, programs = self.sizes, self.programs
+
+        def call(inputs: list[Any]) -> Any:
+            key = tuple([inputs[i] for i in sizes])
+            program = programs.get(key)
+            if program is None:
+                return self._observe(inputs, key)
+            start = perf_counter_ns()
+            out = plain(inputs)
+            tick()
+            calls.record((graph, program, start, perf_counter_ns(), get_ident()))
+            return out
+
+        return call
+
+    # --- observing ------------------------------------------------------------------------
+
+    def _observe_first(self, inputs: list[Any]) -> Any:
+        return self._observe(inputs, ())
+
+    def _observe(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
+        if len(self.programs) >= self.options.max_programs and key not in self.seen:
+            self._give_up(key, f"more than {self.options.max_programs} combinations of sizes")
+            return self._call_unobserved(inputs)
+        if not self._observing.acquire(blocking=False):
+            return self._call_unobserved(inputs)  # another thread is at it
+        try:
+            return self._observed(inputs, key)
+        finally:
+            self._observing.release()
+
+    def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
+        try:
+            call = self._observable()
+            recorder = Recorder(self.runtime.identities, key)
+            call = call(recorder)
+            names = [v.name for v in self.record.inputs]
+            constants = self._constants()
+        except Exception as error:
+            self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
+            self._give_up(key, f"preparing its observation failed: {error}")
+            return self._call_unobserved(inputs)
+        start = perf_counter_ns()
+        out = recorder.run(call, inputs, names, constants)
+        end = perf_counter_ns()
+        try:
+            program = self._keep(recorder, key)
+        except Exception as error:
+            self.runtime.ledger.fallback(self.record.id, "observing a call", error)
+            self._give_up(key, f"its observation failed: {error}")
+            program = UNOBSERVED
+        self.tick()
+        self.runtime.calls.record((self.record.id, program, start, end, get_ident()))
+        return out
+
+    def _keep(self, recorder: Recorder, key: tuple[int, ...]) -> int:
+        """Build the program; the last observation of a key replaces those before."""
+        if recorder.error is not None:
+            raise recorder.error
+        program = build_program(
+            recorder.trace, categorizer(self.record.inputs, self.record.outputs)
+        )
+        index = next(
+            (i for i, p in enumerate(self.record.programs) if p.key == key),
+            len(self.record.programs),
+        )
+        self.record.programs[index : index + 1] = [program]
+        self.runtime.note_persistent(self.record)
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] >= self.options.observe_runs:
+            self._settle(key, index)
+            self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, _sizes_text(key))
+        return index
+
+    def _settle(self, key: tuple[int, ...], program: int) -> None:
+        self.programs[key] = program
+        self._clone = None if not self.sizes else self._clone
+        if not self.sizes:
+            self._install(self._steady(program))
+
+    def _give_up(self, key: tuple[int, ...], why: str) -> None:
+        self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
+        if not self.record.programs:
+            self.record.unobservable = why
+        self._settle(key, UNOBSERVED)
+
+    def _call_unobserved(self, inputs: list[Any]) -> Any:
+        return self._steady(UNOBSERVED)(inputs)
+
+    def _observable(self) -> Callable[[Recorder], BoxedCall]:
+        """From a recorder to the callable to observe.
+
+        Without a Python wrapper there is nothing to instrument; the allocator's events
+        alone then give the bytes, without names.
+        """
+        if self._clone is None and self.compiled is not None:
+            module_globals = _torch_compat.generated_globals(self.compiled)
+            if module_globals is not None:
+                self._clone = instrument(
+                    self.compiled.source_code,
+                    self.record.code_path or module_globals.get("__file__", "<generated>"),
+                    module_globals,
+                )
+        clone = self._clone
+        if clone is None:
+            if self.compiled is not None:
+                self.record.unobservable = "the generated code has no Python wrapper to observe"
+            return lambda recorder: self.plain
+        return lambda recorder: _torch_compat.realign_inputs(clone(recorder), self.compiled)
+
+    def _constants(self) -> list[tuple[str, torch.Tensor]]:
+        if self.compiled is None:
+            return []
+        found = _torch_compat.generated_globals(self.compiled) or {}
+        return [(name, value) for name, value in found.items() if type(value) is torch.Tensor]
+
+
+def _sizes_text(key: tuple[int, ...]) -> str:
+    return f"for sizes {', '.join(map(str, key))}" if key else "its first calls"

@@ -1,0 +1,116 @@
+"""The options of ``torch.compile(backend="memprof", options={...})``.
+
+memprof's own options are the fields of ``Options``; every other key is an option of
+Inductor and is passed through. Keys and types are checked before anything compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from ._torch_compat import (
+    inductor_option_names,
+    inductor_option_type,
+    mode_options,
+)
+
+
+class OptionError(ValueError):
+    """An option that does not exist or has a value it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """memprof's own options.
+
+    Attributes:
+        observe_runs: how many first calls of each graph, and of each combination of
+            sizes, run instrumented to learn its allocation program; the last one counts.
+            Two by default, because a first call can allocate what later ones do not
+            (packed weights, handles of libraries). 0 turns observation off: memory is
+            then known by graph and line only as far as the generated code tells.
+        max_programs: how many combinations of sizes are observed per graph; calls with
+            further ones are counted as unobserved.
+    """
+
+    observe_runs: int = 2
+    max_programs: int = 64
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_type(field.name, getattr(self, field.name), get_type_hints(Options)[field.name])
+        for name in ("observe_runs", "max_programs"):
+            if getattr(self, name) < 0:
+                raise OptionError(
+                    f"option {name!r} is {getattr(self, name)}; it must be 0 or more"
+                )
+
+    def non_default(self) -> dict[str, str]:
+        """Options that differ from their defaults, as text."""
+        return {
+            f.name: str(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+
+
+def split_options(
+    options: Mapping[str, Any] | None, mode: str | None
+) -> tuple[Options, dict[str, Any]]:
+    """memprof's options, and the config patches for Inductor.
+
+    Args:
+        options: as given to ``torch.compile``; keys may use ``-`` for ``_``, as Inductor's do.
+        mode: as given to ``torch.compile``: Inductor's settings for it come first and
+            ``options`` override them.
+
+    Raises:
+        OptionError: an unknown key (the message names the nearest valid ones) or a value
+            of the wrong type.
+    """
+    own_names = {f.name for f in dataclasses.fields(Options)}
+    own: dict[str, Any] = {}
+    inductor: dict[str, Any] = {}
+    if mode is not None and mode != "default":
+        inductor.update(mode_options(mode))
+    known = inductor_option_names()
+    for given, value in (options or {}).items():
+        name = str(given).replace("-", "_")
+        if name in own_names:
+            own[name] = value
+        elif name in known:
+            _check_type(given, value, inductor_option_type(name))
+            inductor[name] = value
+        else:
+            raise OptionError(_unknown(str(given), own_names, known))
+    return Options(**own), inductor
+
+
+def _unknown(given: str, own: set[str], known: frozenset[str]) -> str:
+    near = difflib.get_close_matches(given, [*sorted(own), *sorted(known)], n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
+    return (
+        f"unknown option {given!r}{hint} memprof's own options are "
+        f"{', '.join(repr(n) for n in sorted(own))}; every option of torch._inductor.config "
+        f"is accepted too."
+    )
+
+
+def _check_type(name: str, value: Any, expected: Any) -> None:
+    allowed = tuple(
+        bool if t is bool else t for t in (get_args(expected) or (expected,)) if isinstance(t, type)
+    )
+    generic = any(not isinstance(t, type) for t in (get_args(expected) or (expected,)))
+    if not allowed or generic:
+        return  # a parametrised or callable type: Inductor itself is the judge
+    # True is an int to Python, but nobody means observe_runs=True.
+    mismatched_bool = isinstance(value, bool) and bool not in allowed
+    if mismatched_bool or not isinstance(value, allowed):
+        names = " or ".join(t.__name__ for t in allowed)
+        raise OptionError(
+            f"option {name!r} must be {names}, but is {value!r} ({type(value).__name__})"
+        )

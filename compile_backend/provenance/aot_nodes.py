@@ -1,0 +1,161 @@
+"""What each node of the graph that AOTAutograd hands to Inductor knows of its origin.
+
+Note [Two levels of nodes]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten
+in place; a cached artifact has only their names. User stacks, on the other hand, live on
+the nodes of the *AOT* graph, which every process traces anew: Inductor's cache key covers
+the code of that graph, node names included, but not the stacks, so two processes (or two
+identical blocks at different lines) that share an artifact still have their own stacks.
+
+memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
+``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the
+nodes it makes) and stores only that link with the artifact. Stacks are always read from
+the AOT graph at hand. A fresh compilation takes the same path as a cache hit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from memprof.profiler.model import Evidence, NodeProvenance
+
+from .stack_text import innermost_module, parse_stack_trace
+
+TAG = "memprof_aot_node"
+
+
+def tag_nodes(graph: Graph) -> None:
+    """Write each node's own name into its metadata, see Note [Two levels of nodes]."""
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), TAG: node.name}
+
+
+def tag_of(node: Node) -> str | None:
+    """Name of the AOT node that a post-grad node descends from, if a tag survived."""
+    custom = node.meta.get("custom")
+    return custom.get(TAG) if isinstance(custom, Mapping) else None
+
+
+def target_name(target: Any) -> str:
+    """``aten.mm.default`` for operators, the qualified name for other callables."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(target)
+    return getattr(target, "__name__", str(target))
+
+
+def own_provenance(node: Node) -> NodeProvenance:
+    """What the node itself carries, without looking at its surroundings."""
+    meta = node.meta
+    module = innermost_module(meta.get("nn_module_stack"))
+    from_forward = False
+    if module is None:
+        module = innermost_module(meta.get("fwd_nn_module_stack"))
+        from_forward = module is not None
+    stack = parse_stack_trace(meta.get("stack_trace"))
+    aten = meta.get("original_aten")
+    return NodeProvenance(
+        name=node.name,
+        target=target_name(node.target),
+        original_aten=str(aten) if aten is not None else None,
+        seq_nr=meta.get("seq_nr"),
+        stack=stack,
+        module_path=module[0] if module else None,
+        module_type=module[1] if module else None,
+        from_forward=from_forward or bool(meta.get("autograd_backward")),
+        evidence=Evidence.EXACT if stack or module else Evidence.NONE,
+    )
+
+
+def nearest(start: Node, wanted: Mapping[str, Any], limit: int = 512) -> str | None:
+    """Name of the nearest node that is in ``wanted``: consumers first, then producers.
+
+    A node made by a pass serves the nodes that read it, so its consumers come first at
+    each distance. ``limit`` bounds the search on huge graphs.
+    """
+    seen = {start}
+    queue = deque([*start.users, *start.all_input_nodes])
+    while queue and limit:
+        limit -= 1
+        node = queue.popleft()
+        if node in seen or node.op == "output":
+            continue
+        seen.add(node)
+        if node.name in wanted:
+            return node.name
+        queue.extend(node.users)
+        queue.extend(node.all_input_nodes)
+    return None
+
+
+def snapshot(
+    graph: Graph, forward: Mapping[str, NodeProvenance] | None = None
+) -> dict[str, NodeProvenance]:
+    """Provenance of every computing node of an AOT graph, by name.
+
+    Args:
+        graph: the graph before Inductor's passes.
+        forward: for a backward graph, the snapshot of its forward: nodes without a
+            stack or module of their own get those of the forward operator with the same
+            autograd sequence number.
+
+    Nodes that still have neither borrow from the nearest node that does
+    (``Evidence.NEIGHBOUR``).
+    """
+    by_seq = _by_sequence_number(forward.values()) if forward else {}
+    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    found = {n.name: _with_forward(own_provenance(n), by_seq) for n in nodes}
+    located = {name: p for name, p in found.items() if p.stack}
+    placed = {name: p for name, p in found.items() if p.module_path is not None}
+    for node in nodes:
+        p = found[node.name]
+        if p.stack or p.module_path is not None:
+            continue
+        origin = nearest(node, located) or nearest(node, placed)
+        if origin is not None:
+            found[node.name] = _borrow(p, found[origin])
+    return found
+
+
+def _borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
+    return dataclasses.replace(
+        p,
+        stack=origin.stack,
+        module_path=origin.module_path,
+        module_type=origin.module_type,
+        from_forward=origin.from_forward,
+        evidence=Evidence.NEIGHBOUR,
+    )
+
+
+def _by_sequence_number(nodes: Iterable[NodeProvenance]) -> dict[int, NodeProvenance]:
+    found: dict[int, NodeProvenance] = {}
+    for p in nodes:
+        if p.seq_nr is not None and p.seq_nr >= 0:
+            found.setdefault(p.seq_nr, p)
+    return found
+
+
+def _with_forward(p: NodeProvenance, by_seq: Mapping[int, NodeProvenance]) -> NodeProvenance:
+    origin = by_seq.get(p.seq_nr) if p.seq_nr is not None else None
+    if origin is None or (p.stack and p.module_path is not None):
+        return p
+    if p.stack and origin.stack and p.stack != origin.stack:
+        return p  # the sequence number was reused; do not mix two origins
+    return dataclasses.replace(
+        p,
+        stack=p.stack or origin.stack,
+        module_path=p.module_path if p.module_path is not None else origin.module_path,
+        module_type=p.module_type or origin.module_type,
+        from_forward=True,
+        evidence=Evidence.EXACT,
+    )

@@ -1,0 +1,125 @@
+"""What each statement of Inductor's generated wrapper does to buffers.
+
+The wrapper is Python: a ``call(args)`` (a method of ``Runner`` in current versions), and
+functions beside it for graph partitions and for the branches of control flow.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from memprof.profiler.model import Statement, StatementKind
+
+_ALLOCATORS = re.compile(r"^(empty_strided(_\w+)?|tracked_empty_strided|async_.*empty.*)$")
+_VIEWS = {"reinterpret_tensor", "alloc_from_pool"}
+_CHECKS = {"assert_size_stride", "assert_alignment"}
+_NOT_WRAPPER = {"__init__", "recursively_apply_fns"}
+_NOT_WRAPPER_FUNCTIONS = {"get_args", "benchmark_compiled_module"}
+
+
+def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions of a generated module that run at each call, with qualified names."""
+    for top in tree.body:
+        if isinstance(top, ast.FunctionDef) and top.name not in _NOT_WRAPPER_FUNCTIONS:
+            yield top.name, top
+        elif isinstance(top, ast.ClassDef) and top.name == "Runner":
+            for member in top.body:
+                if isinstance(member, ast.FunctionDef) and member.name not in _NOT_WRAPPER:
+                    yield f"Runner.{member.name}", member
+
+
+def statements(source: str) -> tuple[Statement, ...]:
+    """The statements of all wrapper functions of ``source``, in line order.
+
+    Raises:
+        SyntaxError: ``source`` is not Python, for example C++ wrapper code.
+    """
+    lines = source.splitlines()
+    found: list[Statement] = []
+    for name, function in wrapper_functions(ast.parse(source)):
+        for st in _flatten(function.body):
+            kind, targets, reads = _classify(st)
+            text = lines[st.lineno - 1].strip()
+            found.append(Statement(st.lineno, kind, targets, reads, text, name))
+    return tuple(sorted(found, key=lambda s: s.line))
+
+
+def _flatten(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for st in body:
+        if isinstance(st, (ast.With, ast.If, ast.For, ast.While)):
+            yield from _flatten(st.body)
+            yield from _flatten(getattr(st, "orelse", []))
+        elif not isinstance(st, ast.FunctionDef):
+            yield st
+
+
+def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
+    if isinstance(st, ast.Assign):
+        return _classify_assignment(_target_names(st.targets[0]), st.value)
+    if isinstance(st, ast.Delete):
+        return StatementKind.DELETE, tuple(n for t in st.targets for n in _target_names(t)), ()
+    if isinstance(st, ast.Return):
+        return StatementKind.RETURN, (), _names(st.value) if st.value else ()
+    if isinstance(st, ast.Expr) and isinstance(st.value, ast.Call):
+        function = ast.unparse(st.value.func)
+        if function in _CHECKS or function.endswith(".clear"):
+            return StatementKind.OTHER, (), ()
+        return StatementKind.KERNEL, (), _kernel_arguments(st.value)
+    return StatementKind.OTHER, (), ()
+
+
+def _classify_assignment(
+    targets: tuple[str, ...], value: ast.expr
+) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
+    if isinstance(value, ast.Name):
+        return StatementKind.REUSE, targets, (value.id,)
+    if isinstance(value, ast.Subscript):
+        return StatementKind.GETITEM, targets, _names(value.value)
+    if isinstance(value, ast.Call):
+        head = value
+        # empty_strided_cuda(...).as_strided(...) where the allocation is padded
+        while isinstance(head.func, ast.Attribute) and isinstance(head.func.value, ast.Call):
+            head = head.func.value
+        function = ast.unparse(head.func)
+        if _ALLOCATORS.match(function):
+            return StatementKind.ALLOC, targets, ()
+        if function in _VIEWS:
+            return StatementKind.VIEW, targets, _names(value.args[0])
+        if function.startswith(("self.partitions", "partition_")):
+            return StatementKind.CALL, targets, _names(value)
+        if function.endswith(("get_raw_stream", ".size", ".stride", ".item")):
+            return StatementKind.OTHER, targets, _names(value)
+        return StatementKind.FALLBACK, targets, _names(value)
+    return StatementKind.OTHER, targets, _names(value)
+
+
+def _target_names(target: ast.expr) -> tuple[str, ...]:
+    if isinstance(target, ast.Name):
+        return (target.id,)
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return tuple(n for e in target.elts for n in _target_names(e))
+    if isinstance(target, ast.Starred):
+        return _target_names(target.value)
+    return ()
+
+
+def _kernel_arguments(call: ast.Call) -> tuple[str, ...]:
+    """Names among the arguments in order, those of ``out=`` last."""
+    out = [k.value for k in call.keywords if k.arg == "out"]
+    other = [*call.args, *(k.value for k in call.keywords if k.arg not in ("out", "stream"))]
+    return tuple(dict.fromkeys(n for e in [*other, *out] for n in _names(e)))
+
+
+def _names(expression: ast.expr) -> tuple[str, ...]:
+    callees = {
+        id(n)
+        for c in ast.walk(expression)
+        if isinstance(c, ast.Call)
+        for n in ast.walk(c.func)
+        if isinstance(n, ast.Name)
+    }
+    found = [n for n in ast.walk(expression) if isinstance(n, ast.Name) and id(n) not in callees]
+    found.sort(key=lambda n: (n.lineno, n.col_offset))
+    return tuple(dict.fromkeys(n.id for n in found if n.id not in ("torch", "self")))

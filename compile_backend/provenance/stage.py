@@ -1,0 +1,111 @@
+"""The attribute stage: gives a graph's record its nodes, buffers and statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memprof.profiler.model import GraphRecord, LedgerKind, NodeProvenance
+
+from .. import _torch_compat
+from ..ledger import Ledger
+from ..metadata.compile_state import CompileState
+from ..metadata.stage import CompileStage
+from . import artifact as artifacts
+from .aot_nodes import snapshot, tag_nodes
+from .artifact import Artifact
+from .generated_code import statements
+from .lowering import describe_lowerings
+from .resolve import resolve_buffers, resolve_nodes
+
+
+class AttributeStage(CompileStage[Any]):
+    """Finds out where each buffer of one compiled graph comes from.
+
+    Args:
+        record: filled in by ``post_compile``.
+        ledger: says how Inductor's cache answered.
+        forward_nodes: for a backward graph, the AOT nodes of its forward.
+        compile_again: compiles the same graph once more, past the cache.
+    """
+
+    name = "attribute"
+
+    def __init__(
+        self,
+        record: GraphRecord,
+        ledger: Ledger,
+        forward_nodes: Mapping[str, NodeProvenance] | None,
+        compile_again: Callable[[], Any],
+    ) -> None:
+        self.record = record
+        self.ledger = ledger
+        self.forward_nodes = forward_nodes
+        self.compile_again = compile_again
+        self.aot_nodes: dict[str, NodeProvenance] = {}
+        self._lowerings: list[Any] = []
+
+    def pre_compile(self, state: CompileState) -> CompileState:
+        """Read the AOT nodes, tag them, and tap the lowering to come."""
+        graph = state.graph_module.graph
+        self.aot_nodes = snapshot(graph, self.forward_nodes)
+        tag_nodes(graph)
+        self._lowerings = state.cleanup.enter_context(
+            _torch_compat.tap_lowering(artifacts.VERSION)
+        )
+        return state
+
+    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+        """Describe the buffers: from the lowering, or from the artifact of a cache hit."""
+        if not hasattr(compiled, "current_callable"):
+            # A graph without calls is not compiled: it makes nothing, so it has no buffers.
+            self.record.fx_cache = "bypass"
+            return compiled
+        key = _torch_compat.cache_key(compiled)
+        if self._lowerings:
+            self.record.fx_cache = "miss" if key else "bypass"
+            artifact = self._describe(key)
+        else:
+            compiled, artifact = self._from_cache(compiled, key)
+        self.record.statements = statements(getattr(compiled, "source_code", "") or "")
+        self.record.nodes = resolve_nodes(artifact, self.aot_nodes)
+        self.record.buffers = resolve_buffers(artifact, self.record.statements)
+        return compiled
+
+    def _describe(self, key: str | None) -> Artifact:
+        described = describe_lowerings(self._lowerings, self.aot_nodes)
+        artifact = Artifact(artifacts.VERSION, *described)
+        if key is not None:
+            try:
+                artifacts.store(artifact, self._path(key))
+            except OSError as error:
+                self.ledger.fallback(self.record.id, "storing provenance beside the cache", error)
+        return artifact
+
+    def _from_cache(self, compiled: Any, key: str | None) -> tuple[Any, Artifact]:
+        self.record.fx_cache = "hit"
+        artifact = artifacts.load(self._path(key)) if key is not None else None
+        if artifact is not None:
+            self.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
+            return compiled, artifact
+        self.ledger.add(
+            LedgerKind.RECOMPILED,
+            self.record.id,
+            "found in Inductor's cache, but its provenance was not beside it",
+        )
+        with _torch_compat.without_fx_cache():
+            compiled = self.compile_again()
+        if not self._lowerings:
+            # Compiled in another process, or by a compiler that has no scheduler.
+            self.ledger.add(
+                LedgerKind.NOT_OBSERVED,
+                self.record.id,
+                "the compiler did not show its buffers to this process",
+            )
+            return compiled, Artifact()
+        return compiled, self._describe(key)
+
+    @staticmethod
+    def _path(key: str) -> Any:
+        return artifacts.path_for(_torch_compat.inductor_cache_dir(), key)
+

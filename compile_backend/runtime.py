@@ -1,0 +1,151 @@
+"""What this process has compiled, observed and called: the live side of a ``Profile``."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+
+from memprof.profiler.model import GraphRecord, LedgerKind, Profile, Role
+
+from .call_log import CallLog, Counter
+from .environment import machine, versions
+from .ledger import Ledger
+from .observation.identities import StorageIdentities
+
+_PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
+
+
+@dataclass(slots=True)
+class LiveGraph:
+    """A compiled graph in this process.
+
+    Attributes:
+        record: what a profile holds of it.
+        calls: advanced once a call.
+    """
+
+    record: GraphRecord
+    calls: Counter = field(default_factory=Counter)
+
+
+class Runtime:
+    """Graphs, calls and ledger of this process; one instance, ``RUNTIME``."""
+
+    def __init__(self) -> None:
+        self.calls = CallLog()
+        self.ledger = Ledger()
+        self.identities = StorageIdentities()
+        self.options: dict[str, str] = {}
+        self._graphs: dict[int, LiveGraph] = {}
+        self._ids = itertools.count()
+        self._lock = threading.RLock()
+        self._sessions = 0
+        self._persistent: set[int] = set()
+        self._released: dict[int, int] = {}
+        self.identities.listen(self._storage_died)
+
+    def new_graph_id(self) -> int:
+        """Number for a graph, unique in the process."""
+        return next(self._ids)
+
+    def add(self, graph: LiveGraph) -> None:
+        """Make a compiled graph part of the profile."""
+        with self._lock:
+            self._graphs[graph.record.id] = graph
+
+    def graphs(self) -> list[LiveGraph]:
+        """All graphs, ordered by id."""
+        with self._lock:
+            return [self._graphs[i] for i in sorted(self._graphs)]
+
+    def note_persistent(self, record: GraphRecord) -> None:
+        """Watch the release of the parameters, buffers and optimizer state of a new program."""
+        for storage in record.programs[-1].storages:
+            if storage.identity is not None and any(
+                record.inputs[i].role in _PERSISTENT
+                for i in storage.inputs
+                if i < len(record.inputs)
+            ):
+                self._persistent.add(storage.identity)
+
+    def _storage_died(self, identity: int) -> None:
+        if identity in self._persistent:
+            self._persistent.discard(identity)
+            self._released[identity] = self._returned()
+
+    def _returned(self) -> int:
+        return sum(g.calls.value for g in list(self._graphs.values()))
+
+    def reset(self) -> None:
+        """Forget what was compiled: ``torch._dynamo.reset()`` has dropped it.
+
+        While a profiling session is open its graphs stay, since their calls are part of
+        what it will report.
+        """
+        with self._lock:
+            if self._sessions == 0:
+                self._graphs.clear()
+                self.calls.clear()
+                self._persistent.clear()
+                self._released.clear()
+        self.ledger.add(LedgerKind.RESET, None, "torch._dynamo.reset()")
+
+    def open_session(self, max_calls: int) -> Session:
+        """Start a profiling session that keeps up to ``max_calls`` calls."""
+        with self._lock:
+            self._sessions += 1
+            if max_calls > self.calls.capacity:
+                self.calls.resize(max_calls)
+        return Session(self)
+
+    def close_session(self) -> None:
+        """End one profiling session."""
+        with self._lock:
+            self._sessions -= 1
+
+    def profile(self, session: Session | None = None) -> Profile:
+        """What is known now; of a session, what belongs to it.
+
+        A graph belongs to a session if it was compiled or called in it.
+        """
+        with self._lock:
+            graphs = list(self._graphs.values())
+        before = session.calls_before if session else {}
+        since = session.since_perf_ns if session else 0
+        made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
+        if session:
+            graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
+        for g in graphs:
+            g.record.calls = made[g.record.id]
+        returned = sum(made[g.record.id] for g in graphs)
+        torch_version, memprof_version, python_version = versions()
+        return Profile(
+            created_ns=time.time_ns(),
+            memprof=memprof_version,
+            torch=torch_version,
+            python=python_version,
+            machine=machine(),
+            options=dict(self.options),
+            graphs=[g.record for g in sorted(graphs, key=lambda g: g.record.id)],
+            calls=self.calls.columns(made, since, returned),
+            ledger=self.ledger.entries(session.since_wall_ns if session else 0),
+            released=self._releases(session),
+        )
+
+    def _releases(self, session: Session | None) -> dict[int, int]:
+        start = sum(session.calls_before.values()) if session else 0
+        return {i: max(0, n - start) for i, n in self._released.items()}
+
+
+class Session:
+    """A span of time whose calls make one profile."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.since_perf_ns = time.perf_counter_ns()
+        self.since_wall_ns = time.time_ns()
+        self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
+
+
+RUNTIME = Runtime()

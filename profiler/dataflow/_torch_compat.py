@@ -1,0 +1,156 @@
+"""Everything private of torch that the data-flow profile touches.
+
+Tried with torch 2.11, 2.13 and 2.15, which agree in all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch._C import _profiler as _kineto
+
+TorchOp: type = _kineto._ExtraFields_TorchOp
+Allocation: type = _kineto._ExtraFields_Allocation
+PyCall: type = _kineto._ExtraFields_PyCall
+PyCCall: type = _kineto._ExtraFields_PyCCall
+OutOfMemory: type = _kineto._ExtraFields_OutOfMemory
+TensorMetadata: type = _kineto._TensorMetadata
+RecordScope: Any = _kineto.RecordScope
+BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
+
+STRIDED: torch.layout = torch.strided
+
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+"""Name of the autograd node that writes ``.grad``."""
+ACCUMULATE_GRAD_OPS = frozenset({"aten::detach", "aten::add_"})
+"""What it runs first: it takes the new gradient as it is, or adds to the old one."""
+
+MODULE_PREFIX = "nn.Module: "
+"""Start of the name of a Python call that torch's tracer knows to be a module's."""
+OPTIMIZER_FUNCTION = "_optimizer_step_code"
+"""The function of ``torch.optim.Optimizer`` whose call carries the optimizer's tensors."""
+OPTIMIZER_STEP_PREFIX = "Optimizer.step#"
+PROFILER_STEP_PREFIX = "ProfilerStep#"
+ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+"""Range that the autograd engine opens around each node."""
+COMPILED_FUNCTION = "CompiledFunction"
+"""AOTAutograd's autograd function; the backward's name adds ``Backward``."""
+COMPILED_CALL_PREFIX = "## Call CompiledFxGraph "
+"""Range that ``CompiledFxGraph.__call__`` opens around the generated code."""
+
+COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torch/_dynamo/convert_frame.py(", ()),
+    ("torch/_inductor/compile_fx.py(", ()),
+    ("torch/_inductor/async_compile.py(", ()),
+    (
+        "torch/_functorch/aot_autograd.py(",
+        ("aot_module_simplified", "prepare_aot_module_simplified"),
+    ),
+)
+"""Files (and functions; none means all) below which only the compiler runs."""
+
+
+def event_tree(result: Any) -> list[Any]:
+    """Root events of a finished profiler run.
+
+    ``result`` is a ``torch.profiler.profile``, a ``torch.autograd.profiler.profile`` or
+    the ``_ProfilerResult`` inside them.
+
+    Raises:
+        TypeError: it is none of them.
+        ValueError: the profiler has not stopped, so there is no result yet.
+    """
+    result = kineto_result(result)
+    return list(result.experimental_event_tree())
+
+
+def kineto_result(result: Any) -> Any:
+    """The ``_ProfilerResult`` inside what a caller may hand in; see ``event_tree``."""
+    given = type(result).__name__
+    for attribute in ("profiler", "kineto_results"):
+        if hasattr(result, "experimental_event_tree"):
+            return result
+        if not hasattr(result, attribute):
+            continue
+        result = getattr(result, attribute)
+        if result is None:
+            raise ValueError(
+                f"this {given} holds no result yet: leave its `with` block (or call stop()) first"
+            )
+    if not hasattr(result, "experimental_event_tree"):
+        raise TypeError(
+            f"a {given} is not a profiler result: give a torch.profiler.profile that has stopped"
+        )
+    return result
+
+
+def missing_options(prof: Any) -> list[str]:
+    """Options of ``torch.profiler.profile`` that memory analysis needs and ``prof`` lacks."""
+    needed = ("record_shapes", "profile_memory", "with_stack")
+    return [f"{name}=True" for name in needed if not getattr(prof, name, True)]
+
+
+_GENERATED = re.compile(r"(?:^|/)(c[a-z0-9]{20,})\.py\(\d+\): call$")
+
+
+def is_generated_code(name: str) -> bool:
+    """Whether a Python call's name is that of the ``call`` of a module Inductor wrote."""
+    return name.endswith("): call") and _GENERATED.search(name) is not None
+
+
+def generated_module(name: str) -> str:
+    """The module's file name without folder and suffix, from a call's name."""
+    found = _GENERATED.search(name)
+    return found.group(1) if found else ""
+
+
+def registered_schemas(name: str) -> tuple[Any, ...]:
+    """``torch.FunctionSchema`` of every overload of operator ``name``; () if there is none."""
+    if "::" not in name:  # the registry raises for a name without a namespace
+        return ()
+    try:
+        return tuple(torch._C._jit_get_schemas_for_operator(name))
+    except RuntimeError:
+        return ()
+
+
+def is_compiler_frame(name: str) -> bool:
+    """Whether a Python call's name, ``file(line): function``, is an entry into the compiler."""
+    for start, functions in COMPILER_FRAMES:
+        if start in name:
+            return not functions or name.rpartition(": ")[2] in functions
+    return False
+
+
+# What a schema may ask of an argument, from torch's JIT types.
+_TENSOR_LIST = torch._C.ListType.ofTensors()
+_SCALARS: tuple[tuple[type, tuple[type, ...]], ...] = (
+    (torch._C.BoolType, (bool,)),
+    (torch._C.IntType, (bool, int)),
+    (torch._C.FloatType, (float,)),
+    (torch._C.ComplexType, (complex,)),
+    (torch._C.NumberType, (bool, int, float, complex)),
+)
+
+
+def accepts(schema_type: Any, observed: object) -> bool:
+    """Whether an argument of a JIT type can have been recorded as ``observed``.
+
+    ``observed`` is ``TensorMetadata`` for a tensor, ``list`` for a list of tensors, a
+    Python scalar type, or None for what the profiler does not record. A type the
+    profiler never records can only have been recorded as None.
+    """
+    if isinstance(schema_type, torch._C.OptionalType):
+        return observed is None or accepts(schema_type.getElementType(), observed)
+    if isinstance(schema_type, torch._C.AnyType):
+        return True
+    if schema_type.isSubtypeOf(_TENSOR_LIST):
+        return observed is list
+    if isinstance(schema_type, torch._C.TensorType):
+        return observed is TensorMetadata
+    for jit_type, python_types in _SCALARS:
+        if isinstance(schema_type, jit_type):
+            return observed in python_types
+    return observed is None

@@ -1,0 +1,264 @@
+"""What each value is for: the rules of torch's memory profile, over columns.
+
+Note [Precedence]
+~~~~~~~~~~~~~~~~~
+A category is known of a tensor id, of a storage, or of one version of a storage, and
+holds in that order. Rules run in a fixed order too: gradients and temporaries, parameters
+that a module or optimizer names, inputs, parameters by data flow, activations, optimizer
+state, autograd detail. Rules by id overwrite each other, rules by version never do.
+
+Note [Depends on a gradient]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Parameters depend on gradients through their updates, activations through parameters,
+inputs on nothing. The first step sees parameters before any update, so one asks of the
+tensor id, not of a version: an id depends on a gradient if it is read where a gradient or
+parameter is, or is made by a node that reads such an id. That is reachability in the
+graph of ids, a breadth-first search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from .columns import Bools, Bytes, EventColumns, Ints, frozen
+from .graph import Graph
+
+
+class Category(Enum):
+    """The seven categories of ``torch.profiler``'s memory profile; None is unknown."""
+
+    INPUT = 1
+    TEMPORARY = 2
+    ACTIVATION = 3
+    GRADIENT = 4
+    AUTOGRAD_DETAIL = 5
+    PARAMETER = 6
+    OPTIMIZER_STATE = 7
+
+
+INPUT, TEMPORARY, ACTIVATION, GRADIENT, AUTOGRAD_DETAIL, PARAMETER, OPTIMIZER_STATE = range(1, 8)
+UNKNOWN = 0
+
+
+@dataclass(slots=True)
+class Categories:
+    """Categories in columns; numbers are those of ``Category``, 0 is unknown.
+
+    Attributes:
+        by_id: one a tensor id (``KeyTable.tensor_index``).
+        by_key: one a storage.
+        by_version: one a value.
+        given: one a storage, known from elsewhere (compiled code); beats all others.
+        present: storages that take part: in the graph or named by a rule by id.
+        of_value: the category of each value, all rules applied.
+    """
+
+    by_id: Bytes
+    by_key: Bytes
+    by_version: Bytes
+    given: Bytes
+    present: Bools
+    of_value: Bytes
+
+
+class _Deduction:
+    """The rules, run once in order by ``deduce``."""
+
+    def __init__(self, columns: EventColumns, graph: Graph, given: Bytes | None) -> None:
+        self.columns, self.graph = columns, graph
+        keys = columns.keys
+        ids = int(keys.tensor_index.max()) + 1 if len(keys) else 0
+        self.by_id = np.zeros(ids, np.uint8)
+        self.by_key = np.zeros(len(keys), np.uint8)
+        self.by_version = np.zeros(len(graph.value_key), np.uint8)
+        self.given = np.zeros(len(keys), np.uint8) if given is None else given
+        self.present = np.zeros(len(keys), np.bool_)
+        self.present[graph.edge_key] = True
+        self.id_of_value = keys.tensor_index[graph.value_key]
+
+        edges = graph.in_value >= 0
+        self.reads = graph.in_value[edges]
+        self.read_bounds = _bounds(edges, graph.bounds)
+        edges = graph.out_value >= 0
+        self.makes = graph.out_value[edges]
+        self.make_bounds = _bounds(edges, graph.bounds)
+
+    def current(self) -> Bytes:
+        """The category of every value by the rules so far."""
+        key = self.graph.value_key
+        out = self.by_version
+        for stronger in (self.by_key[key], self.by_id[self.id_of_value], self.given[key]):
+            out = np.where(stronger != 0, stronger, out)
+        return out
+
+    def set_ids(self, keys: Ints, category: int) -> None:
+        self.by_id[self.columns.keys.tensor_index[keys]] = category
+        self.present[keys] = True
+
+    def set_default(self, values: Ints, category: int) -> None:
+        free = values[self.by_version[values] == 0]
+        self.by_version[free] = category
+
+    # -- rules ----------------------------------------------------------------------
+
+    def depends_on_gradient(self, category: Bytes) -> Bools:
+        """Tensor ids that depend on a gradient or parameter, see the note above."""
+        seen = np.zeros(len(self.by_id), np.bool_)
+        source = (category == GRADIENT) | (category == PARAMETER)
+        seen[self.id_of_value[self.reads[source[self.reads]]]] = True
+
+        reading = self.id_of_value[self.reads]
+        readers = np.repeat(np.arange(len(self.graph)), np.diff(self.read_bounds))
+        order = np.argsort(reading, kind="stable")
+        readers_of = readers[order].tolist()
+        starts = np.searchsorted(reading[order], np.arange(len(seen) + 1)).tolist()
+        made = self.id_of_value[self.makes].tolist()
+        bounds = self.make_bounds.tolist()
+
+        todo = np.flatnonzero(seen).tolist()
+        done = bytearray(seen.tobytes())
+        visited = bytearray(len(self.graph))
+        while todo:
+            id = todo.pop()
+            for node in readers_of[starts[id] : starts[id + 1]]:
+                if not visited[node]:
+                    visited[node] = 1
+                    for out in made[bounds[node] : bounds[node + 1]]:
+                        if not done[out]:
+                            done[out] = 1
+                            todo.append(out)
+        return np.frombuffer(bytes(done), np.uint8).astype(np.bool_)
+
+    def inputs(self) -> None:
+        """What contributes to a gradient but depends on none is an input."""
+        category = self.current()
+        depends = self.depends_on_gradient(category)
+        contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
+        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
+        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
+        for node in range(len(self.graph) - 1, -1, -1):
+            touched = reads[read_bounds[node] : read_bounds[node + 1]]
+            touched += makes[make_bounds[node] : make_bounds[node + 1]]
+            for value in touched:
+                if contributes[value]:
+                    for other in touched:
+                        contributes[other] = 1
+                    break
+        candidate = np.frombuffer(bytes(contributes), np.uint8).astype(np.bool_)
+        touches = np.zeros(len(candidate), np.bool_)
+        touches[self.reads] = touches[self.makes] = True
+        candidate &= touches
+        # What the backward makes is a detail of autograd rather than an input.
+        made_backward = np.repeat(self.graph.backward, np.diff(self.make_bounds))
+        candidate[self.makes[made_backward]] = False
+        candidate &= ~depends[self.id_of_value]
+        self.set_default(np.flatnonzero(candidate), INPUT)
+
+    def parameters_by_data_flow(self) -> None:
+        """What the forward reads, and is updated from gradients it contributes to."""
+        category = self.current()
+        gradient = (category == GRADIENT).tobytes()
+        forward = bytearray((category == INPUT).tobytes())
+        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
+        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
+        candidate = bytearray(len(category))
+        backward = self.graph.backward.tolist()
+        for node in range(len(self.graph)):
+            if backward[node]:
+                continue
+            read = reads[read_bounds[node] : read_bounds[node + 1]]
+            if not any([forward[v] for v in read]):
+                continue
+            made = makes[make_bounds[node] : make_bounds[node + 1]]
+            if any([gradient[v] for v in read]) or any([gradient[v] for v in made]):
+                continue
+            for v in made:
+                forward[v] = 1
+            for v in read:
+                if not forward[v]:
+                    candidate[v] = 1
+
+        contributes = bytearray(gradient)
+        used = bytearray(len(category))
+        for node in range(len(self.graph) - 1, -1, -1):
+            for v in makes[make_bounds[node] : make_bounds[node + 1]]:
+                if contributes[v]:
+                    for u in reads[read_bounds[node] : read_bounds[node + 1]]:
+                        contributes[u] = used[u] = 1
+                    break
+        chosen = np.frombuffer(bytes(candidate), np.uint8) & np.frombuffer(bytes(used), np.uint8)
+        ids = np.zeros(len(self.by_id), np.bool_)
+        ids[self.id_of_value[chosen != 0]] = True
+        ids &= self.depends_on_gradient(category)
+        named = self.present & ids[self.columns.keys.tensor_index]
+        self.set_ids(np.flatnonzero(named), PARAMETER)
+
+    def activations(self) -> None:
+        """Flood forward from the inputs."""
+        category = bytearray(self.current().tobytes())
+        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
+        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
+        backward = self.graph.backward.tolist()
+        required = {INPUT, ACTIVATION}
+        allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
+        found = []
+        for node in range(len(self.graph)):
+            if backward[node]:
+                continue
+            seen = {category[v] for v in reads[read_bounds[node] : read_bounds[node + 1]]}
+            if seen <= allowed and not seen.isdisjoint(required):
+                for v in makes[make_bounds[node] : make_bounds[node + 1]]:
+                    found.append(v)
+                    if not category[v]:
+                        category[v] = ACTIVATION
+        self.set_default(np.asarray(found, np.int64), ACTIVATION)
+
+    def autograd_detail(self) -> None:
+        """What the backward makes anew, or from what is unknown."""
+        category = bytearray(self.current().tobytes())
+        makes = self.makes[np.repeat(self.graph.backward, np.diff(self.make_bounds))]
+        found = []
+        version = self.graph.value_version[makes].tolist()
+        for value, number in zip(makes.tolist(), version, strict=True):
+            if number == 0 or category[value - 1] in (UNKNOWN, AUTOGRAD_DETAIL):
+                found.append(value)
+                if not category[value]:
+                    category[value] = AUTOGRAD_DETAIL
+        self.set_default(np.asarray(found, np.int64), AUTOGRAD_DETAIL)
+
+    def run(self) -> Categories:
+        columns, graph = self.columns, self.graph
+        self.set_ids(columns.gradients, GRADIENT)
+        self.by_key[graph.edge_key[graph.intermediate]] = TEMPORARY
+        self.set_ids(columns.parameters, PARAMETER)
+        self.inputs()
+        self.parameters_by_data_flow()
+        self.activations()
+        self.set_ids(columns.optimizer_states, OPTIMIZER_STATE)
+        self.autograd_detail()
+        return Categories(
+            by_id=frozen(self.by_id, np.uint8),
+            by_key=frozen(self.by_key, np.uint8),
+            by_version=frozen(self.by_version, np.uint8),
+            given=frozen(self.given, np.uint8),
+            present=frozen(self.present, np.bool_),
+            of_value=frozen(self.current(), np.uint8),
+        )
+
+
+def _bounds(chosen: Bools, bounds: Ints) -> Ints:
+    """Bounds of the chosen edges of each node, from those of all its edges."""
+    return np.concatenate([[0], np.cumsum(chosen)])[bounds]
+
+
+def deduce(columns: EventColumns, graph: Graph, given: Bytes | None = None) -> Categories:
+    """Categories of every value.
+
+    Args:
+        columns, graph: a trace and its data-flow graph.
+        given: category of storages that are known from elsewhere, 0 where not.
+    """
+    return _Deduction(columns, graph, given).run()

@@ -1,0 +1,238 @@
+"""The columns that one pass over a profiler's event tree leaves behind.
+
+Four tables, one array a column. A row is named by its index; -1 is "none". Times are
+nanoseconds since the epoch, as the profiler gives them, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+
+class ScopeKind(IntEnum):
+    """A range of a trace that says something about what is allocated inside it."""
+
+    MODULE = 1
+    """Call of an ``nn.Module``."""
+    OPTIMIZER_STEP = 2
+    PROFILER_STEP = 3
+    """From one ``profile.step()`` to the next."""
+    COMPILED_CALL = 4
+    """One call of a compiled graph."""
+    GENERATED_CODE = 5
+    """The generated function inside it; the name says which file."""
+    COMPILER = 6
+    """The compiler at work; nothing below it is looked at."""
+    RANGE = 7
+    """A ``record_function`` of the user's."""
+
+
+@dataclass(slots=True)
+class KeyTable:
+    """Storages. A storage is named by device, tensor id and allocation id.
+
+    Attributes:
+        id: the profiler's tensor id: storages that one tensor has had share it.
+        allocation: number of the allocation.
+        ptr: address.
+        device: index in ``EventColumns.devices``.
+        size: bytes; from the allocator where it was seen to allocate or free the
+            storage, else the largest extent of the tensors seen in it, else 0.
+        rank: position among all keys ordered by id, allocation and device.
+        tensor_index: ``id`` renumbered from 0 without gaps.
+    """
+
+    id: Ints
+    allocation: Ints
+    ptr: Ints
+    device: Ints
+    size: Ints
+    rank: Ints
+    tensor_index: Ints
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(slots=True)
+class LeafTable:
+    """Events that become nodes of the data-flow graph, in order of the tree.
+
+    A leaf is the outermost operator with a schema, a backward node of autograd, or an
+    allocation or release outside both.
+
+    Attributes:
+        event: number of the event in the walk.
+        start: ns.
+        name: index in ``EventColumns.names``, -1 for an allocation.
+        backward: it runs in, or is, a backward node.
+        scope: innermost row of the scope table around it.
+        sequence: autograd sequence number, -1 if none.
+    """
+
+    event: Ints
+    start: Ints
+    name: Ints
+    backward: Bools
+    scope: Ints
+    sequence: Ints
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+
+@dataclass(slots=True)
+class UseTable:
+    """Tensors passed to operators at or below a leaf.
+
+    Attributes:
+        leaf, key: rows of those tables.
+        effect: READ, WRITTEN or AMBIGUOUS of ``schema``.
+    """
+
+    leaf: Ints
+    key: Ints
+    effect: Bytes
+
+    def __len__(self) -> int:
+        return len(self.leaf)
+
+
+@dataclass(slots=True)
+class AllocationTable:
+    """Allocations (positive ``size``) and releases (negative), in order of the tree.
+
+    Attributes:
+        event: number of the event in the walk.
+        leaf: leaf that it is or lies in.
+        key: its storage; -1 where the profiler knows no tensor for it.
+        ptr: address.
+        size: signed bytes.
+        device: index in ``EventColumns.devices``.
+        start: ns.
+        op: innermost operator around it, index in ``EventColumns.names``.
+        scope: innermost row of the scope table around it.
+        reserved, allocated: what the caching allocator held afterwards, bytes; -1 on
+            devices without one.
+    """
+
+    event: Ints
+    leaf: Ints
+    key: Ints
+    ptr: Ints
+    size: Ints
+    device: Ints
+    start: Ints
+    op: Ints
+    scope: Ints
+    reserved: Ints
+    allocated: Ints
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+
+@dataclass(slots=True)
+class ScopeTable:
+    """Ranges of interest, a tree; parents come before children.
+
+    Attributes:
+        kind: a ``ScopeKind``.
+        name: index in ``EventColumns.names``.
+        parent: row, -1 at the top.
+        start, end: ns.
+        event: number of the event in the walk.
+        identity: for a module, ``id()`` of it in the profiled process; else 0.
+        backward: it runs in a backward node.
+        thread: the profiler's number of the thread.
+    """
+
+    kind: Bytes
+    name: Ints
+    parent: Ints
+    start: Ints
+    end: Ints
+    event: Ints
+    identity: Ints
+    backward: Bools
+    thread: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(slots=True)
+class FunctionCall:
+    """The call of AOTAutograd's autograd function: a compiled forward or backward.
+
+    Attributes:
+        scope: row that encloses it.
+        start, end: ns.
+        backward: it is the backward of the function.
+        keys: key of each tensor argument, in order; -1 for one without a storage.
+        sizes: bytes that each of them spans.
+    """
+
+    name: str
+    scope: int
+    start: int
+    end: int
+    backward: bool
+    keys: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class EventColumns:
+    """Everything that the analysis reads of a profiler run.
+
+    Attributes:
+        events: events visited.
+        keys, leaves, uses, allocations, scopes: the tables.
+        names: operator, range and module names, without repetition.
+        devices: ``torch.device`` objects.
+        gradients, parameters, optimizer_states: keys that ``.grad``, a module or an
+            optimizer names as such, in order of the trace, with repetitions.
+        function_calls: calls of compiled autograd functions.
+        out_of_memory: times at which an allocation failed, ns.
+        skipped_ns: time inside the compiler, which was not looked at.
+        kineto: the profiler's result, None for columns that were made by hand.
+    """
+
+    events: int
+    keys: KeyTable
+    leaves: LeafTable
+    uses: UseTable
+    allocations: AllocationTable
+    scopes: ScopeTable
+    names: list[str]
+    devices: list[Any]
+    gradients: Ints
+    parameters: Ints
+    optimizer_states: Ints
+    function_calls: list[FunctionCall] = field(default_factory=list)
+    out_of_memory: list[int] = field(default_factory=list)
+    skipped_ns: int = 0
+    kineto: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays take."""
+        tables = (self.keys, self.leaves, self.uses, self.allocations, self.scopes)
+        return sum(getattr(t, name).nbytes for t in tables for name in type(t).__dataclass_fields__)
+
+
+def frozen(values: Any, dtype: Any = np.int64) -> npt.NDArray[Any]:
+    """``values`` as a read-only array."""
+    out = np.asarray(values, dtype=dtype)
+    out.flags.writeable = False
+    return out

@@ -1,0 +1,220 @@
+"""The data-flow graph: which leaf operator reads, writes, makes and releases which version.
+
+Note [Versions]
+~~~~~~~~~~~~~~~
+A storage starts at version 0 and every node that writes to it makes the next one. A node
+is a leaf and all that happens below it. Towards one storage a node is one *edge*: all
+uses, allocations and releases of that storage below the leaf, put together:
+
+* released and not allocated: it reads the version there is, and ends it;
+* allocated and not released: it makes version 0;
+* allocated and released: the storage is an intermediate of the node;
+* neither: it reads the version there is; where one operator writes to it for certain, or
+  none is known to only read it, it makes the next version.
+
+Edges are sorted by (node, storage). The version before an edge is then the number of
+earlier edges of the same storage that write: a cumulative sum, no walk.
+A (storage, version) pair is a *value*; values are numbered so that those of one storage
+are neighbours: ``first_value[key] + version``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .columns import Bools, Bytes, EventColumns, Ints, frozen
+from .schema import AMBIGUOUS, READ, WRITTEN
+
+FREED, ALLOCATED = 8, 16
+"""Besides READ, WRITTEN and AMBIGUOUS of ``schema``: what an edge is made of."""
+
+
+class InvalidDataFlow(AssertionError):
+    """A trace contradicts itself; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A contradiction in a trace, kept instead of raised: the rest is still of use.
+
+    Attributes:
+        kind: ``double_free``, ``duplicate_version`` or ``version_mismatch``.
+        node: row of the graph.
+        key: row of the key table.
+        text: in words.
+    """
+
+    kind: str
+    node: int
+    key: int
+    text: str
+
+
+@dataclass(slots=True)
+class Graph:
+    """The data-flow graph in columns.
+
+    Attributes:
+        leaf: leaf of each node; nodes are in order of their start.
+        backward: the node runs in the backward pass.
+        edge_node, edge_key: ends of each edge; edges are sorted by node, then key rank.
+        flags: what the edge is made of.
+        mutated: it writes to a storage that lives on.
+        version: version before the edge, -1 for an allocation.
+        in_value: value that it reads, -1 for an allocation.
+        out_value: value that it makes, -1 if none.
+        bounds: node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``.
+        first_value: value of version 0 of each key, and the total at the end.
+        value_key, value_version: what each value is.
+        problems: contradictions found.
+    """
+
+    leaf: Ints
+    backward: Bools
+    edge_node: Ints
+    edge_key: Ints
+    flags: Bytes
+    mutated: Bools
+    version: Ints
+    in_value: Ints
+    out_value: Ints
+    bounds: Ints
+    first_value: Ints
+    value_key: Ints
+    value_version: Ints
+    problems: list[Problem]
+
+    def __len__(self) -> int:
+        return len(self.leaf)
+
+    @property
+    def allocates(self) -> Bools:
+        """Edges that make their storage."""
+        return (self.flags & ALLOCATED) != 0
+
+    @property
+    def frees(self) -> Bools:
+        """Edges that release their storage."""
+        return (self.flags & FREED) != 0
+
+    @property
+    def intermediate(self) -> Bools:
+        """Edges whose storage lives only in their node."""
+        return (self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED
+
+    def validate(self) -> None:
+        """Check that this is a graph without cycles and with one creator a value.
+
+        Raises:
+            InvalidDataFlow: it is not.
+        """
+        if self.problems:
+            more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+            raise InvalidDataFlow(self.problems[0].text + more)
+
+
+def build_graph(columns: EventColumns) -> Graph:
+    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
+    leaves, uses, allocations, keys = (
+        columns.leaves,
+        columns.uses,
+        columns.allocations,
+        columns.keys,
+    )
+    order = np.argsort(leaves.start, kind="stable")
+    node_of = np.empty(len(leaves), np.int64)
+    node_of[order] = np.arange(len(leaves))
+
+    named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0))
+    node = np.concatenate([node_of[uses.leaf], node_of[allocations.leaf[named]]])
+    key = np.concatenate([uses.key, allocations.key[named]])
+    effect = np.concatenate(
+        [uses.effect, np.where(allocations.size[named] > 0, ALLOCATED, FREED).astype(np.uint8)]
+    )
+    by_rank = np.empty(len(keys), np.int64)
+    by_rank[keys.rank] = np.arange(len(keys))
+
+    # Put together what one node does to one storage.
+    place = node * max(len(keys), 1) + (keys.rank[key] if len(key) else key)
+    sequence = np.argsort(place, kind="stable")
+    place, effect = place[sequence], effect[sequence]
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    flags = np.bitwise_or.reduceat(effect, starts) if len(starts) else effect
+    edge_node = place[starts] // max(len(keys), 1)
+    edge_key = by_rank[place[starts] % max(len(keys), 1)]
+
+    problems = []
+    if len(starts):
+        freed = np.add.reduceat((effect == FREED).astype(np.int64), starts)
+        for e in np.flatnonzero(freed > 1).tolist():
+            problems.append(_problem(columns, "double_free", order, edge_node[e], edge_key[e]))
+
+    allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
+    uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
+    mutated = ((uses_of & WRITTEN) != 0) | (uses_of == AMBIGUOUS)
+    mutated &= ~frees
+    bumps = mutated & ~allocates
+
+    # The version before an edge: how many edges of its key have written so far.
+    by_key = np.argsort(edge_key, kind="stable")
+    written = np.cumsum(bumps[by_key]) - bumps[by_key]
+    firsts = np.flatnonzero(np.diff(edge_key[by_key], prepend=-1))
+    lengths = np.diff(np.append(firsts, len(by_key)))
+    version = np.empty(len(edge_key), np.int64)
+    version[by_key] = written - np.repeat(written[firsts], lengths)
+
+    count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
+    first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+    value_key = np.repeat(np.arange(len(keys)), count)
+    in_value = np.where(allocates, -1, first_value[edge_key] + version)
+    out_value = np.where(
+        allocates & ~frees,
+        first_value[edge_key],
+        np.where(bumps, first_value[edge_key] + version + 1, -1),
+    )
+    late = np.flatnonzero(allocates & (version > 0))
+    for e in late.tolist():
+        problems.append(_problem(columns, "version_mismatch", order, edge_node[e], edge_key[e]))
+    made = np.flatnonzero(allocates & ~frees)
+    _, first_made = np.unique(edge_key[made], return_index=True)
+    again = np.setdiff1d(made, made[first_made])
+    for e in again.tolist():
+        problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
+
+    return Graph(
+        leaf=frozen(order),
+        backward=frozen(leaves.backward[order], np.bool_),
+        edge_node=frozen(edge_node),
+        edge_key=frozen(edge_key),
+        flags=frozen(flags, np.uint8),
+        mutated=frozen(mutated, np.bool_),
+        version=frozen(np.where(allocates, -1, version)),
+        in_value=frozen(in_value),
+        out_value=frozen(out_value),
+        bounds=frozen(np.searchsorted(edge_node, np.arange(len(leaves) + 1))),
+        first_value=frozen(first_value),
+        value_key=frozen(value_key),
+        value_version=frozen(np.arange(len(value_key)) - first_value[value_key]),
+        problems=problems,
+    )
+
+
+_TEXT = {
+    "double_free": "is released twice by",
+    "duplicate_version": "is allocated a second time by",
+    "version_mismatch": "was already written to when it is allocated by",
+}
+
+
+def _problem(columns: EventColumns, kind: str, order: Ints, node: int, key: int) -> Problem:
+    name = int(columns.leaves.name[order[node]])
+    who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
+    return Problem(
+        kind,
+        int(node),
+        int(key),
+        f"the storage with tensor id {columns.keys.id[key]} and allocation "
+        f"{columns.keys.allocation[key]} {_TEXT[kind]} {who} (node {node})",
+    )

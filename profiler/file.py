@@ -39,7 +39,7 @@ from .errors import (
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .validate import validate
 
-__all__ = ["decode_profile", "encode_profile", "profile_schema", "read_profile", "write_profile"]
+__all__ = ["check_writable", "decode_profile", "encode_profile", "profile_schema", "read_profile", "write_profile"]
 
 StrPath = str | os.PathLike[str]
 
@@ -135,6 +135,27 @@ def write_profile(profile: Profile, path: StrPath) -> None:
             path,
             f"cannot write the profile ({len(data):,} bytes): {_reason(e)}; {_advice(e)}. "
             "Nothing was changed there",
+        ) from e
+
+
+def check_writable(path: StrPath) -> None:
+    """Find out now, without touching ``path``, whether ``write_profile`` can write there.
+
+    Raises:
+        ProfileNotWritableError: it cannot; a full disk shows only when writing.
+    """
+    target = os.path.abspath(os.fspath(path))
+    folder = os.path.dirname(target)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.stat(target).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", target)
+        probe = os.path.join(folder, f".memprof.{secrets.token_hex(6)}.tmp")
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.unlink(probe)
+    except OSError as e:
+        raise ProfileNotWritableError(
+            path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
         ) from e
 
 

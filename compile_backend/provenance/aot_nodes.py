@@ -123,7 +123,14 @@ def snapshot(
         origin = nearest(node, located) or nearest(node, placed)
         if origin is not None:
             found[node.name] = _borrow(p, found[origin])
-    return found
+    # torch leaves the compiled function or module itself out of its module stacks: an
+    # operator with user code around it and no module is the root's own.
+    return {
+        name: dataclasses.replace(p, module_path="")
+        if p.stack and p.module_path is None
+        else p
+        for name, p in found.items()
+    }
 
 
 def _borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:

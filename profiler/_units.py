@@ -7,7 +7,7 @@ identity where it has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .live import Hold, LiveItem
 from .model import (
@@ -94,11 +94,22 @@ class Unit:
     sources: Mapping[int, CarriedItem] = field(default_factory=dict)
 
 
-def build_units(profile: Profile) -> list[Unit]:
-    """All programs of a profile, prepared; graph by graph, program by program."""
+def build_units(profile: Profile, device: str | None = None) -> list[Unit]:
+    """All programs of a profile, prepared; graph by graph, program by program.
+
+    With ``device``, storages on other devices count no bytes: the order of events and the
+    numbers of instants stay what they are.
+    """
     units: list[Unit] = []
     for graph in profile.graphs:
         for index, program in enumerate(graph.programs):
+            if device is not None:
+                program = replace(
+                    program,
+                    storages=tuple(
+                        s if s.device == device else replace(s, nbytes=0) for s in program.storages
+                    ),
+                )
             units.append(_unit(len(units), graph, index, program))
     _link(units)
     return units

@@ -104,24 +104,18 @@ class Breakdown:
     Attributes:
         view: which.
         total: bytes of the set.
+        attributed: bytes in parts.
+        unattributed: bytes in the remainder.
         parts: largest first.
         remainder: reasons why bytes are in no part, largest first.
     """
 
     view: View
     total: int
+    attributed: int
+    unattributed: int
     parts: tuple[Share, ...]
     remainder: tuple[Share, ...]
-
-    @property
-    def attributed(self) -> int:
-        """Bytes in parts."""
-        return sum(p.nbytes for p in self.parts)
-
-    @property
-    def unattributed(self) -> int:
-        """Bytes in the remainder."""
-        return sum(p.nbytes for p in self.remainder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +219,15 @@ class Attribution:
             ((k, Share(k[1], n, c, k[2], notes.get(k, ""))) for k, (n, c) in sums.items()),
             key=lambda s: (-s[1].nbytes, s[1].key, s[1].graph or 0),
         )
+        parts = tuple(s for k, s in shares if k[0])
+        remainder = tuple(s for k, s in shares if not k[0])
         return Breakdown(
             view,
             sum(i.nbytes for i in items),
-            tuple(s for k, s in shares if k[0]),
-            tuple(s for k, s in shares if not k[0]),
+            sum(s.nbytes for s in parts),
+            sum(s.nbytes for s in remainder),
+            parts,
+            remainder,
         )
 
     def coverage(self, graph: GraphRecord, program: AllocationProgram) -> Coverage:

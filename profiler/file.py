@@ -39,7 +39,14 @@ from .errors import (
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .validate import validate
 
-__all__ = ["check_writable", "decode_profile", "encode_profile", "profile_schema", "read_profile", "write_profile"]
+__all__ = [
+    "check_writable",
+    "decode_profile",
+    "encode_profile",
+    "profile_schema",
+    "read_profile",
+    "write_profile",
+]
 
 StrPath = str | os.PathLike[str]
 

@@ -120,11 +120,14 @@ class Timeline:
 
     Args:
         profile: a valid one, see ``profiler.validate``.
+        device: count memory of this device only, e.g. ``cuda:0``; None adds up all devices,
+            which means something only if there is one.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, device: str | None = None) -> None:
         self.profile = profile
-        self.units: list[Unit] = build_units(profile)
+        self.device = device
+        self.units: list[Unit] = build_units(profile, device)
         self._first_unit: dict[int, int] = {}
         for u in self.units:
             self._first_unit.setdefault(u.graph.id, u.id)
@@ -190,7 +193,9 @@ class Timeline:
                 self._states[step.state], step.epoch, step.unit, step.partner
             ).values()
         ]
-        items = (*carried, *own)
+        items = tuple(
+            i for i in (*carried, *own) if self.device is None or i.storage.device == self.device
+        )
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     def bytes_over_time(self) -> BytesOverTime:

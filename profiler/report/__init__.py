@@ -1,0 +1,6 @@
+"""Reports: ``summarize`` says what there is to say, ``render_text`` prints it."""
+
+from .summary import Summary, summarize
+from .text import render_ledger, render_text
+
+__all__ = ["Summary", "render_ledger", "render_text", "summarize"]

@@ -1,0 +1,78 @@
+"""Everything private of torch that the public package and ``memprof doctor`` touch."""
+
+from __future__ import annotations
+
+
+def find_cpp_compiler() -> str:
+    """The C++ compiler that Inductor would use.
+
+    Raises:
+        RuntimeError: there is none (torch's own exception type).
+    """
+    from torch._inductor import cpp_builder
+
+    return str(cpp_builder.get_cpp_compiler())
+
+
+def inductor_cache_dir() -> str:
+    """Where Inductor keeps generated code. Unlike torch's own function this creates nothing
+    and leaves the environment alone."""
+    import os
+
+    from torch._inductor.runtime import cache_dir_utils
+
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
+
+
+def triton_cache_dir() -> str:
+    """Where Inductor makes Triton keep kernels."""
+    import os
+
+    return os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor_cache_dir(), "triton")
+
+
+def backend_names() -> list[str]:
+    """Backends that ``torch.compile`` knows, entry points included."""
+    import torch._dynamo
+
+    return list(torch._dynamo.list_backends(exclude_tags=None))
+
+
+def accelerators() -> list[str]:
+    """Devices other than the CPU, e.g. ``cuda:0 (NVIDIA H100, 80.0 GiB)``."""
+    import torch
+
+    found = []
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is None or not module.is_available():
+            continue
+        for i in range(module.device_count()):
+            p = module.get_device_properties(i)
+            found.append(f"{kind}:{i} ({p.name}, {p.total_memory / 2**30:.1f} GiB)")
+    if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def why_no_cuda_graphs() -> str | None:
+    """Why CUDA graphs cannot be recorded here, None if they can."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "this torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(
+        torch._C, "_cuda_setCheckpointPoolState"
+    ):
+        return "this torch lacks the functions that graph trees need"
+    return None
+
+
+def missing_arena_hooks() -> list[str]:
+    """Functions that the CPU arena needs and this torch lacks."""
+    import torch
+
+    needed = ("_construct_storage_from_data_pointer", "_storage_Use_Count")
+    return [f"torch._C.{name}" for name in needed if not hasattr(torch._C, name)]

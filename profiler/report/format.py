@@ -1,0 +1,72 @@
+"""Numbers, paths and times in words."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Sequence
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(n: int, exact: bool = False) -> str:
+    """``n`` bytes with three significant digits, e.g. ``98.3 MiB``; all digits if ``exact``."""
+    if exact or abs(n) < 1024:
+        return f"{n:,} B"
+    value = float(n)
+    for unit in _UNITS:
+        value /= 1024
+        if abs(value) < 999.5 or unit == _UNITS[-1]:
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:,.{digits}f} {unit}"
+    raise AssertionError  # pragma: no cover
+
+
+def format_share(part: int, whole: int) -> str:
+    """``part`` of ``whole`` in percent; what is not nothing does not show as 0.0 %."""
+    if not whole:
+        return "-"
+    percent = 100 * part / whole
+    if part and percent < 0.05:
+        return "<0.1 %"
+    if part != whole and percent > 99.95:
+        return ">99.9 %"
+    return f"{percent:.1f} %"
+
+
+def format_ns(ns: float) -> str:
+    """A duration, e.g. ``12.3 ms``."""
+    for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
+        if ns < limit:
+            value = ns / (limit / 1e3)
+            return f"{value:.0f} ns" if unit == "ns" else f"{value:.{_digits(value)}f} {unit}"
+    return f"{ns / 1e9:.{_digits(ns / 1e9)}f} s"
+
+
+def _digits(value: float) -> int:
+    return 2 if value < 9.995 else 1 if value < 99.95 else 0
+
+
+def shorten_path(path: str, roots: Sequence[str] | None = None) -> str:
+    """``path`` relative to the working folder, to site-packages or to the standard library,
+    whichever contains it; else as it is.
+
+    Args:
+        path: as Python reported it.
+        roots: folders to use instead, first match wins.
+    """
+    if "site-packages/" in path:
+        # Also of another environment, where the profile was taken.
+        return path.rpartition("site-packages/")[2]
+    if roots is None:
+        roots = (os.getcwd(), sysconfig.get_paths()["stdlib"])
+    for root in roots:
+        prefix = root.rstrip(os.sep) + os.sep
+        if len(prefix) > 1 and path.startswith(prefix):
+            return path[len(prefix) :]
+    return path
+
+
+def fit_path(path: str, width: int) -> str:
+    """``path`` in at most ``width`` characters, its end kept: the file name says most."""
+    return path if len(path) <= width else "..." + path[len(path) - max(width - 3, 0) :]

@@ -1,0 +1,345 @@
+"""What a report says, as data. ``text.py`` prints it; ``memprof report --json`` writes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+
+from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
+from ..model import GraphRecord, LedgerEntry, LedgerKind, Machine, Profile, SourceFrame
+from ..timeline import Timeline, UnobservedCalls
+
+__all__ = [
+    "GraphRow",
+    "LedgerSummary",
+    "Peak",
+    "Reason",
+    "SavedActivation",
+    "Summary",
+    "summarize",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The instant with the most known live bytes.
+
+    Attributes:
+        nbytes: live bytes.
+        call: index in the call log, from 0.
+        instant: of the call's program.
+        graph: label of the graph that ran.
+        after_ns: time from the start of the first logged call to the start of this one.
+        line: of the generated code, 0 at the entry of the call.
+        statement: text of that line, "" if not known.
+        node: FX node whose memory came to life last, None if not known.
+        frame: user code of that node.
+    """
+
+    nbytes: int
+    call: int
+    instant: int
+    graph: str
+    after_ns: int
+    line: int = 0
+    statement: str = ""
+    node: str | None = None
+    frame: SourceFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedActivation:
+    """Memory that an FX node of a forward leaves for the backward.
+
+    Attributes:
+        nbytes: bytes a call, of all the node's buffers.
+        lifetime_calls: calls from the forward to its backward, median; 1 is the very next
+            call. None if no backward in the log belongs to a forward in it.
+        cost: ``nbytes × lifetime_calls``, what the table is ordered by.
+        graph, node, op, module, frame: where it comes from; None is unknown.
+    """
+
+    nbytes: int
+    lifetime_calls: float | None
+    cost: float
+    graph: str
+    node: str | None
+    op: str | None
+    module: str | None
+    frame: SourceFrame | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One compiled graph. Bytes are those of its most called program.
+
+    Attributes:
+        id, label, kind: of the graph.
+        calls: in the log.
+        programs: number of observed programs.
+        median_ns: of a call, None without calls.
+        allocated: bytes that a call allocates, all allocations added up.
+        peak: the most bytes live inside a call, inputs included.
+        saved: bytes left for the backward.
+        unobserved: why some calls have no program, None if all have.
+    """
+
+    id: int
+    label: str
+    kind: str
+    calls: int
+    programs: int
+    median_ns: float | None
+    allocated: int | None
+    peak: int | None
+    saved: int | None
+    unobserved: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why memprof did or declined something, how often, for which graphs."""
+
+    reason: str
+    count: int
+    graphs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """Counts by kind of entry, and the reasons of everything that did not go to plan."""
+
+    counts: dict[str, int]
+    cache_hits: int
+    recompiled: tuple[Reason, ...]
+    not_observed: tuple[Reason, ...]
+    fallbacks: tuple[Reason, ...]
+
+
+@dataclass(slots=True)
+class Summary:
+    """A report.
+
+    Attributes:
+        device: whose memory it is about.
+        device_peaks: bytes, for each device that programs use.
+        calls, dropped_calls, unobserved_calls: numbers of calls.
+        span_ns: from the start of the first logged call to the end of the last.
+        peak: None without calls.
+        views: the live set at the peak, by category, module, node, line and graph.
+        modules: the module view as a tree.
+        saved: largest cost first.
+        coverage: of all programs' allocations, each program once.
+        unobserved: by graph.
+    """
+
+    memprof: str
+    torch: str
+    python: str
+    machine: Machine
+    created_ns: int
+    options: dict[str, str]
+    device: str
+    device_peaks: dict[str, int]
+    graphs: int
+    calls: int
+    dropped_calls: int
+    unobserved_calls: int
+    span_ns: int
+    peak: Peak | None
+    views: dict[View, Breakdown]
+    modules: ModuleNode
+    saved: list[SavedActivation]
+    table: list[GraphRow]
+    ledger: LedgerSummary
+    coverage: Coverage
+    unobserved: list[UnobservedCalls] = field(default_factory=list)
+
+
+def summarize(profile: Profile, device: str | None = None) -> Summary:
+    """Everything a report says about a profile.
+
+    Args:
+        profile: a valid one.
+        device: whose memory; by default an accelerator's if any is used, the one with the
+            highest peak.
+
+    Raises:
+        ValueError: no program uses ``device``.
+    """
+    devices = sorted(
+        {s.device for g in profile.graphs for p in g.programs for s in p.storages if s.nbytes}
+    )
+    if device is not None and device not in devices:
+        raise ValueError(
+            f"no compiled graph of this profile has memory on {device!r}; "
+            f"devices in it: {', '.join(devices) or 'none'}"
+        )
+    timelines = {d: Timeline(profile, d) for d in devices or ["cpu"]}
+    peaks = {d: (i.nbytes if (i := t.peak()) else 0) for d, t in timelines.items()}
+    if device is None:
+        device = max(peaks, key=lambda d: (d != "cpu", peaks[d]))
+    timeline = timelines[device]
+    attribution = Attribution(profile)
+    at = timeline.peak()
+    live = timeline.live_at(at.call, at.instant) if at else ()
+    views = {view: attribution.breakdown(live, view) for view in View}
+    calls = profile.calls
+    unobserved = timeline.unobserved()
+    coverage = Coverage()
+    for unit in timeline.units:
+        coverage += attribution.coverage(unit.graph, unit.program)
+    return Summary(
+        memprof=profile.memprof,
+        torch=profile.torch,
+        python=profile.python,
+        machine=profile.machine,
+        created_ns=profile.created_ns,
+        options=profile.options,
+        device=device,
+        device_peaks=peaks,
+        graphs=len(profile.graphs),
+        calls=len(calls),
+        dropped_calls=calls.dropped,
+        unobserved_calls=sum(u.calls for u in unobserved),
+        span_ns=max(calls.end_ns) - min(calls.start_ns) if len(calls) else 0,
+        peak=_peak(timeline, attribution),
+        views=views,
+        modules=module_tree(views[View.MODULE]),
+        saved=_saved(timeline, attribution),
+        table=_table(timeline, {u.graph: u.reason for u in unobserved}),
+        ledger=_ledger(profile),
+        coverage=coverage,
+        unobserved=unobserved,
+    )
+
+
+def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
+    at = timeline.peak()
+    if at is None:
+        return None
+    calls = timeline.profile.calls
+    graph = timeline.profile.graph(calls.graph[at.call])
+    line, statement, node, frame = 0, "", None, None
+    if at.instant:
+        program = graph.programs[calls.program[at.call]]
+        event = program.events[at.instant - 1]
+        line = event.line
+        statement = next((s.text for s in graph.statements if s.line == line), "")
+        site = attribution.site(graph.id, program.storages[event.storage], event.owner, line)
+        node, frame = site.node, site.frame
+    return Peak(
+        nbytes=at.nbytes,
+        call=at.call,
+        instant=at.instant,
+        graph=graph.label,
+        after_ns=calls.start_ns[at.call] - min(calls.start_ns),
+        line=line,
+        statement=statement,
+        node=node,
+        frame=frame,
+    )
+
+
+def _most_called(timeline: Timeline) -> dict[int, int]:
+    """Graph id → the unit of its most called program."""
+    calls = timeline.profile.calls
+    counts = Counter(zip(calls.graph, calls.program, strict=True))
+    best: dict[int, tuple[int, int]] = {}
+    for u in timeline.units:
+        score = counts[u.graph.id, u.index]
+        if u.graph.id not in best or score > best[u.graph.id][0]:
+            best[u.graph.id] = (score, u.id)
+    return {g: unit for g, (_, unit) in best.items()}
+
+
+def _saved(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
+    out = []
+    for unit_id in _most_called(timeline).values():
+        unit = timeline.units[unit_id]
+        lifetimes = timeline.lifetimes.get(unit_id)
+        lifetime = median(lifetimes.elements()) if lifetimes else None
+        merged: dict[tuple[str | None, str | None], SavedActivation] = {}
+        for item in unit.saved.values():
+            n = item.storage.nbytes
+            if not n:
+                continue
+            site = attribution.site(item.graph, item.storage, item.owner, item.line)
+            key = (site.node, (site.why and item.owner) or None)
+            known = merged.get(key)
+            n += known.nbytes if known else 0
+            merged[key] = SavedActivation(
+                nbytes=n,
+                lifetime_calls=lifetime,
+                cost=n * (lifetime or 0),
+                graph=unit.graph.label,
+                node=site.node,
+                op=site.op or site.outside,
+                module=site.module,
+                frame=site.frame,
+            )
+        out += merged.values()
+    return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
+
+
+def _table(timeline: Timeline, reasons: dict[int, str]) -> list[GraphRow]:
+    calls = timeline.profile.calls
+    times: dict[int, list[int]] = {}
+    for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
+        times.setdefault(g, []).append(end - start)
+    best = _most_called(timeline)
+    rows = []
+    for graph in timeline.profile.graphs:
+        unit = timeline.units[best[graph.id]] if graph.id in best else None
+        ns = times.get(graph.id, [])
+        rows.append(
+            GraphRow(
+                id=graph.id,
+                label=graph.label,
+                kind=graph.kind.value,
+                calls=len(ns),
+                programs=len(graph.programs),
+                median_ns=median(ns) if ns else None,
+                allocated=unit.program.allocated_bytes if unit else None,
+                peak=unit.peak_bytes if unit else None,
+                saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
+                unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
+            )
+        )
+    return rows
+
+
+def _ledger(profile: Profile) -> LedgerSummary:
+    counts: Counter[str] = Counter()
+    for e in profile.ledger:
+        counts[e.kind.value] += e.count
+    graphs = {g.id: g for g in profile.graphs}
+
+    def reasons(kind: LedgerKind) -> tuple[Reason, ...]:
+        found: dict[str, list[LedgerEntry]] = {}
+        for e in profile.ledger:
+            if e.kind is kind:
+                found.setdefault(e.reason, []).append(e)
+        return tuple(
+            sorted(
+                (
+                    Reason(reason, sum(e.count for e in entries), _labels(graphs, entries))
+                    for reason, entries in found.items()
+                ),
+                key=lambda r: (-r.count, r.reason),
+            )
+        )
+
+    return LedgerSummary(
+        counts={k.value: counts[k.value] for k in LedgerKind},
+        cache_hits=counts[LedgerKind.CACHE_HIT.value],
+        recompiled=reasons(LedgerKind.RECOMPILED),
+        not_observed=reasons(LedgerKind.NOT_OBSERVED),
+        fallbacks=reasons(LedgerKind.FALLBACK),
+    )
+
+
+def _labels(graphs: dict[int, GraphRecord], entries: list[LedgerEntry]) -> tuple[str, ...]:
+    ids = dict.fromkeys(e.graph for e in entries if e.graph is not None)
+    return tuple(graphs[i].label for i in ids)

@@ -1,0 +1,407 @@
+"""Reports for the terminal. What they say is in ``summary.py``; here is how it looks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+
+from rich.box import SIMPLE_HEAD, Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..attribution import Breakdown, ModuleNode, Share, View
+from ..model import Profile, SourceFrame
+from .format import fit_path, format_bytes, format_ns, format_share, shorten_path
+from .summary import Reason, Summary
+
+__all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
+
+DEFAULT_WIDTH = 100
+_MIN_WIDTH = 60
+
+_ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
+_ASCII = str.maketrans({"…": "~", "·": "|"})
+
+_VIEW_TITLES = {
+    View.CATEGORY: "by category",
+    View.MODULE: "by module",
+    View.NODE: "by FX node",
+    View.LINE: "by source line",
+    View.GRAPH: "by graph",
+}
+
+
+def render_text(
+    summary: Summary,
+    *,
+    top: int = 10,
+    width: int | None = None,
+    color: bool = False,
+    ascii_only: bool = False,
+    exact: bool = False,
+) -> str:
+    """A report as text, ending in a newline.
+
+    Args:
+        summary: what to say.
+        top: rows in each table; the rest is added up in one more row.
+        width: characters a line, by default 100, at least 60.
+        color: with ANSI escape sequences.
+        ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
+        exact: bytes with all digits.
+    """
+    page = _Page(width, color, ascii_only, exact, max(top, 1))
+    _header(page, summary)
+    if summary.peak is not None:
+        _category(page, summary.views[View.CATEGORY])
+        _modules(page, summary.views[View.MODULE], summary.modules)
+        _nodes(page, summary)
+        _lines(page, summary.views[View.LINE])
+        _saved(page, summary)
+    _graphs(page, summary)
+    _ledger(page, summary)
+    _remainder(page, summary)
+    return page.text()
+
+
+def render_ledger(
+    profile: Profile,
+    *,
+    width: int | None = None,
+    color: bool = False,
+    ascii_only: bool = False,
+) -> str:
+    """The ledger of a profile as text, one row an entry, times in UTC."""
+    page = _Page(width, color, ascii_only, False, 0)
+    if not profile.ledger:
+        page.line("The ledger is empty: nothing was compiled.")
+        return page.text()
+    labels = {g.id: g.label for g in profile.graphs}
+    table = page.table("time (UTC)", "what", "graph", ">count", "why")
+    for e in profile.ledger:
+        time = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
+        table.add_row(
+            time.strftime("%H:%M:%S.%f")[:-3],
+            e.kind.value.replace("_", " "),
+            "-" if e.graph is None else labels[e.graph],
+            f"{e.count:,}",
+            Text(e.reason),
+        )
+    page.show(table)
+    return page.text()
+
+
+class _Page:
+    """Text under construction."""
+
+    def __init__(
+        self, width: int | None, color: bool, ascii_only: bool, exact: bool, top: int
+    ) -> None:
+        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH)
+        self.exact = exact
+        self.top = top
+        self._ascii = ascii_only
+        self._box = _ASCII_BOX if ascii_only else SIMPLE_HEAD
+        self._out = io.StringIO()
+        self._console = Console(
+            file=self._out,
+            width=self.width,
+            force_terminal=color,
+            color_system="standard" if color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ={},  # the caller has decided on colour and width, not the environment
+        )
+
+    def bytes(self, n: int) -> str:
+        return format_bytes(n, self.exact)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=False)
+
+    def section(self, title: str) -> None:
+        self.line()
+        self.line(title, style="bold")
+
+    def table(self, *columns: str) -> Table:
+        """``>name`` is right-aligned; the last column takes what room there is."""
+        table = Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        for i, name in enumerate(columns):
+            last = i == len(columns) - 1
+            table.add_column(
+                name.lstrip(">"),
+                justify="right" if name.startswith(">") else "left",
+                no_wrap=not last or name.startswith(">"),
+                overflow="fold" if last else "ellipsis",
+                header_style="dim",
+            )
+        return table
+
+    def show(self, table: Table) -> None:
+        self._console.print(table)
+
+    def text(self) -> str:
+        text = self._out.getvalue()
+        if self._ascii:
+            text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+    def location(self, frame: SourceFrame | None) -> str:
+        if frame is None:
+            return "-"
+        return self.path(frame.file, frame.line)
+
+    def path(self, file: str, line: int | str) -> str:
+        return fit_path(f"{shorten_path(file)}:{line}", self.width * 2 // 5)
+
+
+def _header(page: _Page, s: Summary) -> None:
+    m = s.machine
+    page.line(f"memprof {s.memprof} · torch {s.torch} · Python {s.python}", style="bold")
+    where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
+    where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else ""]
+    where += m.accelerators
+    if any(where):
+        page.line(" · ".join(w for w in where if w))
+    calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
+    if s.dropped_calls:
+        calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
+    page.line(calls)
+    if s.options:
+        page.line("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
+    page.line()
+    if s.peak is None:
+        page.line("No call of a compiled graph was recorded, so there is no peak.")
+        return
+    p = s.peak
+    page.line(
+        f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)} ({p.nbytes:,} B)",
+        style="bold",
+    )
+    page.line(
+        f"  in call {p.call + 1:,} of {s.calls:,}, {p.graph}, {format_ns(p.after_ns)} after the "
+        "first call began"
+    )
+    if p.line:
+        at = f"  after line {p.line} of the generated code"
+        page.line(_crop(at + (f": {p.statement}" if p.statement else ""), page.width))
+    elif p.instant == 0:
+        page.line("  at the entry of the call")
+    if p.node:
+        page.line(f"  for FX node {p.node}, {page.location(p.frame)}")
+    others = {d: n for d, n in s.device_peaks.items() if d != s.device}
+    if others:
+        page.line(
+            "  other devices: " + ", ".join(f"{d} {format_bytes(n)}" for d, n in others.items())
+        )
+    if s.unobserved_calls:
+        page.line(
+            f"  {s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
+            "is not counted",
+            style="yellow",
+        )
+
+
+def _crop(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _category(page: _Page, b: Breakdown) -> None:
+    _breakdown(page, b, ("category",), lambda p: (p.key.replace("_", " "),), limit=len(b.parts))
+
+
+def _nodes(page: _Page, s: Summary) -> None:
+    labels = {row.id: row.label for row in s.table}
+    _breakdown(
+        page,
+        s.views[View.NODE],
+        ("FX node", "graph", "operator or name"),
+        lambda p: (p.key, labels.get(p.graph if p.graph is not None else -1, "-"), p.note or "-"),
+    )
+
+
+def _lines(page: _Page, b: Breakdown) -> None:
+    def cells(p: Share) -> tuple[str, ...]:
+        if p.key.startswith("("):
+            return p.key, ""
+        file, _, line = p.key.rpartition(":")
+        return page.path(file, line), p.note
+
+    _breakdown(page, b, ("source line", "code"), cells)
+
+
+def _modules(page: _Page, b: Breakdown, root: ModuleNode) -> None:
+    """The largest modules in tree order. A parent is never smaller than its children, so the
+    largest ones are a tree themselves."""
+    everything = sorted(_walk(root, 0), key=lambda n: (-n[0].nbytes, n[1]))
+    chosen = {id(n) for n, _ in everything[: page.top + 1]}
+    page.section(f"Live at the peak, {_VIEW_TITLES[b.view]}")
+    table = page.table(">with children", ">share", ">own", "module")
+    hidden = hidden_bytes = 0
+    for node, depth in _walk(root, 0):
+        if node is root and not node.nbytes:
+            continue
+        if id(node) not in chosen:
+            hidden += 1
+            hidden_bytes += node.own
+            continue
+        name = node.name if node is not root else "(root)"
+        table.add_row(
+            page.bytes(node.nbytes),
+            format_share(node.nbytes, b.total),
+            page.bytes(node.own),
+            Text("  " * depth + name),
+        )
+    if hidden:
+        table.add_row(
+            "", format_share(hidden_bytes, b.total), page.bytes(hidden_bytes), f"{hidden} smaller"
+        )
+    for part in b.parts:
+        if part.key.startswith("("):
+            share = format_share(part.nbytes, b.total)
+            table.add_row("", share, page.bytes(part.nbytes), Text(part.key))
+    _foot(page, table, b, lambda n, share, name: ("", share, n, name))
+    page.show(table)
+
+
+def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
+    yield node, depth
+    for child in node.children:
+        yield from _walk(child, depth + 1)
+
+
+def _breakdown(
+    page: _Page,
+    b: Breakdown,
+    columns: tuple[str, ...],
+    cells: Callable[[Share], tuple[str, ...]],
+    limit: int | None = None,
+) -> None:
+    page.section(f"Live at the peak, {_VIEW_TITLES[b.view]}")
+    table = page.table(">bytes", ">share", ">storages", *columns)
+    limit = page.top if limit is None else limit
+    blank = ("",) * (len(columns) - 1)
+    for p in b.parts[:limit]:
+        row = (Text(c) for c in cells(p))
+        table.add_row(
+            page.bytes(p.nbytes), format_share(p.nbytes, b.total), f"{p.storages:,}", *row
+        )
+    rest = b.parts[limit:]
+    if rest:
+        n = sum(p.nbytes for p in rest)
+        count = sum(p.storages for p in rest)
+        table.add_row(
+            page.bytes(n), format_share(n, b.total), f"{count:,}", f"{len(rest)} smaller", *blank
+        )
+    _foot(page, table, b, lambda n, share, name: (n, share, "", name, *blank))
+    page.show(table)
+
+
+def _foot(
+    page: _Page,
+    table: Table,
+    b: Breakdown,
+    row: Callable[[str, str, str], tuple[str, ...]],
+) -> None:
+    n = b.unattributed
+    table.add_row(
+        *row(page.bytes(n), format_share(n, b.total), "unattributed"),
+        style="yellow" if n else "dim",
+    )
+    table.add_row(*row(page.bytes(b.total), format_share(b.total, b.total), "total"))
+
+
+def _saved(page: _Page, s: Summary) -> None:
+    page.section("Saved for the backward, by bytes x calls until it runs")
+    if not s.saved:
+        page.line("  nothing: no forward with a backward was observed")
+        return
+    table = page.table(">bytes", ">calls", "graph", "FX node", "module", "source line")
+    for a in s.saved[: page.top]:
+        table.add_row(
+            page.bytes(a.nbytes),
+            "-" if a.lifetime_calls is None else f"{a.lifetime_calls:g}",
+            a.graph,
+            Text(a.node or f"({a.op or 'unknown'})"),
+            Text("-" if a.module is None else a.module or "(root)"),
+            Text(page.location(a.frame)),
+        )
+    rest = s.saved[page.top :]
+    if rest:
+        n = page.bytes(sum(a.nbytes for a in rest))
+        table.add_row(n, "", "", f"{len(rest)} smaller", "", "")
+    page.show(table)
+
+
+def _graphs(page: _Page, s: Summary) -> None:
+    page.section("Graphs, bytes of one call")
+    if not s.table:
+        page.line("  none was compiled")
+        return
+    table = page.table(
+        "graph", ">calls", ">median", ">allocated", ">peak", ">saved", ">programs", "not observed"
+    )
+    rows = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
+    for r in rows[: max(page.top, 10)]:
+        table.add_row(
+            r.label,
+            f"{r.calls:,}",
+            "-" if r.median_ns is None else format_ns(r.median_ns),
+            *("-" if n is None else page.bytes(n) for n in (r.allocated, r.peak, r.saved)),
+            f"{r.programs}",
+            Text(r.unobserved or ""),
+        )
+    hidden = rows[max(page.top, 10) :]
+    if hidden:
+        calls = sum(r.calls for r in hidden)
+        table.add_row(f"{len(hidden)} more", f"{calls:,}", "", "", "", "", "", "")
+    page.show(table)
+
+
+def _ledger(page: _Page, s: Summary) -> None:
+    page.section("Ledger")
+    c = s.ledger.counts
+    page.line(
+        f"  {c.get('compiled', 0):,} compilations, {s.ledger.cache_hits:,} cache hits, "
+        f"{c.get('recompiled', 0):,} compiled again past a cache, "
+        f"{c.get('observed', 0):,} observed runs, {c.get('reset', 0):,} resets"
+    )
+    _reasons(page, "not observed", s.ledger.not_observed, "yellow")
+    _reasons(page, "compiled again past a cache", s.ledger.recompiled, "")
+    _reasons(page, "fallbacks to plain Inductor", s.ledger.fallbacks, "red")
+
+
+def _reasons(page: _Page, title: str, reasons: tuple[Reason, ...], style: str) -> None:
+    if not reasons:
+        if "fallback" in title:
+            page.line(f"  no {title}")
+        return
+    page.line(f"  {title}: {sum(r.count for r in reasons):,}", style=style)
+    for r in reasons[: page.top]:
+        graphs = f" ({', '.join(r.graphs[:3])}{', …' if len(r.graphs) > 3 else ''})"
+        page.line(f"    {r.count:,} x {r.reason}{graphs if r.graphs else ''}")
+    if len(reasons) > page.top:
+        page.line(f"    {len(reasons) - page.top} more reasons: memprof ledger FILE")
+
+
+def _remainder(page: _Page, s: Summary) -> None:
+    page.section("Unattributed")
+    page.line("  at the peak:")
+    for view, b in s.views.items():
+        n, share = page.bytes(b.unattributed), format_share(b.unattributed, b.total)
+        page.line(f"    {_VIEW_TITLES[view]:<16} {n} ({share})", "yellow" if b.unattributed else "")
+        for r in b.remainder[: page.top]:
+            page.line(f"      {page.bytes(r.nbytes)}: {r.key}")
+    c = s.coverage
+    page.line(
+        f"  of {page.bytes(c.allocated)} that compiled code allocates (one call of each program):"
+    )
+    page.line(f"    {format_share(c.to_node, c.allocated):>7} attributed to an FX node")
+    page.line(f"    {format_share(c.to_source, c.allocated):>7} to a source line or module")
+    for reason, n in list(c.missing.items())[: page.top]:
+        page.line(f"    {page.bytes(n)}: {reason}")
+    page.line("  never seen: tensors that eager code makes or keeps outside compiled calls")

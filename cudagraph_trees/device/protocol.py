@@ -260,6 +260,9 @@ class Pool(Protocol):
         Without ``storage`` it gets a storage of its own that owns nothing.
         """
 
+    def contains(self, address: int) -> bool:
+        """Whether ``address`` lies in a segment of the pool. Not hot."""
+
     def live_addresses(self) -> set[int]:
         """Addresses of all allocated blocks."""
 

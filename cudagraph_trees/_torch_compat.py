@@ -1,0 +1,301 @@
+"""Every private or version-dependent name of torch that graph trees use.
+
+The CPU build of torch lacks most CUDA functions: they are bound here by name and
+raise when called there, so that the package imports anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+_C: Any = torch._C
+
+
+def _bind(name: str) -> Callable[..., Any]:
+    """``torch._C.<name>``, or a function that says that this build lacks it."""
+    found = getattr(_C, name, None)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"torch._C.{name} needs a CUDA build of torch; this is {torch.__version__}"
+        )
+
+    return missing
+
+
+# ---- storages and tensors
+
+storage_use_count: Callable[[int], int] = _C._storage_Use_Count
+free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref  # type: ignore[attr-defined]
+storage_from_weak: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
+storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = (
+    _C._construct_storage_from_data_pointer
+)
+cuda_tensor: Callable[[dict[str, Any], torch.UntypedStorage], torch.Tensor] = _bind(
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata"
+)
+has_standard_deleter: Callable[[int], bool] = _bind("_has_Standard_Deleter")
+free_and_remove_deleter: Callable[[int], None] = _bind("_free_And_Remove_DeleterFn")
+set_tensor_message: Callable[[torch.Tensor, str], None] = _bind("_set_storage_access_error_msg")
+set_storage_message: Callable[[int, str], None] = _bind("_set_storage_data_ptr_access_error_msg")
+pointers_equal: Callable[[Sequence[Any], Sequence[int | None], Sequence[int]], bool] = _bind(
+    "_tensors_data_ptrs_at_indices_equal"
+)
+foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = torch._foreach_copy_
+internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_overlap  # type: ignore[attr-defined]
+
+# "Cached tensors": autograd and autocast ignore one extra reference to them. See
+# torch/csrc/autograd: gradient stealing and in-place accumulation count references.
+set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enabled
+add_cached_tensor: Callable[[torch.Tensor], None] = _C._add_cached_tensor
+remove_cached_tensor: Callable[[torch.Tensor], None] = _C._remove_cached_tensor
+
+
+def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
+    """A weak pointer to the storage; the caller owns it and must ``free_weak_ref`` it."""
+    storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()
+    return storage._weak_ref()  # type: ignore[attr-defined, no-any-return]
+
+
+def can_swap_storage() -> bool:
+    """Whether a storage can be given other memory in place (torch 2.12 and later)."""
+    return hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+
+def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages."""
+    a._swap_data_ptr_(b)  # type: ignore[attr-defined]
+
+
+# ---- the caching allocator's private pools
+
+begin_allocate_to_pool: Callable[[int, tuple[int, int]], None] = _bind(
+    "_cuda_beginAllocateCurrentThreadToPool"
+)
+end_allocate_to_pool: Callable[[int, tuple[int, int]], None] = _bind("_cuda_endAllocateToPool")
+release_pool: Callable[[int, tuple[int, int]], None] = _bind("_cuda_releasePool")
+pool_checkpoint: Callable[[int, tuple[int, int]], Any] = _bind("_cuda_getCheckpointState")
+restore_pool: Callable[[int, Any, list[int], list[int]], None] = _bind(
+    "_cuda_setCheckpointPoolState"
+)
+pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = _bind(
+    "_cuda_checkPoolLiveAllocations"
+)
+raw_delete: Callable[[int], None] = _bind("_cuda_cudaCachingAllocator_raw_delete")
+clear_cublas_workspaces: Callable[[], None] = _bind("_cuda_clearCublasWorkspaces")
+history_enabled: Callable[[], bool] = _bind("_cuda_isHistoryEnabled")
+
+
+def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """Segments of the caching allocator, of one pool or all.
+
+    Asking for a pool by name is also cheaper, where this torch can.
+    """
+    if pool is not None:
+        try:
+            segments = _C._cuda_memorySnapshot(pool)["segments"]
+        except TypeError:
+            segments = _C._cuda_memorySnapshot(None)["segments"]
+        return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
+    return _C._cuda_memorySnapshot(None)["segments"]  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def keep_conv_cache() -> Iterator[None]:
+    """cudnn's benchmark mode must not empty the allocator's cache meanwhile."""
+    before = _C._cuda_get_conv_benchmark_empty_cache()
+    _C._cudnn_set_conv_benchmark_empty_cache(False)
+    try:
+        yield
+    finally:
+        _C._cudnn_set_conv_benchmark_empty_cache(before)
+
+
+@contextlib.contextmanager
+def fresh_cublas_workspaces() -> Iterator[None]:
+    """Workspaces that cuBLAS caches must neither come from the pool nor stay in it."""
+    clear_cublas_workspaces()
+    try:
+        yield
+    finally:
+        clear_cublas_workspaces()
+
+
+def preserve_rng_state() -> AbstractContextManager[Any]:
+    """Keep the host and device generators as they are."""
+    from torch._dynamo.utils import preserve_rng_state as preserve
+
+    return preserve()  # type: ignore[no-any-return]
+
+
+def _optional_mode(name: str) -> AbstractContextManager[Any]:
+    try:
+        from torch._higher_order_ops import cudagraph_conditional_nodes as nodes
+    except ImportError:  # before 2.12
+        return contextlib.nullcontext()
+    mode = getattr(nodes, name, None)
+    return contextlib.nullcontext() if mode is None else mode()
+
+
+def control_flow_warm_up() -> AbstractContextManager[Any]:
+    """Lets ``torch.cond`` and the like warm up all branches, where this torch knows how."""
+    return _optional_mode("ControlFlowOpWarmupDispatchMode")
+
+
+def control_flow_capture() -> AbstractContextManager[Any]:
+    """Captures ``torch.cond`` and the like as conditional nodes, where this torch can."""
+    return _optional_mode("CUDAGraphCaptureControlFlowOpDispatchMode")
+
+
+def publish_current_stream() -> None:
+    """Let custom operators that ask Dynamo's object table for the stream see this one."""
+    try:
+        from torch._dynamo.graph_bytecode_inputs import (
+            CURRENT_STREAM_INDEX,
+            set_external_object_by_index,
+        )
+    except ImportError:  # before 2.12
+        return
+    set_external_object_by_index(CURRENT_STREAM_INDEX, torch.cuda.current_stream())
+
+
+# ---- thread-local state that autograd carries to its own threads
+
+stash_in_tls: Callable[[str, Any], None] = _C._stash_obj_in_tls
+get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls
+is_in_tls: Callable[[str], bool] = _C._is_key_in_tls
+
+
+# ---- generations
+
+
+def step_counters() -> tuple[Any, Any]:
+    """``(MarkStepBox, GenerationTracker)`` of torch.
+
+    ``MarkStepBox.mark_step_counter`` moves when a user calls
+    ``torch.compiler.cudagraph_mark_step_begin()``; ``GenerationTracker.generation`` with
+    every call of something that ``torch.compile`` returned.
+    """
+    from torch._dynamo.mutation_guard import GenerationTracker
+    from torch._inductor.cudagraph_trees import MarkStepBox
+
+    return MarkStepBox, GenerationTracker
+
+
+# ---- Inductor
+
+
+class InductorConfig:
+    """``torch._inductor.config.triton.<name>``, with a default where a torch lacks it."""
+
+    _defaults: dict[str, Any] = {
+        "cudagraph_managed_input_rerecord_limit": 5,
+        "cudagraph_managed_input_rerecord_action": "copy",
+        "cudagraph_initial_mempool_allocation_gb": None,
+        "cudagraph_dynamic_shape_rerecord_limit": None,
+        "cudagraph_trees_generation_cloning": None,
+    }
+
+    def __getattr__(self, name: str) -> Any:
+        from torch._inductor import config
+
+        if name in self._defaults:
+            return getattr(config.triton, name, self._defaults[name])
+        return getattr(config.triton, name)
+
+
+triton_config = InductorConfig()
+
+
+def count_copied_inputs(n: int) -> None:
+    """Torch's own counter of inputs that a recording has to copy."""
+    from torch._dynamo.utils import counters
+
+    counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
+
+
+def announce_skip(message: str) -> None:
+    """Log, count and (if so configured) raise as torch does when graphs are not used."""
+    from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
+
+    log_cudagraph_skip_and_bump_counter(message)
+
+
+def mutation_message(placeholders: Sequence[Any], indices: Sequence[int]) -> str:
+    """Torch's sentence about inputs that a function writes to, with the line that does."""
+    from torch._inductor.cudagraph_utils import get_mutation_stack_trace
+
+    if not placeholders:
+        return f"skipping cudagraphs due to mutated inputs ({len(indices)} instances)"
+    return str(get_mutation_stack_trace(placeholders, indices))  # type: ignore[arg-type]
+
+
+def warn_many_shapes(cache: dict[Any, Any], key: Any) -> bool:
+    """Torch's warning about many distinct sizes; whether it was given."""
+    from torch._inductor.cudagraph_utils import maybe_warning_due_to_dynamic_shape
+
+    return bool(maybe_warning_due_to_dynamic_shape(cache, key))
+
+
+def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
+    """Dynamo's callbacks around a recording."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    return callback_handler.install_callbacks(  # type: ignore[no-any-return]
+        CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id)
+    )
+
+
+def is_opaque(x: object) -> bool:
+    """Whether torch passes ``x`` through compiled graphs as an opaque object."""
+    try:
+        from torch._library import opaque_object
+    except ImportError:
+        return False
+    for name in ("is_custom_class_obj", "is_opaque_value"):
+        test = getattr(opaque_object, name, None)
+        if test is not None:
+            return bool(test(x))
+    return False
+
+
+def alignment_checked_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Sequence[int]:
+    """Inputs whose alignment Inductor's code relies on and nothing guarantees."""
+    from torch._inductor.compile_fx import get_input_idxs_to_check
+
+    return get_input_idxs_to_check(inputs, static)
+
+
+def aligned_static_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Sequence[int]:
+    """Those of ``static`` that are aligned."""
+    from torch._inductor.utils import remove_unaligned_input_idxs
+
+    return remove_unaligned_input_idxs(inputs, static)
+
+
+def align_inputs(inputs: list[Any], checked: Sequence[int]) -> None:
+    """Replace misaligned tensors in ``inputs`` by aligned copies."""
+    from torch._inductor.utils import copy_misaligned_inputs
+
+    copy_misaligned_inputs(inputs, checked)
+
+
+def with_aligned_inputs(
+    model: Callable[[list[Any]], Any], checked: Sequence[int], mutated: Sequence[int]
+) -> Callable[[list[Any]], Any]:
+    """``model``, with misaligned inputs copied before and written-to ones copied back."""
+    if not checked:
+        return model
+    from torch._inductor.utils import align_inputs_from_check_idxs
+    from torch.utils._ordered_set import OrderedSet
+
+    return align_inputs_from_check_idxs(  # type: ignore[no-any-return]
+        model, inputs_to_check=checked, mutated_input_idxs=OrderedSet(mutated)
+    )

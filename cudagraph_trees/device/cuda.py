@@ -1,0 +1,241 @@
+"""CUDA graphs over a private pool of the caching allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import _torch_compat as compat
+from .protocol import Block, Checkpoint, Input, Output, Segment, StoragePointer, TensorSpec
+
+if TYPE_CHECKING:
+    from ..function import Function
+
+
+class CudaCapturedRun:
+    """A CUDA graph and the outputs of its capture; ``graph`` is None if it has no kernel."""
+
+    __slots__ = ("graph", "outputs", "ran", "replay_graph")
+
+    def __init__(self, graph: torch.cuda.CUDAGraph | None, outputs: list[Output]) -> None:
+        self.graph = graph
+        self.outputs: list[Output] | None = outputs
+        self.ran = graph is None
+        self.replay_graph = graph.replay if graph is not None else (lambda: None)
+
+    def replay(self, inputs: list[Input]) -> list[Output] | None:
+        self.replay_graph()
+        return None
+
+    def release(self) -> None:
+        self.graph = None
+        self.replay_graph = _released
+
+
+def _released() -> None:
+    raise RuntimeError("this recording was released; it cannot be replayed any more")
+
+
+class CudaPool:
+    """See ``protocol.Pool``.
+
+    One stream serves all warm-ups and captures: the allocator keeps a segment for the
+    stream it was allocated on, so a second stream would not share memory with the first.
+    """
+
+    def __init__(self, index: int, initial_bytes: int = 0) -> None:
+        self.index = index
+        self.device = torch.device("cuda", index)
+        with torch.cuda.device(index):
+            torch.cuda.synchronize()
+            self.stream = torch.cuda.Stream()
+            self.stream.wait_stream(torch.cuda.current_stream())
+            self.handle: tuple[int, int] = torch.cuda.graph_pool_handle()
+            # The allocator keeps a pool for as long as a graph that was captured into it.
+            self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+            with (
+                warnings.catch_warnings(),
+                torch.cuda.graph(
+                    self._keep_alive,
+                    pool=self.handle,
+                    stream=self.stream,
+                    capture_error_mode="thread_local",
+                ),
+            ):
+                warnings.simplefilter("ignore")  # "the graph is empty"
+                if initial_bytes:
+                    # Freed at once; the segment stays in the pool.
+                    torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
+
+    @contextlib.contextmanager
+    def allocating(self) -> Iterator[None]:
+        torch.cuda.synchronize()
+        caller = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(caller)
+        with torch.cuda.stream(self.stream), torch.device(self.device):
+            compat.begin_allocate_to_pool(self.index, self.handle)
+            try:
+                yield
+            finally:
+                compat.end_allocate_to_pool(self.index, self.handle)
+                compat.release_pool(self.index, self.handle)
+        caller.wait_stream(self.stream)
+
+    def warm_up(self, function: Function, inputs: list[Input]) -> list[Output]:
+        with (
+            torch.cuda.device(self.index),
+            compat.keep_conv_cache(),
+            compat.fresh_cublas_workspaces(),
+            self.allocating(),
+        ):
+            compat.publish_current_stream()
+            with compat.control_flow_warm_up():
+                return list(function.model(inputs))
+
+    def capture(self, function: Function, inputs: list[Input]) -> CudaCapturedRun:
+        if function.kernel_free:
+            with compat.preserve_rng_state():
+                return CudaCapturedRun(None, self.warm_up(function, inputs))
+        graph = torch.cuda.CUDAGraph()
+        with (
+            compat.preserve_rng_state(),
+            torch.cuda.device(self.index),
+            compat.fresh_cublas_workspaces(),
+        ):
+            capture = torch.cuda.graph(
+                graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
+            )
+            try:
+                with capture:
+                    compat.publish_current_stream()
+                    with compat.control_flow_capture():
+                        outputs = function.model(inputs)
+            except BaseException:
+                self._end_failed_capture(graph)
+                raise
+        if not isinstance(outputs, (list, tuple)):
+            outputs = (outputs,)
+        return CudaCapturedRun(graph, list(outputs))
+
+    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Put the allocator back if torch left it thinking that a capture goes on.
+
+        ``CUDAGraph::capture_end`` tells the allocator last: if ending the capture fails,
+        nobody does, and every later allocation of the stream would go to the pool.
+        """
+        # "not recording to this pool" is what it says when there is nothing to end.
+        with contextlib.suppress(RuntimeError):
+            compat.end_allocate_to_pool(self.index, self.handle)
+            compat.release_pool(self.index, self.handle)
+        with contextlib.suppress(RuntimeError):
+            graph.reset()
+
+    def checkpoint(self) -> Checkpoint:
+        return compat.pool_checkpoint(self.index, self.handle)
+
+    def restore(
+        self, checkpoint: Checkpoint, live: Sequence[StoragePointer], dead: Iterable[int]
+    ) -> None:
+        compat.restore_pool(self.index, checkpoint, [], list(live))
+        for address in dead:
+            compat.raw_delete(address)
+
+    def free(self, address: int) -> None:
+        compat.raw_delete(address)
+
+    def release_storage(self, storage: StoragePointer) -> None:
+        if compat.has_standard_deleter(storage):
+            compat.free_and_remove_deleter(storage)
+
+    def invalidate(
+        self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
+    ) -> None:
+        if tensor is not None:
+            compat.set_tensor_message(tensor, message)
+        compat.set_storage_message(storage, message)
+
+    def move_out(self, storage: StoragePointer) -> bool:
+        source = compat.storage_from_weak(storage)
+        nbytes = source.nbytes()
+        if not compat.can_swap_storage():
+            # Resizing to the same size allocates and copies; the old memory goes back
+            # through its own deleter. A storage over borrowed memory cannot be resized.
+            if not source.resizable():
+                return False
+            source.resize_(nbytes)
+            return True
+        with torch.cuda.device(self.index):
+            fresh = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            view = torch.empty(0, dtype=torch.uint8, device=self.device)
+            fresh.copy_(view.set_(source, 0, (nbytes,), (1,)))  # type: ignore[call-overload]
+            del view
+        # If the old memory owned its block, it frees it when ``fresh`` dies, right here.
+        compat.swap_storage(source, fresh.untyped_storage())
+        return True
+
+    def tensor_at(
+        self, spec: TensorSpec, storage: torch.UntypedStorage | None = None
+    ) -> torch.Tensor:
+        if storage is None:
+            storage = compat.storage_at(spec.address, spec.device, spec.nbytes)
+        return compat.cuda_tensor(
+            {
+                "nbytes": spec.nbytes,
+                "data_ptr": spec.address,
+                "size": spec.shape,
+                "stride": spec.stride,
+                "dtype": spec.dtype,
+                "device": spec.device,
+                "storage_offset": spec.offset,
+            },
+            storage,
+        )
+
+    def contains(self, address: int) -> bool:
+        return any(
+            s["address"] <= address < s["address"] + s["total_size"]
+            for s in compat.memory_snapshot(self.handle)
+        )
+
+    def live_addresses(self) -> set[int]:
+        return {b.address for s in self.segments() for b in s.blocks if b.live}
+
+    def only_live(self, addresses: set[int]) -> bool:
+        return compat.pool_has_only(self.index, self.handle, addresses)
+
+    def segments(self) -> list[Segment]:
+        out = []
+        for s in compat.memory_snapshot(self.handle):
+            blocks = []
+            address = s["address"]
+            for b in s["blocks"]:
+                live = b["state"] == "active_allocated"
+                blocks.append(Block(address, b["size"], b["requested_size"] if live else 0, live))
+                address += b["size"]
+            out.append(Segment(s["address"], s["total_size"], tuple(blocks)))
+        return sorted(out, key=lambda s: s.address)
+
+    def reserved_bytes(self) -> int:
+        return sum(s["total_size"] for s in compat.memory_snapshot(self.handle))
+
+    def release(self) -> None:
+        self._keep_alive = None
+
+
+class CudaDevice:
+    """See ``protocol.Device``."""
+
+    address_bound = True
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+
+    def create_pool(self, initial_bytes: int = 0) -> CudaPool:
+        return CudaPool(self.device.index, initial_bytes)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)

@@ -1,0 +1,238 @@
+"""How a recording reads its inputs.
+
+Note [Kinds of inputs]
+~~~~~~~~~~~~~~~~~~~~~~
+A CUDA graph reads addresses. Where an input's value will be at the next replay decides
+what has to be done about it:
+
+* *static*: parameters, buffers, tensors saved by a forward outside the trees. The caller
+  promises that the address stays; it is compared before a replay, and if it has changed,
+  the function is recorded again.
+* *managed*: the output of a node on the current path. It is where that node put it, so
+  the address is compared as well. If it keeps moving, the input is demoted to copied.
+* *copied*: everything else that is a tensor. The recording reads a buffer of its own in
+  the pool; a replay fills all of them in one grouped copy. The source may be misaligned,
+  the buffer is not.
+* *passed*: integers (they select the function), generators, opaque objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch_compat as compat
+from .device.protocol import Input, Pool, TensorSpec
+from .storage_ref import StorageWeakRefWrapper
+
+if TYPE_CHECKING:
+    from .function import Function
+    from .liveness import OutputRefs, PathOutputIndex
+
+
+class CheckInvariantStatus(Enum):
+    """Whether a recording fits a call, and if not, why."""
+
+    SUCCESS = auto()
+    CudagraphManagedIdxMismatch = auto()
+    StaticInputIdxMismatch = auto()
+    ExpectedDeadIndicesBeforeGraphMismatch = auto()
+
+    def __str__(self) -> str:
+        return {
+            "SUCCESS": "it fits",
+            "CudagraphManagedIdxMismatch": "cudagraph managed tensor data pointer changed",
+            "StaticInputIdxMismatch": "static input data pointer changed",
+            "ExpectedDeadIndicesBeforeGraphMismatch": "expected dead indices before graph are live",
+        }[self.name]
+
+
+def address_of(t: torch.Tensor) -> int:
+    """Address of the storage of ``t``.
+
+    Raises:
+        RuntimeError: with the explanation of ``errors``, if the memory was reused.
+    """
+    return t.untyped_storage().data_ptr()
+
+
+def path_addresses(path: Iterable[OutputRefs]) -> set[int]:
+    """Addresses of all outputs of a path, dead ones included: the memory is the pool's."""
+    return {r.address for refs in path for r in refs if r is not None}
+
+
+def live_path_outputs(path: Sequence[OutputRefs]) -> dict[int, PathOutputIndex]:
+    """The first live output of a path at each address."""
+    out: dict[int, PathOutputIndex] = {}
+    for depth, refs in enumerate(path):
+        for i, r in enumerate(refs):
+            if r is not None and r.address not in out and not r.expired():
+                out[r.address] = (depth, i)
+    return out
+
+
+@dataclass(slots=True)
+class InputPlan:
+    """What a recording does with each input, see Note [Kinds of inputs].
+
+    Attributes:
+        managed: inputs read where a node of the path put them.
+        static: static inputs that are not managed.
+        copied: inputs with a buffer of their own.
+        checked: inputs whose address is compared: ``static`` and ``managed``.
+        pointers: ``data_ptr()`` of those, None for the rest; one entry an input.
+        expanded: dimensions of copied inputs in which all elements are one; by input.
+        overlapping: copied inputs whose elements overlap otherwise: copied as bytes.
+        live_outputs: for each input the live path output that it lies in, or None.
+    """
+
+    managed: list[int]
+    static: list[int]
+    copied: list[int]
+    checked: list[int]
+    pointers: list[int | None]
+    expanded: dict[int, list[int]]
+    overlapping: frozenset[int]
+    live_outputs: list[PathOutputIndex | None]
+
+    @staticmethod
+    def of(
+        function: Function,
+        inputs: Sequence[Input],
+        path: Sequence[OutputRefs],
+        demoted: frozenset[int] = frozenset(),
+        *,
+        address_bound: bool = True,
+    ) -> InputPlan:
+        """Decide for each input of a call that is about to be recorded."""
+        managed_addresses = path_addresses(path)
+        live = live_path_outputs(path)
+        declared = set(function.static_input_idxs)
+        managed, static, copied = [], [], []
+        pointers: list[int | None] = [None] * len(inputs)
+        live_outputs: list[PathOutputIndex | None] = [None] * len(inputs)
+        for i, x in enumerate(inputs):
+            if not isinstance(x, torch.Tensor):
+                continue
+            address = address_of(x)
+            live_outputs[i] = live.get(address)
+            if not address_bound:
+                continue
+            if address in managed_addresses and (i not in demoted or i in declared):
+                managed.append(i)
+            elif i in declared:
+                static.append(i)
+            else:
+                copied.append(i)
+                continue
+            pointers[i] = x.data_ptr()
+        expanded = {i: _expanded_dims(inputs[i]) for i in copied}
+        overlapping = frozenset(
+            i
+            for i, dims in expanded.items()
+            if compat.internal_overlap(_index_expanded(inputs[i], dims)) != 0
+        )
+        return InputPlan(
+            managed=managed,
+            static=static,
+            copied=copied,
+            checked=sorted(managed + static),
+            pointers=pointers,
+            expanded=expanded,
+            overlapping=overlapping,
+            live_outputs=live_outputs,
+        )
+
+    @property
+    def plain(self) -> list[int]:
+        """Copied inputs that one grouped copy can handle as they are."""
+        return [i for i in self.copied if i not in self.overlapping and not self.expanded[i]]
+
+    def allocate(self, inputs: list[Input], pool: Pool) -> list[Input]:
+        """Inputs of a recording: buffers in the pool for copied ones, filled.
+
+        ``inputs`` is emptied, so that sources can die.
+        """
+        recording = list(inputs)
+        if self.copied:
+            with pool.allocating():
+                for i in self.copied:
+                    t = inputs[i]
+                    recording[i] = torch.empty_strided(
+                        t.size(), t.stride(), dtype=t.dtype, device=t.device
+                    )
+                self.copy(recording, inputs)
+        inputs.clear()
+        return recording
+
+    def copy(self, buffers: Sequence[Input], inputs: Sequence[Input]) -> None:
+        """Fill the buffers of copied inputs."""
+        to, source = [], []
+        for i in self.copied:
+            if i in self.overlapping:
+                copy_bytes(buffers[i], inputs[i])
+            else:
+                to.append(_index_expanded(buffers[i], self.expanded[i]))
+                source.append(_index_expanded(inputs[i], self.expanded[i]))
+        if to:
+            compat.foreach_copy(to, source)
+
+    def describe_moved(
+        self, function: Function, inputs: Sequence[Input], which: Sequence[int]
+    ) -> str:
+        """One line for each of ``which`` whose address is another one now."""
+        lines = []
+        for i in which:
+            t = inputs[i]
+            if isinstance(t, torch.Tensor) and t.data_ptr() != self.pointers[i]:
+                p = function.placeholders[i] if i < len(function.placeholders) else None
+                lines.append(
+                    f"input name: {getattr(p, 'name', i)}. "
+                    f"data pointer changed from {self.pointers[i]} to {t.data_ptr()}. "
+                    f"input stack trace: {getattr(p, 'stack_trace', None)}"
+                )
+        return "\n".join(lines)
+
+
+def reference_persistent(
+    function: Function, plan: InputPlan, inputs: Sequence[Input]
+) -> dict[int, StorageWeakRefWrapper]:
+    """Storages that outlive the call, by address: static inputs and constants.
+
+    Weak, because tensors saved by a forward are static inputs of its backward and die in
+    it: their memory may then hold an output.
+    """
+    tensors: list[Any] = [inputs[i] for i in plan.static]
+    tensors.extend(function.constants)
+    return {address_of(t): StorageWeakRefWrapper(t) for t in tensors}
+
+
+def input_specs(plan: InputPlan, inputs: Sequence[Input]) -> dict[int, TensorSpec]:
+    """Where the buffers of copied inputs and the managed inputs are."""
+    return {i: TensorSpec.of(inputs[i]) for i in (*plan.copied, *plan.managed)}
+
+
+def _expanded_dims(t: torch.Tensor) -> list[int]:
+    return [d for d in range(t.dim()) if t.stride(d) == 0 and t.size(d) != 1]
+
+
+def _index_expanded(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """One element of each of ``dims``: writing it writes them all."""
+    for d in dims:
+        t = t.narrow(d, 0, 1)
+    return t
+
+
+def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy the whole extent of ``source``: the only copy with a meaning if elements overlap.
+
+    Both have the same sizes, strides and type.
+    """
+    if source.numel() == 0:
+        return
+    extent = sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) + 1
+    to.as_strided((extent,), (1,)).copy_(source.as_strided((extent,), (1,)))

@@ -1,0 +1,84 @@
+"""Which outputs of a path are live, and what a node expects of that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from . import _torch_compat as compat
+from .storage_ref import StorageWeakRefWrapper
+
+_count = compat.storage_use_count
+_refs = sys.getrefcount
+
+OutputRefs: TypeAlias = "list[StorageWeakRefWrapper | None]"
+"""One entry an output of a node; None if its memory is none of the pool's business."""
+PathOutputIndex: TypeAlias = tuple[int, int]
+"""``(depth, output)``: an output of the node ``depth`` steps below the root."""
+Liveness: TypeAlias = list[list[bool]]
+
+
+def is_live(ref: StorageWeakRefWrapper | None) -> bool:
+    """Whether someone outside the trees holds the output."""
+    return ref is not None and not ref.expired()
+
+
+def liveness_of(path: Sequence[OutputRefs]) -> Liveness:
+    """Liveness of every output of every node of a path."""
+    return [[is_live(r) for r in refs] for refs in path]
+
+
+def died(before: Liveness, now: Liveness) -> list[PathOutputIndex]:
+    """Outputs whose liveness differs. Nothing comes back to life, so these have died."""
+    return [
+        (d, i)
+        for d, (a, b) in enumerate(zip(before, now, strict=False))
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
+        if x != y
+    ]
+
+
+def all_dead(refs: Sequence[StorageWeakRefWrapper]) -> bool:
+    """Whether none is held. Hot; may say False of something that only a stale autograd
+    graph holds, see ``held``."""
+    for r in refs:
+        cache = r.cache
+        if cache is None:
+            if _count(r.pointer):
+                return False
+        elif _refs(cache[r.slot]) != 2 or _count(r.pointer) != r.own:
+            return False
+    return True
+
+
+def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
+    """Detach cached outputs that only the trees hold; whether there were any.
+
+    See Note [When an output is dead].
+    """
+    found = False
+    for r in refs:
+        if r.cache is None or _refs(r.cache[r.slot]) != 2:
+            continue
+        t = r.cache[r.slot]
+        if t is not None and t.grad_fn is not None:
+            t.detach_()
+            found = True
+    return found
+
+
+def held(
+    refs: Sequence[StorageWeakRefWrapper],
+    siblings: Sequence[StorageWeakRefWrapper] | None = None,
+) -> list[StorageWeakRefWrapper]:
+    """Those of ``refs`` that are really held.
+
+    Args:
+        refs: outputs in question.
+        siblings: outputs whose stale autograd graphs may hold them; ``refs`` by default.
+    """
+    live = [r for r in refs if not r.expired()]
+    while live and let_go_of_stale_graphs(siblings if siblings is not None else refs):
+        live = [r for r in live if not r.expired()]
+    return live

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from . import _torch_compat
 from .inner_compile import InnerCompile
-from .metadata.from_aot import dynamo_inputs
+from .metadata.dynamo_input import dynamo_inputs
 from .options import split_options
 from .runtime import RUNTIME
 

@@ -24,7 +24,8 @@ from . import _torch_compat
 from .metadata.codec import to_builtins
 from .metadata.compile_state import CompileConfig, CompileState
 from .metadata.from_aot import view_and_mutation_meta
-from .metadata.graph_io import DynamoInput, ForwardDescription, describe_graph
+from .metadata.dynamo_input import DynamoInput
+from .metadata.graph_io import ForwardDescription, describe_graph
 from .metadata.stage import CompileStage, compile_through
 from .observation.stage import ObserveStage
 from .options import Options
@@ -124,7 +125,7 @@ class InnerCompile:
             forward=self._forward if kind is GraphKind.BACKWARD else None,
         )
         if kind is GraphKind.FORWARD:
-            self._forward = ForwardDescription(io)
+            self._forward = io.as_forward()
         record = GraphRecord(
             id=self.runtime.new_graph_id(),
             kind=kind,

@@ -2,7 +2,7 @@
 
 from .category import Category
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
-from .ledger import LedgerEntry, LedgerKind
+from .ledger import LedgerEntry, LedgerKind, TreeDetail
 from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
 from .program import AllocationProgram, Event, EventKind, LiveStorage, Origin, Storage
 from .provenance import BufferProvenance, Evidence, NodeProvenance, SourceFrame
@@ -32,4 +32,5 @@ __all__ = [
     "Statement",
     "StatementKind",
     "Storage",
+    "TreeDetail",
 ]

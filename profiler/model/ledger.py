@@ -18,6 +18,65 @@ class LedgerKind(str, Enum):
     FALLBACK = "fallback"
     """memprof failed inside and the plain Inductor callable runs in its place."""
     RESET = "reset"
+    WARM_UP = "warm_up"
+    """A function ran in a tree's pool without being recorded."""
+    RECORD = "record"
+    RERECORD = "rerecord"
+    """Recorded although recordings of the function exist at that place: none fits."""
+    REPLAY = "replay"
+    SKIP = "skip"
+    """A function ran without a graph."""
+    DEMOTION = "demotion"
+    """An input that kept moving is copied from now on."""
+    EVICTION = "eviction"
+    """A recording was dropped to keep the pool within its budget."""
+    CHECKPOINT = "checkpoint"
+    """The allocator's books were restored, so that something could run after a replay."""
+    INVALIDATED = "invalidated"
+    """An output that was held beyond its step; using it raises an error from here on."""
+    MOVED_OUT = "moved_out"
+    """An output that was held beyond its step was given memory outside the pool."""
+    TREE_FAILURE = "tree_failure"
+    """A warm-up or recording failed; the plain function ran."""
+
+    @property
+    def of_trees(self) -> bool:
+        """Whether the entry is the graph trees' and carries a ``TreeDetail``."""
+        return self.value in _OF_TREES
+
+
+_OF_TREES = frozenset(
+    "warm_up record rerecord replay skip demotion eviction checkpoint invalidated moved_out "
+    "tree_failure".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDetail:
+    """What graph trees add to a ledger entry.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        function: name of the function, e.g. ``0/0 forward``.
+        key: its integer inputs.
+        node: number of the recording, negative for a warm-up, None if there is none.
+        parent: number of the node before it on the path, None at a root.
+        step: number of the step, from 1.
+        duration_ns: how long it took on the host, all repeats together; 0 if not measured.
+        pool_before, pool_after: bytes that the pool had from the system, -1 if not measured.
+        marginal: bytes by which recording this node made the pool grow, 0 for other kinds.
+    """
+
+    device: str
+    function: str
+    key: tuple[int, ...] = ()
+    node: int | None = None
+    parent: int | None = None
+    step: int = 0
+    duration_ns: int = 0
+    pool_before: int = -1
+    pool_after: int = -1
+    marginal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +89,7 @@ class LedgerEntry:
         graph: ``GraphRecord.id`` it concerns, None if none.
         reason: why, in words.
         count: how often the same thing happened; repeats are counted, not repeated.
+        tree: more about an entry of the graph trees, None for others.
     """
 
     time_ns: int
@@ -37,3 +97,4 @@ class LedgerEntry:
     graph: int | None
     reason: str
     count: int = 1
+    tree: TreeDetail | None = None

@@ -1,0 +1,151 @@
+"""Everything the manager did, and why.
+
+Replays are counted where they happen, in the node, and become entries only when the
+ledger is read: an entry a replay would cost more than the replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
+
+if TYPE_CHECKING:
+    from .function import Function
+    from .node_recorded import CUDAGraphNode
+
+MAX_ENTRIES = 10_000
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What ``TreeLedger.measured`` found.
+
+    Attributes:
+        start_ns: ``time.perf_counter_ns()`` at the beginning.
+        pool_before: reserved bytes then.
+    """
+
+    start_ns: int
+    pool_before: int
+
+
+class TreeLedger:
+    """The entries of one manager; repeats are counted. At most ``MAX_ENTRIES`` different ones.
+
+    Attributes:
+        device: written to each entry.
+        dropped: entries that did not fit.
+        sink: called with each new entry, None if nobody listens.
+    """
+
+    def __init__(self, device: str, reserved_bytes: Callable[[], int]) -> None:
+        self.device = device
+        self.dropped = 0
+        self.sink: Callable[[LedgerEntry], None] | None = None
+        self._reserved = reserved_bytes
+        self._entries: dict[tuple[object, ...], LedgerEntry] = {}
+        self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        kind: LedgerKind,
+        function: Function | None,
+        reason: str,
+        *,
+        node: int | None = None,
+        parent: int | None = None,
+        step: int = 0,
+        measured: Measurement | None = None,
+        marginal: int = 0,
+    ) -> None:
+        """Write one entry. One that differs only in time, step and measurements is a repeat."""
+        record = None if function is None or function.record is None else function.record.id
+        label = "" if function is None else function.label
+        key = (kind, label, () if function is None else function.key, reason, node, parent)
+        duration, before, after = 0, -1, -1
+        if measured is not None:
+            duration = time.perf_counter_ns() - measured.start_ns
+            before, after = measured.pool_before, self._reserved()
+        with self._lock:
+            known = self._entries.get(key)
+            if known is not None:
+                assert known.tree is not None
+                self._entries[key] = dataclasses.replace(
+                    known,
+                    count=known.count + 1,
+                    tree=dataclasses.replace(
+                        known.tree, duration_ns=known.tree.duration_ns + duration
+                    ),
+                )
+                return
+            if len(self._entries) >= MAX_ENTRIES:
+                self.dropped += 1
+                return
+            entry = LedgerEntry(
+                time.time_ns(),
+                kind,
+                record,
+                reason,
+                tree=TreeDetail(
+                    device=self.device,
+                    function=label,
+                    key=() if function is None else function.key,
+                    node=node,
+                    parent=parent,
+                    step=step,
+                    duration_ns=duration,
+                    pool_before=before,
+                    pool_after=after,
+                    marginal=marginal,
+                ),
+            )
+            self._entries[key] = entry
+        if self.sink is not None:
+            self.sink(entry)
+
+    @contextmanager
+    def measured(self) -> Iterator[Measurement]:
+        """Time and pool size from here to the ``add`` that gets the result."""
+        yield Measurement(time.perf_counter_ns(), self._reserved())
+
+    def retire(self, node: CUDAGraphNode) -> None:
+        """Keep the count of a node that goes away."""
+        if (entry := self._replay_entry(node)) is not None:
+            with self._lock:
+                self._replayed[(node.id,)] = entry
+
+    def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
+        """All entries by time, with one for the replays of each of ``nodes``."""
+        replays = [e for n in nodes if (e := self._replay_entry(n)) is not None]
+        with self._lock:
+            out = [*self._entries.values(), *self._replayed.values(), *replays]
+        return sorted(out, key=lambda e: e.time_ns)
+
+    def _replay_entry(self, node: CUDAGraphNode) -> LedgerEntry | None:
+        if not node.replays:
+            return None
+        function, parent = node.wrapped_function, node.parent
+        return LedgerEntry(
+            node.recorded_ns,
+            LedgerKind.REPLAY,
+            None if function.record is None else function.record.id,
+            "replayed",
+            count=node.replays,
+            tree=TreeDetail(
+                device=self.device,
+                function=function.label,
+                key=function.key,
+                node=node.id.id,
+                parent=None if parent is None else parent.id.id,
+                step=node.step,
+                marginal=node.marginal_bytes,
+            ),
+        )

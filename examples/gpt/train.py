@@ -1,6 +1,6 @@
 """Train a small GPT on the Python standard library, compiled by memprof.
 
-    python examples/gpt/train.py --steps 200
+    python examples/gpt/train.py --steps 400
 
 Prints the loss on the way and, at the end, where the compiled code's memory went.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from data import Batches, Corpus, batches
 from model import GPT, Config
+
+import memprof
 
 
 def main() -> None:
@@ -30,11 +32,14 @@ def main() -> None:
     )
     print(f"{parameters / 1e6:.2f} million parameters, torch {torch.__version__}, {args.device}")
     compiled = torch.compile(model, backend=args.backend)
-    train(compiled, batches(corpus.train, args.batch, args.context, args.seed), args)
-    held_out = batches(corpus.held_out, args.batch, args.context, args.seed)
-    print(f"held-out loss {evaluate(compiled, held_out, args):.3f} nats per byte")
-    if args.backend == "memprof":
-        show(args.out)
+    with memprof.profile() as session:
+        train(compiled, batches(corpus.train, args.batch, args.context, args.seed), args)
+        held_out = batches(corpus.held_out, args.batch, args.context, args.seed)
+        print(f"held-out loss {evaluate(compiled, held_out, args):.3f} nats per byte\n")
+    memprof.report()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    session.save(args.out)
+    print(f"\nThe profile is in {args.out}; `memprof report {args.out}` prints this again.")
 
 
 def train(model: torch.nn.Module, data: Batches, args: argparse.Namespace) -> None:
@@ -77,28 +82,20 @@ def evaluate(model: torch.nn.Module, data: Batches, args: argparse.Namespace) ->
     return sum(losses) / len(losses)
 
 
-def show(out: Path) -> None:
-    """Print memprof's report on everything compiled so far and write the profile."""
-    import memprof
-
-    print()
-    print(memprof.report())
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=200, help="training steps (200)")
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step (16)")
+    parser.add_argument("--steps", type=int, default=400, help="training steps (400)")
+    parser.add_argument("--batch", type=int, default=12, help="sequences a step (12)")
     parser.add_argument("--context", type=int, default=128, help="bytes a sequence (128)")
-    parser.add_argument("--width", type=int, default=256, help="width of the model (256)")
+    parser.add_argument("--width", type=int, default=192, help="width of the model (192)")
     parser.add_argument("--layers", type=int, default=4, help="blocks (4)")
-    parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate (0.002)")
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest learning rate (0.003)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--backend", default="memprof", help="torch.compile backend (memprof)")
-    parser.add_argument("--log-every", type=int, default=20, help="steps between lines (20)")
+    parser.add_argument("--log-every", type=int, default=25, help="steps between lines (25)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/gpt.memprof.json"), help="profile file to write"
     )

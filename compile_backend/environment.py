@@ -19,7 +19,7 @@ def versions() -> tuple[str, str, str]:
         own = metadata.version("memprof")
     except metadata.PackageNotFoundError:
         own = "unknown"
-    return torch.__version__, own, platform.python_version()
+    return str(torch.__version__), own, platform.python_version()
 
 
 @functools.cache

@@ -63,11 +63,7 @@ class InputAliasInfo:
     @property
     def is_mutated(self) -> bool:
         """Whether anything about the input changes."""
-        return (
-            self.mutates_data
-            or self.mutates_metadata
-            or self.mutation_inductor_storage_resize
-        )
+        return self.mutates_data or self.mutates_metadata or self.mutation_inductor_storage_resize
 
     @property
     def can_stay_in_graph(self) -> bool:

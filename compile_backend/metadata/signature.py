@@ -144,9 +144,7 @@ class GraphSignature:
             inputs_to_parameters=tuple(zip(parameters, named_parameters, strict=True)),
             inputs_to_buffers=tuple(zip(buffers, named_buffers, strict=True)),
             parameters_to_mutate=tuple((n, o) for n, i, o in values if i < first_buffer),
-            buffers_to_mutate=tuple(
-                (n, o) for n, i, o in values if first_buffer <= i < first_user
-            ),
+            buffers_to_mutate=tuple((n, o) for n, i, o in values if first_buffer <= i < first_user),
             user_inputs_to_mutate=tuple((n, o) for n, i, o in values if i >= first_user),
             in_spec=in_spec,
             out_spec=out_spec,

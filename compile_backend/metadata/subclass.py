@@ -11,7 +11,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal
 
 from .memory_format import MemoryFormatMeta
 from .sizes import Size, SymbolicSize, is_symbolic, runtime_safe_size
@@ -35,7 +35,6 @@ class FlatLayout(ABC):
         """Number of graph arguments that the entry takes, symbolic sizes included."""
 
 
-# Concrete layouts name `arg_count` as attribute or property, as AOTAutograd does.
 @dataclass(frozen=True)
 class PlainTensorMeta(FlatLayout):
     """A dense tensor, or anything else that is no subclass.
@@ -150,7 +149,9 @@ class SubclassCreationMeta(FlatLayout):
             else:
                 values[name] = self._argument(flat_args, at, name, layout)
             at += layout.arg_count
-        size, at = self._outer(self.outer_size, self.outer_size_from_attr, "size", values, flat_args, at)
+        size, at = self._outer(
+            self.outer_size, self.outer_size_from_attr, "size", values, flat_args, at
+        )
         stride, at = self._outer(
             self.outer_stride, self.outer_stride_from_attr, "stride", values, flat_args, at
         )
@@ -159,9 +160,7 @@ class SubclassCreationMeta(FlatLayout):
         )
         return rebuilt
 
-    def _argument(
-        self, flat_args: Sequence[Any], at: int, name: str, layout: FlatLayout
-    ) -> Any:
+    def _argument(self, flat_args: Sequence[Any], at: int, name: str, layout: FlatLayout) -> Any:
         import torch
 
         if at >= len(flat_args):
@@ -214,10 +213,6 @@ class SubclassCreationMeta(FlatLayout):
                 f"({self.context}) and was not kept: rebuild in the process that compiled"
             )
         return _resolve(self.type_name), None
-
-
-# For annotations; msgspec reads FlatLayout through the codec's hooks.
-Layout = Union[PlainTensorMeta, SubclassCreationMeta]
 
 
 def runtime_safe_layout(layout: FlatLayout) -> FlatLayout:

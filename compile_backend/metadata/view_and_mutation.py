@@ -45,12 +45,12 @@ class TracedTangent:
     """The tensor (or symbolic number) that a tangent was traced with.
 
     Attributes:
-        runtime_type: qualified name of the type that arrives at run time.
+        type_name: qualified name of its type; a fake tensor's is ``torch.Tensor``.
         dtype, shape, device: of a tensor; None, () and None for a number.
         flatten: for a subclass, how it comes apart.
     """
 
-    runtime_type: str
+    type_name: str
     dtype: str | None = None
     shape: tuple[Size, ...] = ()
     device: str | None = None
@@ -98,6 +98,7 @@ class ViewAndMutationMeta:
         is_rng_op_functionalized: random operators take seed and offset as inputs.
         traced_tangents: what the tangents were traced with; empty in runtime-safe form.
         traced_tangents_descs: AOTAutograd's description of each.
+        output_types: type that each must have at run time; stays in runtime-safe form.
         subclass_inp_meta: layout of each input.
         subclass_fw_graph_out_meta: layout of mutated inputs, user outputs and bases.
         subclass_tangent_meta: layout of each tangent.
@@ -122,8 +123,8 @@ class ViewAndMutationMeta:
             backward may overwrite it; None until partitioned.
         num_backward_tokens: tokens at the end of the backward's outputs.
         num_graphsafe_rng_states: generator states passed to forward and backward.
-        graphsafe_rng_state_index: of the first one.
-        graphsafe_rng_device: their device; torch 2.13 on.
+        graphsafe_rng_state_index: index of the device they belong to.
+        graphsafe_rng_device: that device; torch 2.13 on.
         mutated_inp_stream_indices: stream on which each mutated input was last touched.
         compile_id: e.g. ``1/0``; torch 2.13 on.
         tangent_source_stack_traces: where each tangent's output was made; 2.13 on.
@@ -137,6 +138,7 @@ class ViewAndMutationMeta:
     is_rng_op_functionalized: bool = False
     traced_tangents: tuple[TracedTangent, ...] = ()
     traced_tangents_descs: tuple[str, ...] = ()
+    output_types: tuple[str, ...] = ()
     subclass_inp_meta: tuple[FlatLayout, ...] = ()
     subclass_fw_graph_out_meta: tuple[FlatLayout, ...] = ()
     subclass_tangent_meta: tuple[FlatLayout, ...] = ()
@@ -244,11 +246,6 @@ class ViewAndMutationMeta:
         return any(o.dynamic_dims for o in self.output_info)
 
     @property
-    def output_types(self) -> tuple[str, ...]:
-        """Type that each tangent must have at run time."""
-        return tuple(t.runtime_type for t in self.traced_tangents)
-
-    @property
     def act_input_indices(self) -> tuple[int, ...] | None:
         """Inputs that themselves held asynchronous collective tensors."""
         if self.act_input_paths is None:
@@ -264,9 +261,7 @@ class ViewAndMutationMeta:
     @property
     def num_forward_returns(self) -> int:
         """Graph outputs that the autograd.Function returns."""
-        return (
-            self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
-        )
+        return self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
 
     @property
     def num_forward(self) -> int:
@@ -311,9 +306,7 @@ class ViewAndMutationMeta:
 
     @property
     def _saved_unchecked(self) -> int:
-        return _known(
-            "num_tensors_saved_with_no_vc_check", self.num_tensors_saved_with_no_vc_check
-        )
+        return _known("num_tensors_saved_with_no_vc_check", self.num_tensors_saved_with_no_vc_check)
 
     @property
     def _saved_opaque(self) -> int:

@@ -1,0 +1,178 @@
+"""What Dynamo knows of the values that it hands to a graph.
+
+Note [Where an input's role comes from]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+From the Source that Dynamo guards the value by: the way from a variable of the frame to
+the value. Names play no part. A value is
+
+* a parameter if it is an ``nn.Parameter``, stands in the ``_parameters`` of a module, or
+  in the ``params`` of a group of an optimizer;
+* a buffer if it stands in the ``_buffers`` of a module;
+* optimizer state if it is reached through an optimizer in any other way: through its
+  ``state``, or as a hyperparameter of a group;
+* a parameter's gradient if it is the ``grad`` of any of the parameters.
+
+Dynamo hands most values over as placeholders, but puts what belongs to an optimizer (and,
+with ``inline_inbuilt_nn_modules`` off, to a module) on the graph module as attributes,
+which AOTAutograd lifts to inputs of their own; both are listed.
+
+One thing cannot be told: state that an optimizer *creates* inside a compiled step leaves
+the graph as an ordinary output (SGD's first momentum buffer). It is optimizer state from
+the next step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from memprof.compile_backend import _torch_compat as compat
+
+Links = tuple[tuple[str, Any], ...]
+"""Steps from a variable of the frame to a value; see ``_torch_compat.source_links``."""
+
+
+@dataclass(frozen=True)
+class DynamoInput:
+    """One value that a Dynamo graph takes.
+
+    Attributes:
+        name: of the placeholder, or of the attribute that will be lifted.
+        source: the way to it as Python source, e.g. ``L['self']._parameters['weight']``.
+        is_parameter, is_buffer, is_optimizer_state, is_parameter_gradient: at most one
+            holds, see Note [Where an input's role comes from].
+        fqn: qualified name of what is none of a plain user input: of a parameter or buffer
+            within the outermost module that leads to it, of anything else of an optimizer
+            within that.
+        index: position among the placeholders; None for a lifted attribute.
+    """
+
+    name: str
+    source: str = ""
+    is_parameter: bool = False
+    is_buffer: bool = False
+    is_optimizer_state: bool = False
+    is_parameter_gradient: bool = False
+    fqn: str | None = None
+    index: int | None = None
+
+
+def dynamo_inputs(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[DynamoInput, ...]:
+    """Everything that a Dynamo graph takes: placeholders in order, then lifted attributes.
+
+    Args:
+        gm: as Dynamo hands it to a backend.
+        example_inputs: likewise; one a placeholder.
+    """
+    found: list[tuple[str, int | None, Any, bool]] = []  # name, index, source, is Parameter
+    for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        example = example_inputs[at] if at < len(example_inputs) else None
+        is_parameter = isinstance(example, torch.nn.Parameter)
+        found.append((node.name, at, compat.dynamo_source(node), is_parameter))
+    parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
+    buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
+    sources = compat.lifted_sources(gm)
+    for name in (*sorted(parameters), *sorted(buffers)):
+        found.append((name, None, sources.get(name), name in parameters))
+
+    ways = [tuple(compat.source_links(source)) for _, _, source, _ in found]
+    parameter_ways = {
+        way
+        for way, (_, _, _, is_parameter) in zip(ways, found, strict=True)
+        if way and is_parameter
+    }
+    several_roots = len({_root(way) for way in ways if _is_module_state(way)}) > 1
+    inputs = []
+    for (name, index, source, is_parameter), way in zip(found, ways, strict=True):
+        text = compat.source_text(source) if source is not None else ""
+        facts = classify(way, is_parameter, parameter_ways)
+        if index is None and facts == DynamoInput(""):
+            facts = replace(facts, is_buffer=name in buffers)
+        is_known = facts != DynamoInput("")
+        fqn = (_fqn(way, several_roots) or text or name) if is_known else None
+        inputs.append(replace(facts, name=name, source=text, index=index, fqn=fqn))
+    return tuple(inputs)
+
+
+def classify(way: Links, is_parameter: bool, parameters: set[Links]) -> DynamoInput:
+    """The facts about the value at the end of ``way``, without names.
+
+    Args:
+        way: steps to the value; () where unknown.
+        is_parameter: it is an ``nn.Parameter``.
+        parameters: ways to values known to be parameters.
+    """
+    if is_parameter or _leads_to_parameter(way):
+        return DynamoInput("", is_parameter=True)
+    if way and way[-1] == ("grad", "grad"):
+        # Dynamo uses this step for what an optimizer's parameters hold in `.grad`.
+        return DynamoInput("", is_parameter_gradient=True)
+    if way and way[-1] == ("attr", "grad"):
+        owner = way[:-1]
+        if owner in parameters or _leads_to_parameter(owner):
+            return DynamoInput("", is_parameter_gradient=True)
+    if any(what == "optimizer" for what, _ in way):
+        return DynamoInput("", is_optimizer_state=True)
+    if _registry(way) == "_buffers":
+        return DynamoInput("", is_buffer=True)
+    return DynamoInput("")
+
+
+def _leads_to_parameter(way: Links) -> bool:
+    if _registry(way) == "_parameters":
+        return True
+    whats = [what for what, _ in way]
+    if "optimizer" not in whats:
+        return False
+    inside = way[whats.index("optimizer") + 1 :]
+    return (
+        len(inside) == 4
+        and inside[0] == ("attr", "param_groups")
+        and inside[2] == ("item", "params")
+    )
+
+
+def _registry(way: Links) -> str | None:
+    """``_parameters`` or ``_buffers`` if the value is an entry of that of a module."""
+    if len(way) < 2 or way[-1][0] != "item":
+        return None
+    what, member = way[-2]
+    if what == "registry" or (what == "attr" and len(way) > 2 and way[-3][0] == "module"):
+        return str(member)
+    return None
+
+
+def _is_module_state(way: Links) -> bool:
+    return _registry(way) in ("_parameters", "_buffers")
+
+
+def _root(way: Links) -> Links:
+    """The steps to the outermost module or optimizer on the way, itself included."""
+    for at, (what, _) in enumerate(way):
+        if what in ("module", "optimizer"):
+            return way[: at + 1]
+    return ()
+
+
+def _fqn(way: Links, with_root: bool) -> str:
+    """Dotted name of the value within the outermost module or optimizer on its way.
+
+    Args:
+        way: steps to the value.
+        with_root: begin with how that module is reached, because there are several.
+    """
+    root = _root(way)
+    if not root:
+        return ""
+    hidden = ("_modules", "_parameters", "_buffers")
+    path = [
+        str(key)
+        for what, key in (*(root if with_root else ()), *way[len(root) :])
+        if what in ("local", "global", "attr", "item", "registry", "grad") and key not in hidden
+    ]
+    return ".".join(path)

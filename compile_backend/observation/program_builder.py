@@ -5,9 +5,11 @@ Note [Joining two witnesses]
 The instrumented code knows *names*: which storage each assignment produced and which
 storage died where. The allocator knows *bytes*, in exact order, but neither names nor
 addresses. Both are cut into the same segments, one a statement executed, and within a
-segment they are matched by size: an allocation of n bytes is the next new storage of
+segment they are matched by size: the last allocations of n bytes are the new storages of
 n bytes, a release of n bytes is the next storage of n bytes that died. What the
 allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL.
+The last, because a new storage is still there when the statement ends: were it matched
+with the first, the release of scratch of its size would find nothing to release.
 Two blocks of equal size in one statement may be swapped by this; the bytes live at each
 instant, and the statement they belong to, are right all the same.
 
@@ -130,12 +132,17 @@ class _Builder:
 
     def _by_allocator(self, segment: _Segment, new: list[Bound], died: list[int]) -> None:
         line = segment.line
-        for nbytes in segment.deltas:
+        named: dict[int, Bound] = {}  # position in the segment's deltas → storage
+        for i in reversed(range(len(segment.deltas))):
+            fitting = (b for b in reversed(new) if _fits(b, segment.deltas[i]))
+            match = next(fitting, None)
+            if match is not None:
+                new.remove(match)
+                named[i] = match
+        for i, nbytes in enumerate(segment.deltas):
             if nbytes > 0:
-                match = next((b for b in new if _fits(b, nbytes)), None)
-                if match is not None:
-                    new.remove(match)
-                    self._alloc(match, nbytes, line)
+                if i in named:
+                    self._alloc(named[i], nbytes, line)
                 else:
                     self._alloc_scratch(nbytes, line)
             else:

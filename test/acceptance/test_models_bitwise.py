@@ -31,8 +31,8 @@ def test_bitwise_equal_to_inductor(name: str) -> None:
     assert len({_bits(t) for t in actual.losses}) == len(actual.losses)
     assert any(t.count_nonzero() for t in actual.gradients.values())
     # AND memprof was there all the time
-    kinds = {g.kind for g in profile.graphs if g.calls >= 3}
-    assert kinds >= {GraphKind.FORWARD, GraphKind.BACKWARD}
+    for kind in (GraphKind.FORWARD, GraphKind.BACKWARD):
+        assert sum(g.calls for g in profile.graphs if g.kind is kind) >= 3
     fallbacks = [e.reason for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
     assert fallbacks == []
 

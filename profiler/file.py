@@ -65,10 +65,12 @@ def encode_profile(profile: Profile) -> bytes:
     """
     try:
         try:
-            return msgspec.json.encode(profile)
+            return msgspec.json.encode(profile, enc_hook=_plain_scalar)
         except UnicodeEncodeError:
             # A path that is not UTF-8 reaches Python as lone surrogates.
-            return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(profile)))
+            return msgspec.json.encode(
+                _escape_surrogates(msgspec.to_builtins(profile, enc_hook=_plain_scalar))
+            )
     except (TypeError, ValueError, RecursionError) as e:
         raise ProfileInvalidError(
             None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
@@ -151,16 +153,13 @@ def check_writable(path: StrPath) -> None:
     Raises:
         ProfileNotWritableError: it cannot; a full disk shows only when writing.
     """
-    target = os.path.abspath(os.fspath(path))
-    folder = os.path.dirname(target)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.stat(target).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", target)
-        probe = os.path.join(folder, f".memprof.{secrets.token_hex(6)}.tmp")
+        target = os.path.realpath(path)
+        _check_target(target)
+        probe = _temporary(target)
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         os.unlink(probe)
-    except OSError as e:
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileNotWritableError(
             path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
         ) from e
@@ -263,7 +262,7 @@ def _gunzip(data: bytes, path: str | None) -> bytes:
         ) from e
 
 
-def _replace(path: str, data: bytes) -> None:
+def _check_target(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -271,8 +270,16 @@ def _replace(path: str, data: bytes) -> None:
         if not stat.S_ISREG(mode):
             # As root, replacing /dev/null by a file would succeed.
             raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def _temporary(path: str) -> str:
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+    return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+
+
+def _replace(path: str, data: bytes) -> None:
+    _check_target(path)
+    temporary = _temporary(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     fd = os.open(temporary, flags, 0o666)
     try:
@@ -290,7 +297,7 @@ def _replace(path: str, data: bytes) -> None:
         raise
     # The rename itself reaches the disk with the folder; not every system can do this.
     with contextlib.suppress(OSError):
-        dir_fd = os.open(folder, os.O_RDONLY)
+        dir_fd = os.open(os.path.dirname(path), os.O_RDONLY)
         try:
             os.fsync(dir_fd)
         finally:
@@ -317,6 +324,14 @@ _ADVICE = {
 def _advice(e: Exception) -> str:
     code = e.errno if isinstance(e, OSError) else None
     return _ADVICE.get(code or 0, "give the path of a regular file")
+
+
+def _plain_scalar(value: Any) -> Any:
+    """For msgspec, which takes no subclasses of str and int (torch.__version__ is one)."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON form")
 
 
 def _escape_surrogates(value: Any) -> Any:

@@ -372,7 +372,7 @@ class Timeline:
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
         after = self._intern(
             _State(
-                tuple(sorted((u, n) for u, n in waiting.items() if n > 0)),
+                _counts(waiting),
                 tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
             )
         )
@@ -429,9 +429,15 @@ class Timeline:
         each of its inputs, and what the forward ``mate`` saved for it."""
         if unit == _NONE:
             return self._carried(state, epoch)
-        waiting = tuple((u, n - (u == mate)) for u, n in state.waiting if n > (u == mate))
-        rest = self._carried(_State(waiting, state.handed), epoch)
-        copies = self._carried(state, epoch, running=unit)
+        held = Counter(dict(state.waiting))
+        others = held.copy()
+        if mate != _NONE:
+            others[mate] -= 1
+        elif (forward := self._usual_mate(unit)) != _NONE:
+            # What an unknown forward saved for it is beside what others wait with.
+            held[forward] += 1
+        rest = self._carried(_State(_counts(others), state.handed), epoch)
+        copies = self._carried(_State(_counts(held), state.handed), epoch, running=unit)
         homes = self._homes(unit, mate)
         for storage, key in self.units[unit].input_keys.items():
             home = homes.get(storage)
@@ -444,21 +450,26 @@ class Timeline:
 
     def _homes(self, unit: int, mate: int) -> Mapping[int, CarriedItem]:
         """Where input storages of ``unit`` come from, by storage id."""
-        u = self.units[unit]
-        if u.graph.kind is GraphKind.BACKWARD and mate == _NONE:
-            forward = next(
-                (
-                    g
-                    for g in self.profile.graphs
-                    if g.kind is GraphKind.FORWARD
-                    and g.graph_id is not None
-                    and g.graph_id == u.graph.graph_id
-                ),
-                None,
-            )
-            mate = _NONE if forward is None else self._first_unit.get(forward.id, _NONE)
+        if mate == _NONE:
+            mate = self._usual_mate(unit)
         found = self._partner_keys.get((unit, mate))
         if found is None:
+            u = self.units[unit]
             found = {**u.sources, **(partner_keys(u, self.units[mate]) if mate != _NONE else {})}
             self._partner_keys[unit, mate] = found
         return found
+
+    def _usual_mate(self, unit: int) -> int:
+        """For a backward: the first program of its forward, where the one it belongs to is not
+        known."""
+        graph = self.units[unit].graph
+        if graph.kind is not GraphKind.BACKWARD or graph.graph_id is None:
+            return _NONE
+        for g in self.profile.graphs:
+            if g.kind is GraphKind.FORWARD and g.graph_id == graph.graph_id:
+                return self._first_unit.get(g.id, _NONE)
+        return _NONE
+
+
+def _counts(waiting: Counter[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted((u, n) for u, n in waiting.items() if n > 0))

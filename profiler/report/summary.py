@@ -111,7 +111,6 @@ class LedgerSummary:
     """Counts by kind of entry, and the reasons of everything that did not go to plan."""
 
     counts: dict[str, int]
-    cache_hits: int
     recompiled: tuple[Reason, ...]
     not_observed: tuple[Reason, ...]
     fallbacks: tuple[Reason, ...]
@@ -333,7 +332,6 @@ def _ledger(profile: Profile) -> LedgerSummary:
 
     return LedgerSummary(
         counts={k.value: counts[k.value] for k in LedgerKind},
-        cache_hits=counts[LedgerKind.CACHE_HIT.value],
         recompiled=reasons(LedgerKind.RECOMPILED),
         not_observed=reasons(LedgerKind.NOT_OBSERVED),
         fallbacks=reasons(LedgerKind.FALLBACK),

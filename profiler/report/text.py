@@ -192,7 +192,8 @@ def _header(page: _Page, s: Summary) -> None:
     elif p.instant == 0:
         page.line("  at the entry of the call")
     if p.node:
-        page.line(f"  for FX node {p.node}, {page.location(p.frame)}")
+        where = f", {page.location(p.frame)}" if p.frame else ""
+        page.line(f"  for FX node {p.node}{where}")
     others = {d: n for d, n in s.device_peaks.items() if d != s.device}
     if others:
         page.line(
@@ -366,9 +367,8 @@ def _ledger(page: _Page, s: Summary) -> None:
     page.section("Ledger")
     c = s.ledger.counts
     page.line(
-        f"  {c.get('compiled', 0):,} compilations, {s.ledger.cache_hits:,} cache hits, "
-        f"{c.get('recompiled', 0):,} compiled again past a cache, "
-        f"{c.get('observed', 0):,} observed runs, {c.get('reset', 0):,} resets"
+        f"  compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
+        f"cache {c['recompiled']:,}, observed {c['observed']:,}, reset {c['reset']:,}"
     )
     _reasons(page, "not observed", s.ledger.not_observed, "yellow")
     _reasons(page, "compiled again past a cache", s.ledger.recompiled, "")

@@ -1,0 +1,516 @@
+"""Profile files: what is written comes back, and every bad file gets its own clear error."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import pickle
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_builder import training
+
+from memprof.profiler import file as profile_file
+from memprof.profiler.errors import (
+    ProfileError,
+    ProfileForeignError,
+    ProfileInvalidError,
+    ProfileNotWritableError,
+    ProfileTruncatedError,
+    ProfileUnreadableError,
+    ProfileVersionError,
+)
+from memprof.profiler.file import (
+    check_writable,
+    decode_profile,
+    encode_profile,
+    profile_schema,
+    read_profile,
+    write_profile,
+)
+from memprof.profiler.model import Profile
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(encode_profile(training()))
+    return result
+
+
+def only_file(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+# What is written comes back
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_round_trip(tmp_path: Path, name: str) -> None:
+    profile = training()
+    profile.options = {"trees": "off"}
+    profile.released = {1: 4}
+    profile.graphs[0].metadata = {"a": [1, None, {"b": 1.5}], "c": "ü"}
+    write_profile(profile, tmp_path / name)
+    assert read_profile(tmp_path / name) == profile
+    assert only_file(tmp_path) == [name]
+
+
+def test_empty_profile_round_trip(tmp_path: Path) -> None:
+    write_profile(Profile(), tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == Profile()
+
+
+def test_gz_is_gzip_and_json_is_not(tmp_path: Path) -> None:
+    write_profile(training(), tmp_path / "p.json")
+    write_profile(training(), tmp_path / "p.json.gz")
+    plain, zipped = (tmp_path / "p.json").read_bytes(), (tmp_path / "p.json.gz").read_bytes()
+    assert plain.startswith(b'{"format":"memprof-profile","schema_version":1,')
+    assert gzip.decompress(zipped) == plain
+    assert len(zipped) < len(plain) / 3
+
+
+def test_gzip_is_recognised_by_content(tmp_path: Path) -> None:
+    (tmp_path / "renamed.json").write_bytes(gzip.compress(encode_profile(training())))
+    assert read_profile(tmp_path / "renamed.json") == training()
+
+
+def test_unknown_fields_are_ignored(document: dict[str, Any]) -> None:
+    document["from_the_future"] = 1
+    document["graphs"][0]["from_the_future"] = {"x": 1}
+    assert decode_profile(json.dumps(document).encode()) == training()
+
+
+def test_whitespace_and_order_do_not_matter(document: dict[str, Any]) -> None:
+    text = json.dumps(dict(reversed(document.items())), indent=1)
+    assert decode_profile(text.encode()) == training()
+
+
+def test_paths_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
+    profile = training()
+    profile.graphs[0].code_path = os.fsdecode(b"/tmp/\xff.py")
+    write_profile(profile, tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json").graphs[0].code_path == "/tmp/\\udcff.py"
+
+
+def test_subclasses_of_str_and_int_are_written_as_such(tmp_path: Path) -> None:
+    class Version(str):
+        pass
+
+    class Size(int):
+        pass
+
+    profile = training()
+    profile.torch = Version("2.13.0")
+    profile.graphs[0].metadata = {"n": Size(3)}
+    write_profile(profile, tmp_path / "p.json")
+    found = read_profile(tmp_path / "p.json")
+    assert (found.torch, found.graphs[0].metadata) == ("2.13.0", {"n": 3})
+
+
+def test_metadata_without_json_form_is_refused(tmp_path: Path) -> None:
+    profile = training()
+    profile.graphs[0].metadata = {"x": object()}
+    with pytest.raises(ProfileInvalidError, match=r"builtins\.object has no JSON form"):
+        write_profile(profile, tmp_path / "p.json")
+    assert only_file(tmp_path) == []
+
+
+# Bad files
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("percent", range(0, 100, 10))
+def test_truncated_anywhere(tmp_path: Path, percent: int, zipped: bool) -> None:
+    data = encode_profile(training())
+    if zipped:
+        data = gzip.compress(data)
+    path = tmp_path / "p.json"
+    path.write_bytes(data[: len(data) * percent // 100])
+    with pytest.raises(ProfileTruncatedError) as e:
+        read_profile(path)
+    assert str(e.value).startswith(f"{path}: truncated: ")
+    assert "\n" not in str(e.value)
+
+
+def test_truncated_at_every_byte_is_never_taken_for_a_profile() -> None:
+    data = encode_profile(Profile())
+    for n in range(len(data)):
+        with pytest.raises(ProfileTruncatedError):
+            decode_profile(data[:n])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"a":1}', "JSON without a `format`"),
+        (b"[1,2]", "Expected `object`, got `array`"),
+        (b"3", "Expected `object`, got `int`"),
+        (b'{"format":"perfetto"}', "its `format` is 'perfetto'"),
+        (b'{"format":3}', "its `format` is 3"),
+        (b"not json", "not JSON"),
+        (b'{"a":', "not JSON"),
+        (pickle.dumps({"segments": []}), "not JSON"),
+        (bytes(range(256)), "not JSON"),
+        (b"\x7fELF\x02", "not JSON"),
+        (b"[" * 100_000, "not"),
+        ('{"format":"memprof-profile"}'.encode("utf-16"), "not JSON"),
+    ],
+)
+def test_foreign(data: bytes, says: str) -> None:
+    with pytest.raises(ProfileForeignError) as e:
+        decode_profile(data, "some/file")
+    assert says in str(e.value)
+    assert str(e.value).startswith("some/file: ")
+    assert "begins with" in str(e.value)
+
+
+def test_foreign_gzip() -> None:
+    with pytest.raises(ProfileForeignError):
+        decode_profile(gzip.compress(b"hello"))
+
+
+@pytest.mark.parametrize(("version", "do"), [(2, "upgrade memprof"), (0, "again"), (-1, "again")])
+def test_other_version(document: dict[str, Any], version: int, do: str) -> None:
+    # GIVEN a file of another version, whose content we could not even decode
+    document.update(schema_version=version, graphs="something else", memprof="9.9")
+    with pytest.raises(ProfileVersionError) as e:
+        decode_profile(json.dumps(document).encode())
+    assert f"schema version {version}, written by memprof 9.9" in str(e.value)
+    assert "reads version 1" in str(e.value)
+    assert do in str(e.value)
+
+
+@pytest.mark.parametrize("version", ["1", None, 1.0, True, [1]])
+def test_version_of_wrong_type(document: dict[str, Any], version: object) -> None:
+    document["schema_version"] = version
+    with pytest.raises(ProfileInvalidError) as e:
+        decode_profile(json.dumps(document).encode())
+    assert e.value.where == "$.schema_version"
+
+
+def test_header_alone_is_no_profile() -> None:
+    with pytest.raises(ProfileInvalidError, match=r"created_ns, memprof, torch.*missing"):
+        decode_profile(b'{"format":"memprof-profile","schema_version":1}')
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """An edit: ``put("graphs.0.id", "x")``."""
+
+    def edit(document: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        place: Any = document
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        place[int(last) if isinstance(place, list) else last] = value
+
+    return edit
+
+
+PROGRAM = "graphs.0.programs.0"
+
+
+@pytest.mark.parametrize(
+    ("edit", "where", "says"),
+    [
+        (put("graphs.0.id", "x"), "$.graphs[0].id", "Expected `int`, got `str`"),
+        (put("graphs.0.kind", "sideways"), "$.graphs[0].kind", "Invalid enum value 'sideways'"),
+        (put("graphs", {}), "$.graphs", "Expected `array`, got `object`"),
+        (put("ledger.0.kind", 1), "$.ledger[0].kind", "Expected `str`"),
+        (put("graphs.1.id", 0), "$.graphs[1].id", "graph id 0 is used twice"),
+        (put("graphs.0.inputs.1.index", 5), "$.graphs[0].inputs[1].index", "index 5 at position 1"),
+        (
+            put("graphs.0.outputs.2.alias_of_input", 3),
+            "$.graphs[0].outputs[2].alias_of_input",
+            "there is no input 3, the graph has 3",
+        ),
+        (put("graphs.0.nodes.mm.name", "x"), "$.graphs[0].nodes['mm'].name", "'x' stands under"),
+        (put("graphs.0.buffers.buf0.name", "x"), "$.graphs[0].buffers['buf0'].name", "'x' stands"),
+        (put(f"{PROGRAM}.storages.1.id", 7), "$.graphs[0].programs[0].storages[1].id", "id 7 at"),
+        (
+            put(f"{PROGRAM}.storages.1.nbytes", -1),
+            "$.graphs[0].programs[0].storages[1].nbytes",
+            "-1 is no number of bytes",
+        ),
+        (
+            put(f"{PROGRAM}.storages.0.inputs", [3]),
+            "$.graphs[0].programs[0].storages[0].inputs",
+            "there is no input 3",
+        ),
+        (
+            put(f"{PROGRAM}.storages.3.outputs", [4]),
+            "$.graphs[0].programs[0].storages[3].outputs",
+            "there is no output 4",
+        ),
+        (
+            put(f"{PROGRAM}.events.0.storage", 99),
+            "$.graphs[0].programs[0].events[0].storage",
+            "there is no storage 99",
+        ),
+        (
+            put(f"{PROGRAM}.events.0.storage", 0),
+            "$.graphs[0].programs[0].events[0]",
+            "allocates storage 0, which is an input",
+        ),
+        (
+            put(f"{PROGRAM}.events.1.storage", 3),
+            "$.graphs[0].programs[0].events[1]",
+            "allocates storage 3, which is live already",
+        ),
+        (
+            put(f"{PROGRAM}.events.3.storage", 6),
+            "$.graphs[0].programs[0].events[3]",
+            "frees storage 6, which is not live",
+        ),
+        (
+            put(f"{PROGRAM}.events.4.storage", 5),
+            "$.graphs[0].programs[0].events[4]",
+            "reuses storage 5, which is not live",
+        ),
+        (put(f"{PROGRAM}.events.0.line", -2), "$.graphs[0].programs[0].events[0].line", "-2 is no"),
+        (put("calls.thread", []), "$.calls", "the columns differ in length"),
+        (put("calls.graph.4", 9), "$.calls.graph[4]", "there is no graph 9"),
+        (put("calls.program.4", 1), "$.calls.program[4]", "there is no program 1, graph 1 has 1"),
+        (put("calls.program.4", -2), "$.calls.program[4]", "there is no program -2"),
+        (put("calls.end_ns.2", 0), "$.calls.end_ns[2]", "the call ends at 0, before it starts"),
+        (put("calls.thread.3", -1), "$.calls.thread[3]", "-1 is no thread number"),
+        (put("calls.dropped", -1), "$.calls.dropped", "-1 is no count"),
+        (put("ledger.1.graph", 8), "$.ledger[1].graph", "there is no graph 8"),
+        (put("ledger.1.count", 0), "$.ledger[1].count", "0 is not a count"),
+        (put("released", {"1": 10}), "$.released['1']", "released after call 10, of 9 calls"),
+    ],
+)
+def test_invalid_content(
+    document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
+) -> None:
+    edit(document)
+    with pytest.raises(ProfileInvalidError) as e:
+        decode_profile(json.dumps(document).encode(), "p.json")
+    assert e.value.where == where
+    assert says in str(e.value)
+    assert f"`{where}`" in str(e.value)
+    assert str(e.value).startswith("p.json: not a valid profile: ")
+
+
+def test_two_programs_with_one_key(document: dict[str, Any]) -> None:
+    document["graphs"][0]["programs"] *= 2
+    with pytest.raises(ProfileInvalidError, match=r"two programs have the key \[\]"):
+        decode_profile(json.dumps(document).encode())
+
+
+def test_damaged_json_is_not_called_truncated() -> None:
+    data = encode_profile(training()).replace(b'"torch":', b'"torch"', 1)
+    with pytest.raises(ProfileInvalidError, match="damaged"):
+        decode_profile(data)
+
+
+def test_damaged_gzip() -> None:
+    data = bytearray(gzip.compress(encode_profile(training())))
+    data[len(data) // 2] ^= 0xFF
+    with pytest.raises(ProfileError, match=r"damaged|truncated"):
+        decode_profile(bytes(data))
+
+
+# Paths that cannot be read
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: p / "missing.json", "No such file or directory; check the path"),
+        (lambda p: p, "Is a directory; give a file, not a folder"),
+        (lambda p: p / "file" / "below.json", "Not a directory; check the path"),
+        (lambda p: p / ("x" * 300), "File name too long; give a shorter name"),
+        (lambda p: p / "a\0b", "null byte"),
+    ],
+)
+def test_unreadable(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = make(tmp_path)
+    with pytest.raises(ProfileUnreadableError) as e:
+        read_profile(path)
+    assert says in str(e.value)
+    assert e.value.path == os.fspath(path)
+
+
+def test_no_permission_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests run as root, whom no mode stops.
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ProfileUnreadableError, match="Permission denied; check the permissions"):
+        read_profile(tmp_path / "p.json")
+
+
+# Writing whole or not at all
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: p / "missing" / "p.json", "No such file or directory; check the path"),
+        (lambda p: p, "Is a directory; give a file, not a folder"),
+        (lambda p: p / "file" / "p.json", "Not a directory; check the path"),
+        (lambda p: Path("/dev/null"), "not a regular file"),
+        (lambda p: Path("/proc/p.json"), "; "),
+        (lambda p: p / ("x" * 300), "File name too long"),
+        (lambda p: p / "a\0b", "null byte"),
+    ],
+)
+@pytest.mark.parametrize("write", [write_profile, lambda _, path: check_writable(path)])
+def test_not_writable(
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    says: str,
+    write: Callable[[Profile, Path], None],
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProfileNotWritableError) as e:
+        write(training(), make(tmp_path))
+    assert says in str(e.value)
+    assert only_file(tmp_path) == ["file"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.parametrize("step", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (errno.ENOSPC, "No space left on device; make room"),
+        (errno.EROFS, "Read-only file system; give a path on a file system that is not read-only"),
+        (errno.EACCES, "Permission denied; check the permissions"),
+    ],
+)
+def test_the_system_refuses_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, code: int, says: str
+) -> None:
+    # GIVEN a profile on disk
+    path = tmp_path / "p.json"
+    write_profile(Profile(memprof="old"), path)
+
+    # WHEN the next write fails at some step
+    def refuse(*args: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_file.os, step, refuse)
+        with pytest.raises(ProfileNotWritableError) as e:
+            write_profile(training(), path)
+
+    # THEN the error says why, the old profile is whole and nothing else lies there
+    assert says in str(e.value)
+    assert "Nothing was changed there" in str(e.value)
+    assert read_profile(path).memprof == "old"
+    assert only_file(tmp_path) == ["p.json"]
+
+
+def test_disk_fills_up_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    write_profile(Profile(memprof="old"), path)
+    real_write, written = os.write, 0
+
+    def write_some(fd: int, data: Any) -> int:
+        nonlocal written
+        if written > 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        n = real_write(fd, data[:512])
+        written += n
+        return n
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_file.os, "write", write_some)
+        with pytest.raises(ProfileNotWritableError, match="No space left"):
+            write_profile(training(), path)
+    assert written > 1000
+    assert read_profile(path).memprof == "old"
+    assert only_file(tmp_path) == ["p.json"]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_file.os, "write", lambda fd, data: real_write(fd, data[:100]))
+        write_profile(training(), tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == training()
+
+
+def test_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    write_profile(Profile(memprof="old"), path)
+
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile_file.os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_profile(training(), path)
+    assert read_profile(path).memprof == "old"
+    assert only_file(tmp_path) == ["p.json"]
+
+
+def test_symbolic_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "real" / "p.json")
+    write_profile(training(), tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert read_profile(tmp_path / "real" / "p.json") == training()
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_profile(training(), tmp_path / "p.json")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "p.json").stat().st_mode) == 0o640
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_profile(training(1), path)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        for n in range(40):
+            write_profile(training(1 + n % 7), path)
+        stop.set()
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    while not stop.is_set():
+        assert len(read_profile(path).graphs) == 3
+    writer.join()
+    assert only_file(tmp_path) == ["p.json"]
+
+
+# The schema
+
+
+def test_schema_accepts_what_is_written(document: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(profile_schema())
+    jsonschema.validate(document, profile_schema())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        put("schema_version", 2),
+        put("format", "x"),
+        put("graphs.0.kind", "sideways"),
+        put("calls.graph", ["0"]),
+        lambda d: d.pop("machine"),
+    ],
+)
+def test_schema_rejects(document: dict[str, Any], edit: Callable[[dict[str, Any]], None]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    edit(document)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, profile_schema())

@@ -7,13 +7,16 @@ raise when called there, so that the package imports anywhere.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 _C: Any = torch._C
+
+log = logging.getLogger("memprof.cudagraph_trees")
 
 
 def _bind(name: str) -> Callable[..., Any]:
@@ -135,6 +138,28 @@ def preserve_rng_state() -> AbstractContextManager[Any]:
     return preserve()  # type: ignore[no-any-return]
 
 
+def current_compile_id() -> object:
+    """Dynamo's number of the compilation that runs, None outside."""
+    from torch._guards import CompileContext
+
+    return CompileContext.current_compile_id()
+
+
+def preserve_host_rng_state() -> AbstractContextManager[Any]:
+    """Keep the generators as they are, where torch does so around a first call."""
+    return preserve_rng_state()
+
+
+def rng_state(device: torch.device) -> torch.Tensor:
+    """State of a device's default generator."""
+    return torch.cuda.get_rng_state(device)
+
+
+def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    """Put it back."""
+    torch.cuda.set_rng_state(state, device)
+
+
 def _optional_mode(name: str) -> AbstractContextManager[Any]:
     try:
         from torch._higher_order_ops import cudagraph_conditional_nodes as nodes
@@ -195,7 +220,7 @@ def step_counters() -> tuple[Any, Any]:
 class InductorConfig:
     """``torch._inductor.config.triton.<name>``, with a default where a torch lacks it."""
 
-    _defaults: dict[str, Any] = {
+    _defaults: ClassVar[dict[str, Any]] = {
         "cudagraph_managed_input_rerecord_limit": 5,
         "cudagraph_managed_input_rerecord_action": "copy",
         "cudagraph_initial_mempool_allocation_gb": None,

@@ -56,6 +56,7 @@ class Function:
         compile_id: Dynamo's.
         key: values of the integer inputs.
         record: the graph in the profile, if memprof's backend compiled it.
+        alignment_checked: inputs that the code takes for aligned and that may not be.
         partition: number of this partition of the graph, None if it has only one.
     """
 
@@ -73,6 +74,7 @@ class Function:
     key: tuple[int, ...] = ()
     record: GraphRecord | None = None
     partition: int | None = None
+    alignment_checked: tuple[int, ...] = ()
     label: str = field(default="")
 
     def __post_init__(self) -> None:

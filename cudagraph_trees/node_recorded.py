@@ -13,6 +13,7 @@ of a list then costs nothing at a replay.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
@@ -114,6 +115,7 @@ class CUDAGraphNode:
         self.children: dict[FunctionID, list[CUDAGraphNode]] = defaultdict(list)
         self.by_function: dict[Function, list[CUDAGraphNode]] = {}
         self.step = step
+        self.recorded_ns = time.time_ns()
         self.replays = 0
         self.last_used = 0
         self.marginal_bytes = 0
@@ -273,7 +275,7 @@ class CUDAGraphNode:
 
     def fits(self, inputs: list[Input]) -> bool:
         """Whether the recording is right for this call. Hot."""
-        return _pointers_equal(inputs, self.pointers, self.checked) and (
+        return (not self.checked or _pointers_equal(inputs, self.pointers, self.checked)) and (
             not self.dead_before
             or all_dead(self.dead_before)
             or not held(self.dead_before, self.siblings())
@@ -371,7 +373,7 @@ class CUDAGraphNode:
             (plan.managed, CheckInvariantStatus.CudagraphManagedIdxMismatch),
             (plan.static, CheckInvariantStatus.StaticInputIdxMismatch),
         ):
-            if not compat.pointers_equal(inputs, self.pointers, which):
+            if which and not compat.pointers_equal(inputs, self.pointers, which):
                 return status, f"{status}.\n{plan.describe_moved(function, inputs, which)}"
         if self.dead_before and held(self.dead_before, self.siblings()):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch

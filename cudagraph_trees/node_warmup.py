@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -47,7 +47,7 @@ class CUDAWarmupNode:
         self,
         function: Function,
         id: GraphID,
-        parent: Union[CUDAGraphNode, CUDAWarmupNode, None],
+        parent: CUDAGraphNode | CUDAWarmupNode | None,
         step: int,
     ) -> None:
         self.wrapped_function = function
@@ -90,7 +90,7 @@ class CUDAWarmupNode:
         return [n.outputs_weakrefs for n in self._path_from_root]
 
     @property
-    def _path_from_root(self) -> Iterator[Union[CUDAGraphNode, CUDAWarmupNode]]:
+    def _path_from_root(self) -> Iterator[CUDAGraphNode | CUDAWarmupNode]:
         nodes: list[CUDAGraphNode | CUDAWarmupNode] = []
         node: CUDAGraphNode | CUDAWarmupNode | None = self
         while node is not None:

@@ -152,7 +152,7 @@ class HandOut:
     rest, tensors that share a storage, is built anew each time.
     """
 
-    __slots__ = ("build", "path", "plan", "pool", "refs", "resettable", "slots")
+    __slots__ = ("build", "path", "plan", "pool", "ready", "refs", "resettable", "slots")
 
     def __init__(
         self, plan: OutputPlan, refs: OutputRefs, path: Sequence[OutputRefs], pool: Pool
@@ -165,25 +165,29 @@ class HandOut:
         self.slots: list[Output] = []
         self.build: list[int] = []
         self.resettable: list[int] = []
+        self.ready = False
 
     def fill(self) -> None:
-        """Make the cached tensors. Nobody else holds them yet."""
+        """Make the cached tensors that are missing. Nobody else holds them yet."""
         plan = self.plan
         self.build = []
         self.resettable = []
-        self.slots[:] = [None] * len(plan.specs)
+        if not self.slots:
+            self.slots[:] = [None] * len(plan.specs)
         for i, spec in enumerate(plan.specs):
-            fixed = plan.persistent[i]
+            fixed, ref = plan.persistent[i], self.refs[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
             elif fixed is not None:
                 self.slots[i] = fixed
                 self.resettable.append(i)
             elif plan.cacheable[i]:
-                self.fill_slot(i)
+                if ref is not None and ref.cache is None:
+                    self.fill_slot(i)
                 self.resettable.append(i)
             else:
                 self.build.append(i)
+        self.ready = True
 
     def fill_slot(self, i: int) -> None:
         """Make one cached tensor."""
@@ -204,6 +208,7 @@ class HandOut:
         ref.remove_extra_reference()
         compat.remove_cached_tensor(t)
         self.slots[i] = None
+        self.ready = False
         return t
 
     def clear(self) -> None:
@@ -211,10 +216,11 @@ class HandOut:
         for i in range(len(self.slots)):
             self.drop_slot(i)
         self.slots.clear()
+        self.ready = False
 
     def outputs(self) -> list[Output]:
         """The outputs of a replay that was just launched."""
-        if not self.slots:
+        if not self.ready:
             self.fill()
         out = self.slots.copy()
         for i in self.resettable:

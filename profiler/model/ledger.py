@@ -46,8 +46,10 @@ class LedgerKind(str, Enum):
 
 
 _OF_TREES = frozenset(
-    "warm_up record rerecord replay skip demotion eviction checkpoint invalidated moved_out "
-    "tree_failure".split()
+    (
+        *("warm_up", "record", "rerecord", "replay", "skip", "demotion", "eviction"),
+        *("checkpoint", "invalidated", "moved_out", "tree_failure"),
+    )
 )
 
 

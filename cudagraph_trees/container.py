@@ -1,0 +1,206 @@
+"""One manager per device and autograd-thread family.
+
+Note [Thread families]
+~~~~~~~~~~~~~~~~~~~~~~
+Autograd runs the backward of CUDA operators on threads of its own, and a backward must find
+the manager of its forward. Torch carries some thread-local state over to these threads. The
+*family* lies there: each user thread makes one when it first needs it, and the threads that
+work for it find the same. Two user threads have two families and share no pool, since each
+may overwrite outputs when its own step ends.
+
+Resetting replaces the family, so that whatever was kept for the old one is not found again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .device.protocol import Device
+from .manager import CUDAGraphTreeManager
+from .settings import current_settings
+
+_KEY = "memprof_tree_family"
+
+
+def make_device(device: torch.device) -> Device:
+    """The kind of device that graph trees run on there.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if device.type == "cuda":
+        from .device.cuda import CudaDevice
+
+        return CudaDevice(device.index)
+    if device.type == "cpu":
+        from .device.cpu import CpuDevice
+
+        return CpuDevice()
+    raise ValueError(f"graph trees run on cuda and cpu devices, not on {device}")
+
+
+class TreeManagerContainer:
+    """Keeps the manager of one device while a wrapped function lives.
+
+    When the last one dies, the manager goes, and outputs that are still held own their
+    memory from then on.
+
+    Attributes:
+        device: which.
+        tree_manager: None before the first function and after the last.
+        live_cudagraphify_fns: number of wrapped functions.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.tree_manager: CUDAGraphTreeManager | None = None
+        self.live_cudagraphify_fns = 0
+        # A collector run inside the lock may finalize a function of this container.
+        self.lock = threading.RLock()
+
+    def get_tree_manager(self) -> CUDAGraphTreeManager:
+        """The manager, made if there is none."""
+        with self.lock:
+            if self.tree_manager is None:
+                self.tree_manager = CUDAGraphTreeManager(
+                    make_device(self.device), current_settings()
+                )
+            return self.tree_manager
+
+    def add_strong_reference(self, function: Callable[..., Any]) -> None:
+        """The manager stays for as long as ``function`` does."""
+        with self.lock:
+            self.live_cudagraphify_fns += 1
+        # At exit there is nothing to hand back, and perhaps no device any more.
+        weakref.finalize(function, self.finalize_cudagraphify_fn).atexit = False
+
+    def finalize_cudagraphify_fn(self) -> None:
+        """A wrapped function has died."""
+        with self.lock:
+            self.live_cudagraphify_fns -= 1
+            if self.live_cudagraphify_fns == 0:
+                self.shut_down()
+
+    def shut_down(self) -> None:
+        """Shut the manager down, if there is one."""
+        with self.lock:
+            manager, self.tree_manager = self.tree_manager, None
+            if manager is not None:
+                manager.shutdown()
+
+
+class Family:
+    """The containers of one user thread, see Note [Thread families].
+
+    Attributes:
+        containers: by device.
+    """
+
+    __slots__ = ("__weakref__", "containers")
+
+    def __init__(self) -> None:
+        self.containers: dict[torch.device, TreeManagerContainer] = {}
+
+
+_local = threading.local()
+_families: weakref.WeakSet[Family] = weakref.WeakSet()
+
+
+def family() -> Family:
+    """That of the calling thread."""
+    own: Family | None = getattr(_local, "family", None)
+    if own is not None:
+        return own
+    if compat.is_in_tls(_KEY):
+        return compat.get_from_tls(_KEY)  # type: ignore[no-any-return]
+    return _new_family()
+
+
+def _new_family() -> Family:
+    new = Family()
+    _families.add(new)
+    _local.family = new
+    compat.stash_in_tls(_KEY, new)
+    return new
+
+
+def _as_device(device: int | torch.device) -> torch.device:
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def get_container(device: int | torch.device) -> TreeManagerContainer:
+    """The container of a device (a number is a CUDA device), made if there is none."""
+    containers = family().containers
+    key = _as_device(device)
+    if key not in containers:
+        containers[key] = TreeManagerContainer(key)
+    return containers[key]
+
+
+def get_manager(
+    device: int | torch.device | None = None, create_if_none_exists: bool = True
+) -> CUDAGraphTreeManager | None:
+    """The manager of a device (a number is a CUDA device; None is the current one).
+
+    Returns:
+        None if there is none and none is to be made.
+    """
+    if device is None:
+        if not torch.cuda.is_initialized():
+            return None
+        device = torch.cuda.current_device()
+    if create_if_none_exists:
+        return get_container(device).get_tree_manager()
+    container = family().containers.get(_as_device(device))
+    return None if container is None else container.tree_manager
+
+
+def all_managers() -> list[CUDAGraphTreeManager]:
+    """Those of all threads and devices."""
+    return [
+        c.tree_manager
+        for f in list(_families)
+        for c in list(f.containers.values())
+        if c.tree_manager is not None
+    ]
+
+
+def reset_cudagraph_trees() -> None:
+    """Drop all recordings of the calling thread's family.
+
+    Outputs that are held stay valid. Functions go on working: they are warmed up and
+    recorded again. The step counter starts again.
+    """
+    old = family()
+    for container in list(old.containers.values()):
+        container.shut_down()
+    _new_family()
+    compat.step_counters()[0].mark_step_counter = 0
+    if not all_managers():
+        compat.set_cached_tensors_enabled(False)
+
+
+def _after_fork() -> None:
+    """Let go of everything in a forked child: the device is not there for it.
+
+    Nothing is released: that would call the device. The objects are kept so that no
+    destructor does either.
+    """
+    _abandoned.extend(c for f in list(_families) for c in f.containers.values())
+    _families.clear()
+    if hasattr(_local, "family"):
+        _new_family()
+
+
+_abandoned: list[TreeManagerContainer] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,186 @@
+"""``cudagraphify``: the function that a compiler calls."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import _torch_compat as compat
+from .container import Family, family, get_container, get_manager
+from .device.protocol import Input, Model, Output
+from .function import CompilationMode
+
+Runner = Callable[[list[Input]], "list[Output]"]
+
+
+class GraphedFunction:
+    """A compiled function that is wrapped when it is first called, once per thread family
+    and per combination of integer inputs.
+
+    Attributes:
+        model: what is wrapped.
+        keys: how many combinations of integers have a graph, in all families.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        inputs: Sequence[Input],
+        static_input_idxs: Sequence[int],
+        options: dict[str, Any],
+    ) -> None:
+        self.model = model
+        self._static = static_input_idxs
+        self._options = options
+        ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
+        self._ints = ints
+        self._get_ints: Callable[[list[Input]], Any] | None = (
+            operator.itemgetter(*ints) if ints else None
+        )
+        # Runners by family, by integers. A family is known by its ``id`` while it lives.
+        self._runners: dict[int, dict[Any, Runner]] = {}
+        self._warned = False
+
+    def __call__(self, inputs: list[Input]) -> list[Output]:
+        key = None if self._get_ints is None else self._get_ints(inputs)
+        try:
+            runner = self._runners[id(family())][key]
+        except KeyError:
+            return self._first_call(inputs, key)
+        return runner(inputs)
+
+    def _first_call(self, inputs: list[Input], key: Any) -> list[Output]:
+        config = compat.triton_config
+        sizes = config.cudagraph_capture_sizes
+        if key is not None and sizes is not None and key not in sizes:
+            return self._plainly(inputs)
+        runners = self._of_family(family())
+        limit = config.cudagraph_dynamic_shape_rerecord_limit
+        if limit is not None and len(runners) >= limit:
+            return self._plainly(inputs)
+        if not self._warned:
+            self._warned = compat.warn_many_shapes(runners, key)
+        checked = tuple(compat.alignment_checked_inputs(inputs, self._static))
+        static = tuple(compat.aligned_static_inputs(inputs, self._static))
+        compat.align_inputs(inputs, checked)
+        runner, out = cudagraphify(
+            self.model,
+            inputs,
+            static,
+            alignment_checked=checked,
+            key=tuple(inputs[i] for i in self._ints),
+            **self._options,
+        )
+        runners[key] = runner
+        return out
+
+    def _of_family(self, of: Family) -> dict[Any, Runner]:
+        runners = self._runners.get(id(of))
+        if runners is None:
+            runners = self._runners[id(of)] = {}
+            weakref.finalize(of, self._runners.pop, id(of), None).atexit = False
+        return runners
+
+    def _plainly(self, inputs: list[Input]) -> list[Output]:
+        if self._options.get("is_backward"):
+            manager = get_manager(self._options["device_index"], create_if_none_exists=False)
+            if manager is not None:
+                manager.set_to_running_backward()
+        return list(self.model(inputs))
+
+
+def cudagraphify_impl(
+    model: Model, inputs: list[Input], static_input_idxs: Sequence[int] = (), **options: Any
+) -> GraphedFunction:
+    """Wrap ``model``; recording begins when the result is called.
+
+    Args:
+        model: boxed callable, see Note [Who does what: manager and device].
+        inputs: of any call: they tell which inputs are integers. Not run.
+        static_input_idxs: inputs whose address is expected to stay.
+        **options: those of ``cudagraphify``.
+    """
+    return GraphedFunction(model, inputs, static_input_idxs, options)
+
+
+def cudagraphify(
+    model: Model,
+    inputs: list[Input],
+    static_input_idxs: Sequence[int] = (),
+    *,
+    device_index: int | torch.device,
+    is_backward: bool,
+    is_inference: bool,
+    stack_traces: Sequence[str | None] | None = None,
+    constants: tuple[torch.Tensor, ...] = (),
+    placeholders: Sequence[Any] = (),
+    mutated_input_idxs: tuple[int, ...] = (),
+    kernel_free_cudagraph: bool = False,
+    user_visible_output_idxs: Sequence[int] | None = None,
+    compile_id: object = None,
+    alignment_checked: Sequence[int] = (),
+    key: tuple[int, ...] = (),
+    record: Any = None,
+    partition: int | None = None,
+    **unused: Any,
+) -> tuple[Runner, list[Output]]:
+    """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
+
+    Args:
+        model: boxed callable, see Note [Who does what: manager and device].
+        inputs: of the first call. Emptied.
+        static_input_idxs: inputs whose address is expected to stay.
+        device_index: number of a CUDA device, or a ``torch.device``.
+        is_backward, is_inference: which part of AOTAutograd's output it is; a forward if
+            neither.
+        stack_traces: user code that made each output.
+        constants: tensors baked into the code.
+        placeholders: torch's ``PlaceholderInfo`` of each input.
+        mutated_input_idxs: inputs that the code writes to.
+        kernel_free_cudagraph: the code launches nothing.
+        user_visible_output_idxs: outputs that a user can hold, if that is known.
+        compile_id: Dynamo's.
+        alignment_checked: inputs that the code takes for aligned and that may not be.
+        key: the integers among ``inputs``.
+        record: ``profiler.model.GraphRecord`` of the graph, for messages and the ledger.
+        partition: number of the partition, None if ``model`` is the whole graph.
+        **unused: what other versions of torch pass and these trees take from
+            ``torch._inductor.config`` when it matters.
+
+    Returns:
+        The wrapped function, and what the first call returned.
+
+    Raises:
+        ValueError: it cannot be a backward and an inference graph.
+    """
+    if is_backward and is_inference:
+        raise ValueError("a graph is a backward or an inference graph, not both")
+    mode = CompilationMode.FORWARD
+    if is_backward:
+        mode = CompilationMode.BACKWARD
+    elif is_inference:
+        mode = CompilationMode.INFERENCE
+    container = get_container(device_index)
+    runner, out = container.get_tree_manager().add_function(
+        model,
+        inputs,
+        static_input_idxs,
+        stack_traces,
+        mode,
+        constants,
+        placeholders,
+        mutated_input_idxs,
+        user_outputs=(frozenset(user_visible_output_idxs) if user_visible_output_idxs else None),
+        kernel_free=kernel_free_cudagraph,
+        compile_id=compile_id,
+        key=key,
+        record=record,
+        partition=partition,
+        alignment_checked=alignment_checked,
+    )
+    container.add_strong_reference(runner)
+    return runner, out

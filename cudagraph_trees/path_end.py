@@ -1,0 +1,143 @@
+"""What becomes of live outputs when their step is over.
+
+Note [The end of a path]
+~~~~~~~~~~~~~~~~~~~~~~~~
+When a new step begins, the memory of the last path is about to be reused, and whoever
+still holds one of its outputs would read something else. Each live output gets one of
+four ends, in this order:
+
+* it is an argument of the very call that begins the new step (``h = cell(x, h)``): the
+  call gets a clone, so that it computes what the program says;
+* it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
+  backward returns): it moves out of the pool, content and all, so that accumulating
+  over several backwards is right;
+* outputs are to be cloned (``outputs="clone"``): it moves out as well;
+* otherwise its use raises an error that says what happened (``errors``).
+
+Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
+2.12 cannot do that to a storage over borrowed memory. There the trees look for the
+holders that they know, a parameter's ``.grad`` and the tensor that was handed out, give
+these new memory, and the use of any other view raises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from memprof.profiler.model import LedgerKind
+
+from .errors import overwritten_message
+from .function import CompilationMode
+from .liveness import held
+from .node_recorded import CUDAGraphNode
+from .storage_ref import StorageWeakRefWrapper
+
+if TYPE_CHECKING:
+    from .device.protocol import Input
+    from .function import Function
+    from .manager import CUDAGraphTreeManager
+    from .node_warmup import CUDAWarmupNode
+
+
+def end_path(
+    manager: CUDAGraphTreeManager, inputs: list[Input], next_function: Function | None
+) -> None:
+    """Give every live output of the current path its end, and forget the path.
+
+    Args:
+        manager: whose path.
+        inputs: of the call that begins the new step; outputs among them are replaced.
+        next_function: that call's function.
+    """
+    node = manager.current_node
+    if node is None:
+        return
+    owners: dict[int, list[tuple[CUDAGraphNode | CUDAWarmupNode, int]]] = {}
+    refs: list[StorageWeakRefWrapper] = []
+    for n in node._path_from_root:
+        for i, r in enumerate(n.outputs_weakrefs):
+            if r is not None:
+                refs.append(r)
+                owners.setdefault(id(r), []).append((n, i))
+    live = held(refs)
+    by_pointer: dict[int, list[tuple[CUDAGraphNode | CUDAWarmupNode, int]]] = {}
+    for r in live:
+        by_pointer.setdefault(r.pointer, []).extend(owners[id(r)])
+    for pointer, outputs in by_pointer.items():
+        _end_output(manager, pointer, outputs, inputs, next_function)
+    manager.current_node = None
+
+
+def _clone_arguments(inputs: list[Input], pointer: int) -> None:
+    for i, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer:
+            inputs[i] = x.clone()
+
+
+def _end_output(
+    manager: CUDAGraphTreeManager,
+    pointer: int,
+    outputs: list[tuple[CUDAGraphNode | CUDAWarmupNode, int]],
+    inputs: list[Input],
+    next_function: Function | None,
+) -> None:
+    node, index = outputs[0]
+    function = node.wrapped_function
+    handed_out = [t for n, i in outputs if (t := _take(n, i, pointer)) is not None]
+    gradient = function.mode is CompilationMode.BACKWARD
+    clone = manager.clones_outputs and (
+        function.user_outputs is None or index in function.user_outputs
+    )
+    with torch.no_grad():
+        still_held = gradient or clone
+        if still_held and manager.pool.move_out(pointer):
+            manager.note(
+                LedgerKind.MOVED_OUT,
+                function,
+                f"output {index} is held beyond its step"
+                + (": a gradient" if gradient else ': outputs="clone"'),
+            )
+            return
+        if gradient:
+            for p in manager.leaves():
+                g = p.grad
+                if g is not None and g.untyped_storage()._cdata == pointer:
+                    p.grad = g.clone()
+                    manager.note(
+                        LedgerKind.MOVED_OUT, function, f"output {index} is a parameter's .grad"
+                    )
+                del g
+        elif clone:
+            for t in handed_out:
+                t.data = t.data.clone()
+    _clone_arguments(inputs, pointer)
+    message = overwritten_message(
+        function,
+        index,
+        made_in=node.step,
+        node=node.id.id,
+        overwritten_in=manager.step + 1,
+        by=next_function.label if next_function is not None else "a reset",
+    )
+    tensor = None
+    if handed_out and not (clone and not gradient):
+        tensor = handed_out[0]
+    manager.pool.release_storage(pointer)
+    manager.pool.invalidate(tensor, pointer, message)
+    manager.note(
+        LedgerKind.INVALIDATED, function, f"output {index} is held beyond its step; its use raises"
+    )
+
+
+def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> torch.Tensor | None:
+    """The tensor that was handed out, if it exists, no longer cached."""
+    if isinstance(node, CUDAGraphNode):
+        cached = node.hand_out.drop_slot(index)
+        if cached is not None:
+            return cached
+    ref = node.tensor_weakrefs[index] if index < len(node.tensor_weakrefs) else None
+    t = None if ref is None else ref()
+    # That of a former run may live on, in memory of its own.
+    return t if t is not None and t.untyped_storage()._cdata == pointer else None

@@ -1,0 +1,91 @@
+"""What a user can choose about graph trees."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = 1024**_power
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from a number, or from text like ``"8GiB"``, ``"512 MB"``.
+
+    Raises:
+        ValueError: it is neither, or negative.
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        unit = _UNITS.get(match.group(2).lower()) if match else None
+        if match is None or unit is None:
+            raise ValueError(
+                f"{value!r} is no number of bytes; write e.g. 8589934592, '8GiB' or '512MB'"
+            )
+        return int(float(match.group(1)) * unit)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no number of bytes; it must be an integer of 0 or more")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    """Options of the trees of one process. The managers made after a change see it.
+
+    Attributes:
+        outputs: what becomes of outputs that are held when the next step begins: ``error``
+            makes their use raise, ``clone`` gives them memory of their own.
+        pool_budget: bytes that a pool may reserve, None for no limit.
+        pool_initial: bytes that a pool starts with, in one segment.
+    """
+
+    outputs: str = "error"
+    pool_budget: int | None = None
+    pool_initial: int = 0
+
+    def __post_init__(self) -> None:
+        if self.outputs not in ("error", "clone"):
+            raise ValueError(f"outputs is {self.outputs!r}; it must be 'error' or 'clone'")
+
+
+_current = TreeSettings()
+
+
+def current_settings() -> TreeSettings:
+    """The settings in force."""
+    return _current
+
+
+def configure(
+    *,
+    outputs: str | None = None,
+    pool_budget: int | str | None = None,
+    pool_initial: int | str | None = None,
+) -> TreeSettings:
+    """Change settings; what is not given stays. Returns the former ones.
+
+    Args:
+        outputs: ``"error"`` or ``"clone"``.
+        pool_budget: bytes, or text like ``"8GiB"``; 0 for no limit.
+        pool_initial: bytes, or text like ``"1GiB"``.
+
+    Raises:
+        ValueError: a value that makes no sense.
+    """
+    global _current
+    before = _current
+    budget = before.pool_budget if pool_budget is None else parse_bytes(pool_budget) or None
+    _current = TreeSettings(
+        outputs=before.outputs if outputs is None else outputs,
+        pool_budget=budget,
+        pool_initial=before.pool_initial if pool_initial is None else parse_bytes(pool_initial),
+    )
+    return before
+
+
+def restore_settings(settings: TreeSettings) -> None:
+    """Put settings back that ``configure`` returned."""
+    global _current
+    _current = settings

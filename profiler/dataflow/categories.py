@@ -160,8 +160,8 @@ class _Deduction:
     def parameters_by_data_flow(self) -> None:
         """What the forward reads, and is updated from gradients it contributes to."""
         category = self.current()
-        gradient = (category == GRADIENT).tobytes()
-        forward = bytearray((category == INPUT).tobytes())
+        gradient = set(np.flatnonzero(category == GRADIENT).tolist())
+        forward = set(np.flatnonzero(category == INPUT).tolist())
         reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
         makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
         candidate = bytearray(len(category))
@@ -170,18 +170,17 @@ class _Deduction:
             if backward[node]:
                 continue
             read = reads[read_bounds[node] : read_bounds[node + 1]]
-            if not any([forward[v] for v in read]):
+            if forward.isdisjoint(read):
                 continue
             made = makes[make_bounds[node] : make_bounds[node + 1]]
-            if any([gradient[v] for v in read]) or any([gradient[v] for v in made]):
+            if not (gradient.isdisjoint(read) and gradient.isdisjoint(made)):
                 continue
-            for v in made:
-                forward[v] = 1
+            forward.update(made)
             for v in read:
-                if not forward[v]:
+                if v not in forward:
                     candidate[v] = 1
 
-        contributes = bytearray(gradient)
+        contributes = bytearray((category == GRADIENT).tobytes())
         used = bytearray(len(category))
         for node in range(len(self.graph) - 1, -1, -1):
             for v in makes[make_bounds[node] : make_bounds[node + 1]]:

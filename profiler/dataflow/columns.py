@@ -18,6 +18,10 @@ Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 
+FORWARD, ENGINE, NODE = 0, 1, 2
+"""Part of the backward an event is in: none; the engine around a node; a node itself."""
+
+
 class ScopeKind(IntEnum):
     """A range of a trace that says something about what is allocated inside it."""
 
@@ -74,7 +78,7 @@ class LeafTable:
         event: number of the event in the walk.
         start: ns.
         name: index in ``EventColumns.names``, -1 for an allocation.
-        backward: it runs in, or is, a backward node.
+        backward: FORWARD, ENGINE or NODE; a backward node is in NODE.
         scope: innermost row of the scope table around it.
         sequence: autograd sequence number, -1 if none.
     """
@@ -82,7 +86,7 @@ class LeafTable:
     event: Ints
     start: Ints
     name: Ints
-    backward: Bools
+    backward: Bytes
     scope: Ints
     sequence: Ints
 
@@ -152,7 +156,7 @@ class ScopeTable:
         start, end: ns.
         event: number of the event in the walk.
         identity: for a module, ``id()`` of it in the profiled process; else 0.
-        backward: it runs in a backward node.
+        backward: FORWARD, ENGINE or NODE.
         thread: the profiler's number of the thread.
     """
 
@@ -163,7 +167,7 @@ class ScopeTable:
     end: Ints
     event: Ints
     identity: Ints
-    backward: Bools
+    backward: Bytes
     thread: Ints
 
     def __len__(self) -> int:
@@ -175,6 +179,7 @@ class FunctionCall:
     """The call of AOTAutograd's autograd function: a compiled forward or backward.
 
     Attributes:
+        event: number of the event in the walk.
         scope: row that encloses it.
         start, end: ns.
         backward: it is the backward of the function.
@@ -183,6 +188,7 @@ class FunctionCall:
     """
 
     name: str
+    event: int
     scope: int
     start: int
     end: int
@@ -199,6 +205,8 @@ class EventColumns:
         events: events visited.
         keys, leaves, uses, allocations, scopes: the tables.
         names: operator, range and module names, without repetition.
+        threads: (first event, the profiler's number of the thread) of each stretch of
+            the walk that is of one thread.
         devices: ``torch.device`` objects.
         gradients, parameters, optimizer_states: keys that ``.grad``, a module or an
             optimizer names as such, in order of the trace, with repetitions.
@@ -215,6 +223,7 @@ class EventColumns:
     allocations: AllocationTable
     scopes: ScopeTable
     names: list[str]
+    threads: list[tuple[int, int]]
     devices: list[Any]
     gradients: Ints
     parameters: Ints
@@ -223,6 +232,13 @@ class EventColumns:
     out_of_memory: list[int] = field(default_factory=list)
     skipped_ns: int = 0
     kineto: Any = None
+
+    def thread_of(self, events: Ints) -> Ints:
+        """The thread of each event, given by number."""
+        if not self.threads:
+            return np.zeros(len(events), np.int64)
+        first, thread = (np.asarray(c, np.int64) for c in zip(*self.threads, strict=True))
+        return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
 
     @property
     def nbytes(self) -> int:

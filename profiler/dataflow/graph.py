@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import Bools, Bytes, EventColumns, Ints, frozen
+from .columns import NODE, Bools, Bytes, EventColumns, Ints, frozen
 from .schema import AMBIGUOUS, READ, WRITTEN
 
 FREED, ALLOCATED = 8, 16
@@ -185,7 +185,7 @@ def build_graph(columns: EventColumns) -> Graph:
 
     return Graph(
         leaf=frozen(order),
-        backward=frozen(leaves.backward[order], np.bool_),
+        backward=frozen(leaves.backward[order] == NODE, np.bool_),
         edge_node=frozen(edge_node),
         edge_key=frozen(edge_key),
         flags=frozen(flags, np.uint8),

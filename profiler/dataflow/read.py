@@ -31,14 +31,18 @@ from __future__ import annotations
 
 import gc
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from . import _torch_compat as compat
 from .columns import (
+    ENGINE,
+    FORWARD,
+    NODE,
     AllocationTable,
     EventColumns,
     FunctionCall,
@@ -84,7 +88,9 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     """
     reader = _Reader(skip_compiler)
     with _collector_paused():
-        reader.walk(compat.event_tree(result))
+        for thread, roots in groupby(compat.event_tree(result), lambda e: int(e.start_tid)):
+            reader.threads.append((reader.events, thread))
+            reader.walk(roots)
     columns = reader.columns()
     columns.kineto = compat.kineto_result(result)
     return columns
@@ -122,6 +128,7 @@ class _Reader:
         self.python_kinds: dict[str, int] = {}
         self.schemas = SchemaCache()
         self.events = 0
+        self.threads: list[tuple[int, int]] = []
 
         self.key_of: dict[tuple[int | None, int | None], int] = {}
         self.key_id, self.key_alloc, self.key_ptr, self.key_dev = (array("q") for _ in range(4))
@@ -189,8 +196,8 @@ class _Reader:
 
     # -- the pass -------------------------------------------------------------------
 
-    def walk(self, roots: list[Any]) -> None:
-        """Visit every event once, parents first, children in order."""
+    def walk(self, roots: Iterable[Any]) -> None:
+        """Visit every event below ``roots`` once, parents first, children in order."""
         # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
         METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
@@ -202,12 +209,12 @@ class _Reader:
         (al_event, al_leaf, al_key, al_ptr, al_size, al_dev, al_start, al_op, al_scope,
          al_reserved, al_allocated) = (c.append for c in self.alloc)  # fmt: skip
 
-        stack: list[tuple[Iterator[Any], int, bool, int, int]] = []
+        stack: list[tuple[Iterator[Any], int, int, int, int]] = []
         events = iter(roots)
-        # The context of the events being visited: the leaf they are below, whether they
-        # are in a backward node, the scope row and the operator around them.
-        leaf, backward, scope, op = -1, False, -1, -1
-        number = -1
+        # The context of the events being visited: the leaf they are below, what part of
+        # the backward they are in, the scope row and the operator around them.
+        leaf, backward, scope, op = -1, FORWARD, -1, -1
+        number = self.events - 1
         while True:
             for event in events:
                 number += 1
@@ -265,15 +272,17 @@ class _Reader:
                         kind = self.op_kind(name)
                     if kind == _OPERATOR:
                         around = names(name)
-                    elif kind != _ENGINE:
+                    elif kind == _ENGINE:
+                        back = back or ENGINE
+                    else:
                         if x.scope == BACKWARD:
-                            is_leaf = back = True
+                            is_leaf, back = True, NODE
                             if kind == _ACCUMULATE and children:
                                 self.accumulate(children[0])
-                        elif kind != _FUNCTION and leaf < 0:
+                        elif kind != _FUNCTION:
                             inside = self.new_scope(_SCOPES[kind], event, number, name, scope, back)
                         if kind == _FUNCTION:
-                            self.note_function(event, x, keys, inside, back)
+                            self.note_function(event, x, number, keys, inside, back)
                     if leaf < 0 and is_leaf:
                         below = new_leaf(
                             number,
@@ -297,7 +306,10 @@ class _Reader:
                                 use_effect(effect)
                 else:
                     if type_ is PYCALL:
-                        name = event.name
+                        try:
+                            name = event.name
+                        except UnicodeDecodeError:  # a name of any bytes, made by generated code
+                            name = ""
                         kind = python_kinds.get(name)
                         if kind is None:
                             kind = python_kind(name)
@@ -367,7 +379,7 @@ class _Reader:
         return kind
 
     def enter_python(
-        self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: bool
+        self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: int
     ) -> int:
         """Note the tensors of a module or optimizer call; the scope for what is below it."""
         identity = 0
@@ -402,7 +414,7 @@ class _Reader:
                 self.member(inputs[0], self.gradients)
 
     def note_function(
-        self, event: Any, x: Any, keys: list[Any], scope: int, backward: bool
+        self, event: Any, x: Any, number: int, keys: list[Any], scope: int, backward: int
     ) -> None:
         """Note a compiled autograd function and its tensor arguments."""
         flat = [k if isinstance(k, int) else -1 for k in keys]
@@ -410,17 +422,18 @@ class _Reader:
         self.calls.append(
             FunctionCall(
                 name=x.name,
+                event=number,
                 scope=scope,
                 start=event.start_time_ns,
                 end=event.end_time_ns,
-                backward=backward,
+                backward=backward == NODE,
                 keys=tuple(flat),
                 sizes=tuple(sizes),
             )
         )
 
     def new_leaf(
-        self, number: int, start: int, name: int, backward: bool, scope: int, sequence: int
+        self, number: int, start: int, name: int, backward: int, scope: int, sequence: int
     ) -> int:
         row = len(self.leaf[0])
         for column, value in zip(
@@ -436,7 +449,7 @@ class _Reader:
         number: int,
         name: str,
         parent: int,
-        backward: bool,
+        backward: int,
         identity: int = 0,
     ) -> int:
         row = len(self.scope[0])
@@ -453,10 +466,10 @@ class _Reader:
     def columns(self) -> EventColumns:
         """What the pass found."""
         leaf = [frozen(c) for c in self.leaf]
-        leaf[3] = frozen(leaf[3], np.bool_)
+        leaf[3] = frozen(leaf[3], np.uint8)
         scope = [frozen(c) for c in self.scope]
         scope[0] = frozen(scope[0], np.uint8)
-        scope[7] = frozen(scope[7], np.bool_)
+        scope[7] = frozen(scope[7], np.uint8)
         allocations = AllocationTable(*(frozen(c) for c in self.alloc))
         devices = list(self.devices)
         return EventColumns(
@@ -467,6 +480,7 @@ class _Reader:
             allocations=allocations,
             scopes=ScopeTable(*scope),
             names=list(self.names.index),
+            threads=self.threads,
             devices=devices,
             gradients=frozen(self.gradients),
             parameters=frozen(self.parameters),

@@ -15,6 +15,11 @@ from . import _torch_compat as compat
 READ, WRITTEN, AMBIGUOUS = 1, 2, 4
 """What a call does to one argument. AMBIGUOUS: no schema matched, it may be either."""
 
+STATE = 32
+"""Added where the argument is a running statistic. The operators of batch normalisation
+write to it although their schemas do not say so."""
+_STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
+
 Signature = tuple[object, ...]
 """One entry an argument: ``TensorMetadata``, ``list``, a scalar type, or None."""
 
@@ -23,7 +28,7 @@ class Match(NamedTuple):
     """Overloads that a call can have been.
 
     ``is_operator``: at least one matches. ``mutability``: READ, WRITTEN or AMBIGUOUS an
-    argument, WRITTEN where any matching overload writes.
+    argument, WRITTEN where any matching overload writes, with STATE added where it applies.
     """
 
     is_operator: bool
@@ -71,4 +76,14 @@ class SchemaCache:
             )
             for i in range(len(signature))
         ]
-        return Match(True, tuple(WRITTEN if w else READ for w in written))
+        state = [
+            any(s.arguments[i].name in _STATE_ARGUMENTS for s in schemas)
+            for i in range(len(written))
+        ]
+        return Match(
+            True,
+            tuple(
+                (WRITTEN if w else READ) | (STATE if s else 0)
+                for w, s in zip(written, state, strict=True)
+            ),
+        )

@@ -1,13 +1,4 @@
-"""What happened to memory, in order of time.
-
-Note [Storages without a tensor]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The profiler names a storage only if some operator later takes a tensor in it. The rest
-(scratch memory of libraries, results nobody reads) is known by address: an entry for it
-carries no key but the number of its *block*, one allocation and its release. Two
-allocations at one address without a release between them are told as torch tells them, by
-an increment of the version: the release was missed.
-"""
+"""What happened to memory, in order of time."""
 
 from __future__ import annotations
 
@@ -19,6 +10,7 @@ import numpy as np
 from .categories import Categories
 from .columns import Bytes, EventColumns, Ints, frozen
 from .graph import Graph
+from .storages import CREATE, DESTROY, INCREMENT_VERSION, PREEXISTING, Storages
 
 
 class Action(Enum):
@@ -31,29 +23,6 @@ class Action(Enum):
     DESTROY = 4
 
 
-PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = range(1, 5)
-
-
-@dataclass(slots=True)
-class Blocks:
-    """Storages without a tensor.
-
-    Attributes:
-        created, destroyed: rows of the allocation table, -1 for what lies outside the
-            trace.
-        size: bytes.
-        device: index in ``EventColumns.devices``.
-    """
-
-    created: Ints
-    destroyed: Ints
-    size: Ints
-    device: Ints
-
-    def __len__(self) -> int:
-        return len(self.size)
-
-
 @dataclass(slots=True)
 class Timeline:
     """The timeline in columns, sorted by time, then action.
@@ -62,12 +31,11 @@ class Timeline:
         time: ns; -1 for what was there before.
         action: number of an ``Action``.
         key: row of the key table, -1 for a storage without a tensor.
-        block: row of ``blocks``, -1 for a storage with a tensor.
+        block: number of the storage without a tensor, -1 for one with.
         version: version that the entry ends or makes; see ``Action``. An increment
             names the version before it.
         size: bytes, never negative.
         device: index in ``EventColumns.devices``.
-        blocks: storages without a tensor.
     """
 
     time: Ints
@@ -77,16 +45,17 @@ class Timeline:
     version: Ints
     size: Ints
     device: Ints
-    blocks: Blocks
 
     def __len__(self) -> int:
         return len(self.time)
 
 
-def build_timeline(columns: EventColumns, graph: Graph, categories: Categories) -> Timeline:
+def build_timeline(
+    columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
+) -> Timeline:
     """The timeline of a trace."""
-    keys, allocations = columns.keys, columns.allocations
-    entries, blocks = _anonymous(columns)
+    keys, allocations, n_keys = columns.keys, columns.allocations, storages.keys
+    entries = [storages.block_entries]
 
     made_at = np.full(len(keys), np.iinfo(np.int64).min)
     freed_at = made_at.copy()
@@ -124,70 +93,13 @@ def build_timeline(columns: EventColumns, graph: Graph, categories: Categories) 
     time, action, subject, version = time[order], action[order], subject[order], version[order]
     key = np.where(subject >= 0, subject, -1)
     block = np.where(subject < 0, -1 - subject, -1)
-    # Indexing with -1 reads the last row; `where` then drops it.
-    size = np.where(key >= 0, _take(keys.size, key), _take(blocks.size, block))
-    device = np.where(key >= 0, _take(keys.device, key), _take(blocks.device, block))
+    storage = np.where(key >= 0, key, n_keys + block)
     return Timeline(
         time=frozen(time),
         action=frozen(action, np.uint8),
         key=frozen(key),
         block=frozen(block),
         version=frozen(version),
-        size=frozen(size),
-        device=frozen(device),
-        blocks=blocks,
+        size=frozen(storages.size[storage]),
+        device=frozen(storages.device[storage]),
     )
-
-
-def _take(column: Ints, rows: Ints) -> Ints:
-    return column[rows] if len(column) else np.zeros(len(rows), np.int64)
-
-
-def _anonymous(columns: EventColumns) -> tuple[list[tuple[Ints, Ints, Ints, Ints]], Blocks]:
-    """Entries and blocks of storages without a tensor; entries name block b as -1 - b."""
-    allocations = columns.allocations
-    rows = np.flatnonzero(allocations.key < 0)
-    created: list[int] = []
-    destroyed: list[int] = []
-    size: list[int] = []
-    time: list[int] = []
-    action: list[int] = []
-    subject: list[int] = []
-    live: dict[tuple[int, int], int] = {}
-    device = allocations.device[rows].tolist()
-    for row, at, n, t, d in zip(
-        rows.tolist(),
-        allocations.ptr[rows].tolist(),
-        allocations.size[rows].tolist(),
-        allocations.start[rows].tolist(),
-        device,
-        strict=True,
-    ):
-        time.append(t)
-        if n > 0:
-            action.append(INCREMENT_VERSION if (at, d) in live else CREATE)
-            live[at, d] = len(size)
-            subject.append(-1 - len(size))
-            created.append(row)
-            destroyed.append(-1)
-            size.append(n)
-            continue
-        block = live.pop((at, d), None)
-        action.append(DESTROY)
-        if block is None:
-            block = len(size)
-            created.append(-1)
-            destroyed.append(row)
-            size.append(-n)
-            time.append(-1)
-            action.append(PREEXISTING)
-            subject.append(-1 - block)
-        else:
-            destroyed[block] = row
-        subject.append(-1 - block)
-    which = np.where(np.asarray(created) >= 0, created, destroyed) if size else rows[:0]
-    blocks = Blocks(
-        frozen(created), frozen(destroyed), frozen(size), frozen(allocations.device[which])
-    )
-    entry = (frozen(time), frozen(action), frozen(subject), np.zeros(len(time), np.int64))
-    return [entry], blocks

@@ -1,0 +1,159 @@
+"""Where in a program a storage was made: phase, optimizer step, module, compiled call.
+
+Note [Ranges are found by time]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+With Python tracing on, the ``with record_function(...)`` around an optimizer step is
+entered by a Python call that has returned long before the step runs, and the profiler
+nests events by call: what runs in the range is not below it in the tree. Steps are
+therefore matched by thread and time. Module calls and compiled calls do nest.
+
+Note [The module of a backward operator]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Autograd numbers its nodes as the forward makes them, and a forward operator's event
+carries the next number to be given out. A backward node with number n therefore belongs
+to the last forward operator, of those before it in time, with a number not above n.
+Numbers are counted per thread; forwards that run on several threads at once can be
+mistaken for one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen
+from .graph import Graph
+
+PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
+
+
+@dataclass(slots=True)
+class Context:
+    """One entry an allocation row.
+
+    Attributes:
+        phase: PHASE_FORWARD (or nothing in particular), PHASE_BACKWARD, PHASE_OPTIMIZER.
+        optimizer, module, compiled: rows of the scope table, -1 if none. ``compiled`` is
+            the outermost compiled call, ``module`` the innermost module; in the backward,
+            the module of the forward operator.
+        step: number of the training step, from 0; see ``steps``.
+        steps: end of each step but the last, ns: ``ProfilerStep`` ranges if there are
+            any, else optimizer steps.
+    """
+
+    phase: Bytes
+    optimizer: Ints
+    module: Ints
+    compiled: Ints
+    step: Ints
+    steps: Ints
+
+
+def find_context(columns: EventColumns, graph: Graph) -> Context:
+    """Phase, optimizer step, module, compiled call and step of every allocation row."""
+    allocations, scopes, leaves = columns.allocations, columns.scopes, columns.leaves
+    nearest_module, outer_compiled = _ancestors(columns)
+    scope = allocations.scope
+    module = _at(nearest_module, scope)
+    compiled = _at(outer_compiled, scope)
+
+    backward = leaves.backward[allocations.leaf] != FORWARD if len(allocations) else scope > 0
+    backward = backward | (_at(scopes.backward.astype(np.int64), scope) > FORWARD)
+    optimizer = _optimizer_steps(columns)
+    inside = (module >= 0) & (_at(scopes.start, module) >= _at(scopes.start, optimizer))
+    optimizer = np.where(backward | inside, -1, optimizer)
+
+    by_sequence = _module_of_backward(columns, nearest_module)
+    if len(allocations):
+        module = np.where(backward & (module < 0), by_sequence[allocations.leaf], module)
+
+    ends = np.sort(scopes.end[scopes.kind == ScopeKind.PROFILER_STEP])
+    if not len(ends):
+        ends = np.sort(scopes.end[scopes.kind == ScopeKind.OPTIMIZER_STEP])
+    return Context(
+        phase=frozen(
+            np.where(optimizer >= 0, PHASE_OPTIMIZER, np.where(backward, PHASE_BACKWARD, 0)),
+            np.uint8,
+        ),
+        optimizer=frozen(optimizer),
+        module=frozen(module),
+        compiled=frozen(compiled),
+        step=frozen(np.searchsorted(ends, allocations.start, side="left")),
+        steps=frozen(ends),
+    )
+
+
+def _at(column: Ints, rows: Ints) -> Ints:
+    """``column[rows]``, -1 where ``rows`` is -1."""
+    if not len(column):
+        return np.full(len(rows), -1, np.int64)
+    return np.where(rows >= 0, column[rows], -1)
+
+
+def _ancestors(columns: EventColumns) -> tuple[Ints, Ints]:
+    """Of every scope row: the innermost module and the outermost compiled call around it."""
+    module: list[int] = []
+    compiled: list[int] = []
+    scopes = columns.scopes
+    for row, (kind, parent) in enumerate(
+        zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True)
+    ):
+        module.append(row if kind == ScopeKind.MODULE else module[parent] if parent >= 0 else -1)
+        around = compiled[parent] if parent >= 0 else -1
+        if around < 0 and kind in (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE):
+            around = row
+        compiled.append(around)
+    return np.asarray(module, np.int64), np.asarray(compiled, np.int64)
+
+
+def _optimizer_steps(columns: EventColumns) -> Ints:
+    """Of every allocation row: the optimizer step that runs on its thread at the time.
+
+    A step that runs a backward itself (a closure, as for LBFGS) is none: what it
+    allocates is mostly not the optimizer's.
+    """
+    scopes, allocations, leaves = columns.scopes, columns.allocations, columns.leaves
+    out = np.full(len(allocations), -1, np.int64)
+    rows = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
+    if not len(rows) or not len(allocations):
+        return out
+    thread = columns.thread_of(allocations.event)
+    nodes = np.sort(leaves.start[leaves.backward == NODE])
+    for t in np.unique(scopes.thread[rows]).tolist():
+        mine = rows[scopes.thread[rows] == t]
+        mine = mine[np.argsort(scopes.start[mine], kind="stable")]
+        runs_backward = np.searchsorted(nodes, scopes.end[mine]) > np.searchsorted(
+            nodes, scopes.start[mine]
+        )
+        mine = mine[~runs_backward]
+        if not len(mine):
+            continue
+        here = np.flatnonzero(thread == t)
+        at = np.searchsorted(scopes.start[mine], allocations.start[here], side="right") - 1
+        step = mine[np.maximum(at, 0)]
+        within = (at >= 0) & (allocations.start[here] <= scopes.end[step])
+        out[here[within]] = step[within]
+    return out
+
+
+def _module_of_backward(columns: EventColumns, nearest_module: Ints) -> Ints:
+    """Of every leaf in the backward: the module row of the forward operator."""
+    leaves = columns.leaves
+    out = np.full(len(leaves), -1, np.int64)
+    forward = np.flatnonzero((leaves.backward == FORWARD) & (leaves.sequence >= 0))
+    forward = forward[np.argsort(leaves.start[forward], kind="stable")]
+    # A number that does not grow was recorded with gradients off, or is another thread's.
+    sequence = leaves.sequence[forward]
+    grows = sequence >= np.maximum.accumulate(sequence) if len(sequence) else sequence > 0
+    forward, sequence = forward[grows], sequence[grows]
+    wanted = np.flatnonzero(leaves.backward != FORWARD)
+    if not len(forward) or not len(wanted):
+        return out
+    # Outside a node the engine works on what the node before it has returned.
+    latest = np.where(leaves.backward[wanted] == NODE, np.arange(len(wanted)), 0)
+    number = leaves.sequence[wanted][np.maximum.accumulate(latest)]
+    at = np.searchsorted(sequence, number, side="right") - 1
+    ok = (number >= 0) & (at >= 0)
+    out[wanted[ok]] = _at(nearest_module, leaves.scope[forward[at[ok]]])
+    return out

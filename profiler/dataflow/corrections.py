@@ -1,0 +1,311 @@
+"""Where the categories differ from torch's, and why.
+
+Note [Differences from torch's memory profile]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+torch's rules see operators and versions. Each rule here adds one thing that the trace
+knows besides, and is the only source of one kind of difference; ``Rule`` says for every
+value which rule decided, so that a difference can be looked up. With ``rules=()`` the
+categories are torch's own, value by value. In order; later rules overrule earlier ones:
+
+FORWARD_CALL
+    Unknown to torch, made in a module's forward and outside the backward: an
+    activation, or temporary if it is released before the module returns. torch finds
+    activations by following values that operators read, so a result that no operator
+    reads has no category.
+BACKWARD_PASS
+    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums
+    gradients of broadcast operands outside of any node): autograd detail.
+SCRATCH
+    A storage without a tensor, released within the operator that made it: temporary.
+    torch calls all of them unknown.
+MODULE_STATE
+    There before the trace, neither parameter nor optimizer state, and kept up to date by
+    the forward: a running statistic of batch normalisation, or written to by several
+    calls of a module. Such buffers are state of the model like its parameters and count
+    as those. torch takes them for inputs.
+OPTIMIZER_STEP
+    Made inside an optimizer step: temporary if released inside it, else optimizer state.
+    torch does not know the former and learns of the latter at the next step's start;
+    over several steps its flood takes the temporaries for activations.
+OBJECTS
+    The caller named modules or optimizers, and the storage is at the address of one of
+    their tensors.
+COMPILED_PHASE, COMPILED_PROGRAM
+    Made in, or handed to, compiled code: see Note [Compiled code has no data flow].
+    These are known before torch's rules run, which then start from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from .categories import (
+    ACTIVATION,
+    AUTOGRAD_DETAIL,
+    GRADIENT,
+    OPTIMIZER_STATE,
+    PARAMETER,
+    TEMPORARY,
+    UNKNOWN,
+    Categories,
+)
+from .columns import Bytes, EventColumns, Ints, ScopeKind, frozen
+from .compiled import CompiledCalls
+from .context import PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
+from .graph import Graph
+from .schema import STATE
+from .storages import Storages
+
+
+class Rule(IntEnum):
+    """What decided a category; see the note in this module."""
+
+    TORCH = 0
+    FORWARD_CALL = 1
+    BACKWARD_PASS = 2
+    SCRATCH = 3
+    MODULE_STATE = 4
+    OPTIMIZER_STEP = 5
+    OBJECTS = 6
+    COMPILED_PHASE = 7
+    COMPILED_PROGRAM = 8
+
+
+ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownObjects:
+    """Tensors of the caller's modules and optimizers, by (device, address).
+
+    Attributes:
+        parameters: parameters and buffers.
+        gradients: what is in ``.grad`` now.
+        states: optimizer state.
+        names: qualified names.
+        modules: path of each module, by ``id()``.
+    """
+
+    parameters: frozenset[tuple[str, int]] = frozenset()
+    gradients: frozenset[tuple[str, int]] = frozenset()
+    states: frozenset[tuple[str, int]] = frozenset()
+    names: tuple[tuple[tuple[str, int], str], ...] = ()
+    modules: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def of(cls, modules: Iterable[Any], optimizers: Iterable[Any]) -> KnownObjects:
+        """Addresses and names of the tensors of live objects."""
+        parameters: set[tuple[str, int]] = set()
+        gradients: set[tuple[str, int]] = set()
+        states: set[tuple[str, int]] = set()
+        names: dict[tuple[str, int], str] = {}
+        paths: dict[int, str] = {}
+
+        def place(t: Any) -> tuple[str, int]:
+            return str(t.device), int(t.untyped_storage().data_ptr())
+
+        for module in modules:
+            module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+            for path, child in module.named_modules():
+                paths.setdefault(id(child), path or type(child).__name__)
+            for named in (module.named_parameters(), module.named_buffers()):
+                for name, t in named:
+                    parameters.add(place(t))
+                    names.setdefault(place(t), name)
+                    if t.grad is not None:
+                        gradients.add(place(t.grad))
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    parameters.add(place(p))
+                    if p.grad is not None:
+                        gradients.add(place(p.grad))
+            for state in optimizer.state.values():
+                for t in state.values() if isinstance(state, dict) else ():
+                    if hasattr(t, "untyped_storage"):
+                        states.add(place(t))
+        for found in (parameters, gradients, states):
+            found.difference_update({p for p in found if p[1] == 0})  # empty tensors
+        return cls(
+            frozenset(parameters),
+            frozenset(gradients),
+            frozenset(states),
+            tuple(names.items()),
+            tuple(paths.items()),
+        )
+
+
+@dataclass(slots=True)
+class Corrected:
+    """Categories after the corrections.
+
+    Attributes:
+        of_value, value_rule: category and ``Rule`` of each value.
+        of_block, block_rule: the same of each storage without a tensor.
+        names: qualified names of storages that the caller's objects or compiled graphs
+            name, by key.
+    """
+
+    of_value: Bytes
+    value_rule: Bytes
+    of_block: Bytes
+    block_rule: Bytes
+    names: dict[int, str]
+
+
+def correct(
+    columns: EventColumns,
+    graph: Graph,
+    categories: Categories,
+    context: Context,
+    storages: Storages,
+    compiled: CompiledCalls | None,
+    objects: KnownObjects,
+    rules: frozenset[Rule],
+) -> Corrected:
+    """Apply the rules of the note above."""
+    n = storages.keys
+    # One entry a value, then one a block; what holds of a storage holds of all its values.
+    storage = np.concatenate([graph.value_key, np.arange(n, len(storages))])
+    category = np.concatenate([categories.of_value, np.zeros(len(storages) - n, np.uint8)])
+    rule = np.zeros(len(category), np.uint8)
+
+    def apply(which: Rule, chosen: Any, value: Any) -> None:
+        """Give the chosen storages' entries a category; only_unknown where torch has one."""
+        if which not in rules:
+            return
+        rows = np.flatnonzero(chosen)
+        new = np.broadcast_to(value, category.shape)[rows]
+        changed = category[rows] != new
+        rule[rows[changed]] = which
+        category[rows] = new
+
+    row = storages.created[storage]
+    made = row >= 0
+    phase = np.where(made, _at(context.phase, row), -1)
+    unknown = category == UNKNOWN
+    scopes = columns.scopes
+    died = storages.died[storage]
+    module = np.where(made, _at(context.module, row), -1)
+    compiled_call = np.where(made, _at(context.compiled, row), -1) >= 0
+
+    in_module = (module >= 0) & (phase == PHASE_FORWARD) & ~compiled_call
+    before_return = died <= np.where(module >= 0, _at(scopes.end, module), 0)
+    apply(
+        Rule.FORWARD_CALL,
+        unknown & in_module,
+        np.where(before_return, TEMPORARY, ACTIVATION).astype(np.uint8),
+    )
+    apply(Rule.BACKWARD_PASS, unknown & (phase == PHASE_BACKWARD), AUTOGRAD_DETAIL)
+    last = storages.destroyed[storage]
+    leaf = columns.allocations.leaf
+    same_leaf = made & (last >= 0) & (_at(leaf, row) == _at(leaf, last))
+    apply(Rule.SCRATCH, (storage >= n) & same_leaf, TEMPORARY)
+
+    state = np.zeros(len(storages), np.bool_)
+    state[:n] = _module_state(columns, graph) & (storages.created[:n] < 0)
+    firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
+    apply(Rule.MODULE_STATE, state[storage] & ~firm, PARAMETER)
+
+    step = np.where(made, _at(context.optimizer, row), -1)
+    in_step = phase == PHASE_OPTIMIZER
+    gone = died <= np.where(step >= 0, _at(scopes.end, step), 0)
+    apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)
+    apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
+
+    names: dict[int, str] = {}
+    if objects.parameters or objects.states:
+        named = _named_keys(columns, storages, objects, names)
+        apply(Rule.OBJECTS, named[storage] != 0, named[storage])
+
+    if compiled is not None:
+        names.update(compiled.roles)
+        known = compiled.block[storage]
+        by_program = compiled.by_program[storage] != 0
+        # A storage the caller's objects name is what they say it is.
+        free = (known != 0) & (rule != Rule.OBJECTS)
+        for which, chosen in (
+            (Rule.COMPILED_PHASE, free & ~by_program & ~in_step),
+            (Rule.COMPILED_PROGRAM, free & by_program),
+        ):
+            # Given before torch's rules ran, so the category already agrees.
+            if which in rules:
+                category[chosen] = known[chosen]
+                rule[chosen] = which
+
+    values = len(graph.value_key)
+    return Corrected(
+        of_value=frozen(category[:values], np.uint8),
+        value_rule=frozen(rule[:values], np.uint8),
+        of_block=frozen(category[values:], np.uint8),
+        block_rule=frozen(rule[values:], np.uint8),
+        names=names,
+    )
+
+
+def _at(column: Any, rows: Ints) -> Any:
+    """``column[rows]``; what -1 gives is dropped by the caller."""
+    return column[rows] if len(column) else np.full(len(rows), -1, np.int64)
+
+
+def _module_state(columns: EventColumns, graph: Graph) -> Any:
+    """Keys that a module's forward keeps state in.
+
+    Either an operator takes it as a running statistic, or at least two calls of
+    outermost modules write to it: one alone may be an in-place operator on an input.
+    """
+    scopes, leaves = columns.scopes, columns.leaves
+    out = np.zeros(len(columns.keys), np.bool_)
+    out[graph.edge_key[(graph.flags & STATE) != 0]] = True
+    if not len(scopes):
+        return out
+    outermost: list[int] = []
+    for row, (kind, parent) in enumerate(
+        zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True)
+    ):
+        around = outermost[parent] if parent >= 0 else -1
+        outermost.append(row if around < 0 and kind == ScopeKind.MODULE else around)
+    call = np.asarray([*outermost, -1])[leaves.scope[graph.leaf]][graph.edge_node]
+    written = graph.mutated & ~graph.allocates & (call >= 0)
+    written &= ~graph.backward[graph.edge_node]
+    pairs = np.unique(np.stack([graph.edge_key[written], call[written]]), axis=1)
+    key, times = np.unique(pairs[0], return_counts=True)
+    out[key[times > 1]] = True
+    return out
+
+
+def _named_keys(
+    columns: EventColumns, storages: Storages, objects: KnownObjects, names: dict[int, str]
+) -> Bytes:
+    """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere.
+
+    An address can have held several storages; the object is in the last one, which the
+    trace did not see released.
+    """
+    out = np.zeros(len(storages), np.uint8)
+    alive = np.flatnonzero(storages.destroyed[: storages.keys] < 0)
+    devices = [str(d) for d in columns.devices]
+    known = dict(objects.names)
+    latest: dict[tuple[str, int], int] = {}
+    for key in alive[np.argsort(storages.born[alive], kind="stable")].tolist():
+        place = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
+        latest[place] = key
+    for place, key in latest.items():
+        category = (
+            PARAMETER
+            if place in objects.parameters
+            else OPTIMIZER_STATE
+            if place in objects.states
+            else GRADIENT
+            if place in objects.gradients
+            else UNKNOWN
+        )
+        out[key] = category
+        if category and place in known:
+            names[key] = known[place]
+    return out

@@ -1,0 +1,264 @@
+"""``profile_memory``: from a torch.profiler run to a memory profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from memprof.profiler.model import Profile
+
+from . import _torch_compat as compat
+from .categories import Categories, Category, deduce
+from .columns import Bytes, EventColumns, Ints, ScopeKind
+from .compiled import CompiledCalls, Owner, find_compiled
+from .context import Context, find_context
+from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
+from .graph import Graph, build_graph
+from .read import read_events
+from .storages import Storages, lifetimes
+from .timeline import Timeline, build_timeline
+
+_CATEGORIES: tuple[Category | None, ...] = (None, *Category)
+
+
+class DataFlowProfile:
+    """A memory profile of one profiler run, in columns.
+
+    Attributes:
+        columns: what was read of the run.
+        graph: the data-flow graph.
+        torch_categories: categories by torch's rules.
+        corrected: categories after memprof's corrections; these are *the* categories.
+        timeline: what happened to memory, by time.
+        storages: when each storage was made and released.
+        context: where each allocation was made.
+        compiled: what is known of compiled code, None if the trace has none or the
+            rules for it are off.
+    """
+
+    def __init__(
+        self,
+        columns: EventColumns,
+        *,
+        rules: Iterable[Rule] = ALL_RULES,
+        memprof_profile: Profile | None = None,
+        objects: KnownObjects | None = None,
+    ) -> None:
+        chosen = frozenset(rules)
+        self.columns = columns
+        self.objects = objects or KnownObjects()
+        self.graph: Graph = build_graph(columns)
+        self.context: Context = find_context(columns, self.graph)
+        self.storages: Storages = lifetimes(columns)
+        self.compiled: CompiledCalls | None = None
+        if (
+            chosen & {Rule.COMPILED_PHASE, Rule.COMPILED_PROGRAM}
+            and np.isin(
+                columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE)
+            ).any()
+        ):
+            known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
+            self.compiled = find_compiled(columns, self.context, self.storages, known)
+        self.torch_categories: Categories = deduce(
+            columns, self.graph, self.compiled.given if self.compiled else None
+        )
+        self.timeline: Timeline = build_timeline(
+            columns, self.graph, self.torch_categories, self.storages
+        )
+        self.corrected: Corrected = correct(
+            columns,
+            self.graph,
+            self.torch_categories,
+            self.context,
+            self.storages,
+            self.compiled,
+            self.objects,
+            chosen,
+        )
+
+    # -- categories -----------------------------------------------------------------
+
+    def category(self, key: int, version: int) -> Category | None:
+        """The category of a version of a storage, given by row; None is unknown.
+
+        A version that the trace does not have counts as the nearest one it has.
+        """
+        first = self.graph.first_value
+        value = int(first[key]) + max(version, 0)
+        return _CATEGORIES[int(self.corrected.of_value[min(value, int(first[key + 1]) - 1)])]
+
+    def rule(self, key: int, version: int) -> Rule:
+        """What decided that category."""
+        return Rule(int(self.corrected.value_rule[int(self.graph.first_value[key]) + version]))
+
+    def entry_categories(self) -> tuple[Bytes, Bytes]:
+        """Numbers of the categories before and after each entry of the timeline.
+
+        Equal but for increments of a version, which move bytes from one to the other.
+        """
+        t, c = self.timeline, self.corrected
+        if not len(t):
+            return t.action, t.action
+        first = self.graph.first_value
+        keyed = t.key >= 0
+        value = np.where(keyed, first[t.key] + t.version, 0)
+        # An increment leads to the next version; nothing else does.
+        after = value + (keyed & (t.action == 3))
+        block = np.where(keyed, 0, t.block)
+        of_value = c.of_value if len(c.of_value) else np.zeros(1, np.uint8)
+        of_block = c.of_block if len(c.of_block) else np.zeros(1, np.uint8)
+        unkeyed = of_block[block]
+        return (
+            np.where(keyed, of_value[value], unkeyed),
+            np.where(keyed, of_value[after], unkeyed),
+        )
+
+    # -- names ----------------------------------------------------------------------
+
+    def owner(self, storage: int) -> Owner | None:
+        """What memprof's own profile knows of a storage made by compiled code."""
+        row = int(self.storages.created[storage])
+        return self.compiled.owner.get(row) if self.compiled is not None and row >= 0 else None
+
+    def module_path(self, scope: int) -> str:
+        """Name of a module call: its path where the caller named the model, else the
+        names of the calls around it, outermost first."""
+        known = dict(self.objects.modules)
+        parts: list[str] = []
+        scopes = self.columns.scopes
+        while scope >= 0:
+            if scopes.kind[scope] == ScopeKind.MODULE:
+                path = known.get(int(scopes.identity[scope]))
+                if path is not None:
+                    return path
+                name = self.columns.names[int(scopes.name[scope])]
+                parts.append(name.removeprefix(compat.MODULE_PREFIX))
+            scope = int(scopes.parent[scope])
+        return ".".join(reversed(parts))
+
+    def module(self, storage: int) -> str | None:
+        """The module that a storage was made for, None if none is known."""
+        owner = self.owner(storage)
+        if owner is not None and owner.buffer in owner.graph.buffers:
+            primary = owner.graph.buffers[owner.buffer].primary
+            node = owner.graph.nodes.get(primary or "")
+            if node is not None and node.module_path is not None:
+                return node.module_path
+        row = int(self.storages.created[storage])
+        scope = int(self.context.module[row]) if row >= 0 else -1
+        return self.module_path(scope) if scope >= 0 else None
+
+    def operator(self, storage: int) -> str | None:
+        """The operator that made a storage, None if none is known."""
+        owner = self.owner(storage)
+        if owner is not None and owner.buffer in owner.graph.buffers:
+            primary = owner.graph.buffers[owner.buffer].primary
+            node = owner.graph.nodes.get(primary or "")
+            if node is not None:
+                return node.original_aten or node.target
+        row = int(self.storages.created[storage])
+        if row < 0:
+            return None
+        name = int(self.columns.allocations.op[row])
+        if name < 0:
+            name = int(self.columns.leaves.name[self.columns.allocations.leaf[row]])
+        return self.columns.names[name] if name >= 0 else None
+
+    def name(self, storage: int) -> str | None:
+        """Qualified name of a parameter, buffer or graph input, None if unknown."""
+        return self.corrected.names.get(storage)
+
+    def why_unknown(self, storage: int) -> str:
+        """Why a storage has no category, in words."""
+        row = int(self.storages.created[storage])
+        keyed = storage < self.storages.keys
+        if row < 0:
+            if not keyed:
+                return "there before the trace, seen only when it was released"
+            return "there before the trace, and read by nothing that contributes to a gradient"
+        if not keyed:
+            return "no operator took a tensor in it, and no module made it"
+        return "made outside of modules, and no gradient depends on it"
+
+    @property
+    def devices(self) -> list[str]:
+        """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``."""
+        used = np.unique(self.storages.device).tolist()
+        return [str(self.columns.devices[i]) for i in used]
+
+    def device_index(self, device: str) -> int:
+        """Row of a device.
+
+        Raises:
+            ValueError: the trace has nothing on it.
+        """
+        for i, d in enumerate(self.columns.devices):
+            if str(d) == str(device):
+                return i
+        raise ValueError(
+            f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
+        )
+
+    def values_of(self, storage: int, time: int) -> int:
+        """Version of a storage with a key at a time, counting writes by their start."""
+        t = self.timeline
+        if self._writes is None:
+            writes = np.flatnonzero((t.action == 3) & (t.key >= 0))
+            order = np.lexsort((t.time[writes], t.key[writes]))
+            self._writes = writes[order]
+        w = self._writes
+        lo, hi = np.searchsorted(t.key[w], [storage, storage + 1])
+        return int(np.searchsorted(t.time[w[lo:hi]], time, side="right"))
+
+    _writes: Ints | None = None
+
+
+def profile_memory(
+    result: Any,
+    *,
+    memprof_profile: Profile | None = None,
+    modules: Iterable[Any] | Any = (),
+    optimizers: Iterable[Any] | Any = (),
+    rules: Iterable[Rule] = ALL_RULES,
+    skip_compiler: bool = True,
+) -> DataFlowProfile:
+    """The memory profile of a finished ``torch.profiler`` run.
+
+    Args:
+        result: a ``torch.profiler.profile`` made with ``record_shapes=True,
+            profile_memory=True, with_stack=True`` that has stopped, or the
+            ``_ProfilerResult`` inside it.
+        memprof_profile: memprof's own profile of the same process; what compiled code
+            allocates then has its FX node, module, line and category.
+        modules, optimizers: the model and optimizer that were traced, or several. Their
+            tensors are then known for what they are, and modules by their path.
+        rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
+        skip_compiler: do not look at what the compiler itself runs in the trace.
+
+    Raises:
+        TypeError: ``result`` is no profiler result.
+        ValueError: it has not stopped, or lacks one of the three options.
+    """
+    missing = compat.missing_options(result)
+    if missing:
+        raise ValueError(
+            f"the profiler ran without {', '.join(missing)}; memory analysis needs "
+            "torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True)"
+        )
+    return DataFlowProfile(
+        read_events(result, skip_compiler=skip_compiler),
+        rules=rules,
+        memprof_profile=memprof_profile,
+        objects=KnownObjects.of(_several(modules), _several(optimizers)),
+    )
+
+
+def _several(given: Any) -> list[Any]:
+    """One object or several, as a list. A module may itself be iterable: it is one."""
+    if given is None:
+        return []
+    if isinstance(given, (list, tuple, set)):
+        return list(given)
+    return [given]

@@ -1,0 +1,140 @@
+"""What a storage really is, from addresses and the phase that made it.
+
+Addresses are read from live tensors after each phase, phases from the clock around each
+phase; neither is known to the analysis. A storage made in a phase may have several right
+answers: what dies in the forward may be called an activation or a temporary.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.profile import DataFlowProfile
+
+from .models import Case
+
+
+@dataclass
+class Step:
+    forward: int
+    backward: int
+    optimizer: int
+    end: int
+    gradients: set[int]
+    inputs: set[int]
+
+
+@dataclass
+class Truth:
+    """Filled in by ``train``."""
+
+    parameters: set[int] = field(default_factory=set)
+    states: set[int] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
+    batches: list[torch.Tensor] = field(default_factory=list)
+
+    def right(self, born: int, died: int, ptr: int) -> set[Category]:
+        """Right answers for a storage; empty where the truth is not known."""
+        step = next((s for s in reversed(self.steps) if s.forward <= born), None)
+        if step is None or born > step.end:
+            known = (
+                (self.parameters, Category.PARAMETER),
+                (self.states, Category.OPTIMIZER_STATE),
+                (set().union(*(s.inputs for s in self.steps)), Category.INPUT),
+                (set().union(*(s.gradients for s in self.steps)), Category.GRADIENT),
+            )
+            return next(({c} for ptrs, c in known if ptr in ptrs), set())
+        if born < step.backward:
+            if died > step.backward:
+                return {Category.INPUT} if ptr in step.inputs else {Category.ACTIVATION}
+            return {Category.ACTIVATION, Category.TEMPORARY}
+        if born < step.optimizer:
+            if died > step.optimizer and ptr in step.gradients:
+                return {Category.GRADIENT}
+            return {Category.AUTOGRAD_DETAIL, Category.TEMPORARY}
+        if died < step.end:
+            return {Category.TEMPORARY}
+        return {Category.OPTIMIZER_STATE}
+
+
+def _ptr(t: torch.Tensor) -> int:
+    return int(t.untyped_storage().data_ptr())
+
+
+def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None) -> Truth:
+    """Train, and note addresses and times. Batches are made beforehand and kept."""
+    truth = Truth(batches=[case.batch() for _ in range(steps)])
+    module = case.model
+    for x in truth.batches:
+        opt.zero_grad()
+        t0 = time.time_ns()
+        loss = case.loss(model or module, x)
+        t1 = time.time_ns()
+        loss.backward()
+        t2 = time.time_ns()
+        gradients = {_ptr(p.grad) for p in module.parameters() if p.grad is not None}
+        t3 = time.time_ns()
+        opt.step()
+        t4 = time.time_ns()
+        del loss
+        truth.steps.append(Step(t0, t1, t3 if t3 > t2 else t2, t4, gradients, {_ptr(x)}))
+    truth.parameters = {_ptr(t) for t in (*module.parameters(), *module.buffers())}
+    truth.states = {
+        _ptr(t) for s in opt.state.values() for t in s.values() if isinstance(t, torch.Tensor)
+    }
+    return truth
+
+
+@dataclass
+class Verdict:
+    """Bytes at the peak."""
+
+    total: int = 0
+    right: int = 0
+    wrong: int = 0
+    unknown: int = 0
+    untold: int = 0
+    """The truth is not known."""
+    mistakes: dict[str, int] = field(default_factory=dict)
+
+
+def judge(profile: DataFlowProfile, truth: Truth, corrected: bool = True) -> Verdict:
+    """Hold the categories at the peak of the CPU against the truth."""
+    from memprof.profiler.dataflow.peak import live_at, peak
+
+    out = Verdict()
+    cpu = profile.device_index("cpu")
+    time, _ = peak(profile, cpu)
+    for item in live_at(profile, cpu, time):
+        s = item.storage
+        keyed = s < profile.storages.keys
+        row = int(profile.storages.created[s])
+        if row < 0:
+            row = int(profile.storages.destroyed[s])
+        ptr = int(profile.columns.keys.ptr[s] if keyed else profile.columns.allocations.ptr[row])
+        category = item.category
+        if not corrected:
+            number = 0
+            if keyed:
+                first = int(profile.graph.first_value[s])
+                number = int(profile.torch_categories.of_value[first + item.version])
+            category = Category(number) if number else None
+        right = truth.right(int(profile.storages.born[s]), int(profile.storages.died[s]), ptr)
+        out.total += item.size
+        if not right:
+            out.untold += item.size
+        elif category is None:
+            out.unknown += item.size
+        elif category in right:
+            out.right += item.size
+        else:
+            out.wrong += item.size
+        if right and category not in right:
+            name = f"{category and category.name} for {'/'.join(sorted(c.name for c in right))}"
+            out.mistakes[name] = out.mistakes.get(name, 0) + item.size
+    return out

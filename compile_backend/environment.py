@@ -31,7 +31,9 @@ def machine() -> Machine:
     return Machine(
         system=f"{platform.system()}-{platform.release()}",
         cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 0,
         memory_bytes=_memory_bytes(),
         accelerators=names,
     )

@@ -45,9 +45,7 @@ class Options:
             _check_type(field.name, getattr(self, field.name), get_type_hints(Options)[field.name])
         for name in ("observe_runs", "max_programs"):
             if getattr(self, name) < 0:
-                raise OptionError(
-                    f"option {name!r} is {getattr(self, name)}; it must be 0 or more"
-                )
+                raise OptionError(f"option {name!r} is {getattr(self, name)}; it must be 0 or more")
 
     def non_default(self) -> dict[str, str]:
         """Options that differ from their defaults, as text."""

@@ -45,8 +45,7 @@ class Recorder:
         if self.error is not None:
             return
         try:
-            for tensor in _tensors(value):
-                storage = tensor.untyped_storage()
+            for storage in _storages(value):
                 self.trace.reports.append(
                     Bound(
                         name,
@@ -114,8 +113,7 @@ class Recorder:
     ) -> None:
         found: dict[int, KnownStorage] = {}
         for index, value in enumerate(inputs):
-            for tensor in _tensors(value):
-                storage = tensor.untyped_storage()
+            for storage in _storages(value):
                 number = self._identities.identity(storage)
                 known = found.get(number)
                 if known is None:
@@ -124,26 +122,29 @@ class Recorder:
                     known = KnownStorage(number, storage.nbytes(), device, name)
                 found[number] = replace(known, inputs=(*known.inputs, index))
         for name, tensor in constants:
-            storage = tensor.untyped_storage()
-            number = self._identities.identity(storage)
-            if number not in found:
+            for storage in _storages(tensor):
+                number = self._identities.identity(storage)
                 device = str(storage.device)
-                found[number] = KnownStorage(number, storage.nbytes(), device, name)
+                found.setdefault(number, KnownStorage(number, storage.nbytes(), device, name))
         self.trace.entry = list(found.values())
 
     def _storage_of(self, value: object) -> int | None:
-        for tensor in _tensors(value):
-            return self._identities.identity(tensor.untyped_storage())
+        for storage in _storages(value):
+            return self._identities.identity(storage)
         return None
 
 
-def _tensors(value: object) -> Iterable[torch.Tensor]:
+def _storages(value: object) -> Iterable[torch.UntypedStorage]:
+    """Storages of a tensor, or of the tensors in nested sequences.
+
+    Sparse tensors and the opaque packed weights of oneDNN have none to speak of.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided:
-            yield value
+            yield value.untyped_storage()
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from _storages(item)
 
 
 def _as_sequence(out: object) -> Sequence[object]:

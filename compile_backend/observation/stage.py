@@ -69,23 +69,25 @@ class ObserveStage(CompileStage[Any]):
 
             observed.start(install)
             return compiled
-        return BareCall(ObservedCall(self, compiled, None, sizes))
+        return _changing_function(ObservedCall(self, compiled, None, sizes))
 
 
-class BareCall:
-    """A boxed function whose callable can change, for graphs without a ``CompiledFxGraph``."""
+def _changing_function(observed: ObservedCall) -> BoxedCall:
+    """A boxed function whose callable can change, for graphs without a ``CompiledFxGraph``.
 
-    _boxed_call = True
+    A real function, not an object: ``torch._dynamo.disable`` copies its attributes.
+    """
+    current: list[BoxedCall] = [observed.plain]
 
-    def __init__(self, observed: ObservedCall) -> None:
-        self.current_callable: BoxedCall = observed.plain
-        observed.start(self._set)
+    def call(inputs: list[Any]) -> Any:
+        return current[0](inputs)
 
-    def _set(self, call: BoxedCall) -> None:
-        self.current_callable = call
+    def install(changed: BoxedCall) -> None:
+        current[0] = changed
 
-    def __call__(self, inputs: list[Any]) -> Any:
-        return self.current_callable(inputs)
+    observed.start(install)
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 class ObservedCall:

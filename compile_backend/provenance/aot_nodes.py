@@ -126,9 +126,7 @@ def snapshot(
     # torch leaves the compiled function or module itself out of its module stacks: an
     # operator with user code around it and no module is the root's own.
     return {
-        name: dataclasses.replace(p, module_path="")
-        if p.stack and p.module_path is None
-        else p
+        name: dataclasses.replace(p, module_path="") if p.stack and p.module_path is None else p
         for name, p in found.items()
     }
 

@@ -117,7 +117,7 @@ def _operand_origins(lowering: Lowering, ir: Any) -> Iterator[Node]:
 def _layout(ir: Any) -> dict[str, Any]:
     """dtype, shape, device and size of a buffer, as far as its layout is a tensor's."""
     layout = getattr(ir, "layout", None)
-    if not hasattr(layout, "size") or not hasattr(layout, "stride"):
+    if not all(hasattr(layout, a) for a in ("size", "stride", "dtype", "device")):
         return {}
     assert layout is not None
     elements: Any = 1

@@ -50,9 +50,7 @@ class AttributeStage(CompileStage[Any]):
         graph = state.graph_module.graph
         self.aot_nodes = snapshot(graph, self.forward_nodes)
         tag_nodes(graph)
-        self._lowerings = state.cleanup.enter_context(
-            _torch_compat.tap_lowering(artifacts.VERSION)
-        )
+        self._lowerings = state.cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
         return state
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
@@ -108,4 +106,3 @@ class AttributeStage(CompileStage[Any]):
     @staticmethod
     def _path(key: str) -> Any:
         return artifacts.path_for(_torch_compat.inductor_cache_dir(), key)
-

@@ -19,7 +19,8 @@ from .summary import Reason, Summary
 __all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
 
 DEFAULT_WIDTH = 100
-_MIN_WIDTH = 60
+_MIN_WIDTH = 80
+_MIN_WIDTH_EXACT = 100
 
 _ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _ASCII = str.maketrans({"…": "~", "·": "|"})
@@ -47,7 +48,7 @@ def render_text(
     Args:
         summary: what to say.
         top: rows in each table; the rest is added up in one more row.
-        width: characters a line, by default 100, at least 60.
+        width: characters a line, by default 100, at least 80 (100 with ``exact``).
         color: with ANSI escape sequences.
         ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
         exact: bytes with all digits.
@@ -79,7 +80,7 @@ def render_ledger(
         page.line("The ledger is empty: nothing was compiled.")
         return page.text()
     labels = {g.id: g.label for g in profile.graphs}
-    table = page.table("time (UTC)", "what", "graph", ">count", "why")
+    table = page.table("time (UTC)", "what", "graph", ">count", "why", fold=True)
     for e in profile.ledger:
         time = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
         table.add_row(
@@ -99,7 +100,7 @@ class _Page:
     def __init__(
         self, width: int | None, color: bool, ascii_only: bool, exact: bool, top: int
     ) -> None:
-        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH)
+        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH_EXACT if exact else _MIN_WIDTH)
         self.exact = exact
         self.top = top
         self._ascii = ascii_only
@@ -127,21 +128,26 @@ class _Page:
         self.line()
         self.line(title, style="bold")
 
-    def table(self, *columns: str) -> Table:
-        """``>name`` is right-aligned; the last column takes what room there is."""
+    def table(self, *columns: str, fold: bool = False) -> Table:
+        """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
+        fit is cut; with ``fold``, that of the last column is folded."""
         table = Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for i, name in enumerate(columns):
-            last = i == len(columns) - 1
+            folds = fold and i == len(columns) - 1
             table.add_column(
                 name.lstrip(">"),
                 justify="right" if name.startswith(">") else "left",
-                no_wrap=not last or name.startswith(">"),
-                overflow="fold" if last else "ellipsis",
+                no_wrap=not folds,
+                overflow="fold" if folds else "ellipsis",
                 header_style="dim",
             )
         return table
 
     def show(self, table: Table) -> None:
+        for column in table.columns:
+            if column.justify == "right":
+                # Rich would cut numbers as soon as text, and a cut number is a wrong one.
+                column.min_width = max(map(len, (str(column.header), *map(str, column.cells))))
         self._console.print(table)
 
     def text(self) -> str:
@@ -343,9 +349,7 @@ def _graphs(page: _Page, s: Summary) -> None:
     if not s.table:
         page.line("  none was compiled")
         return
-    table = page.table(
-        "graph", ">calls", ">median", ">allocated", ">peak", ">saved", ">programs", "not observed"
-    )
+    table = page.table("graph", ">calls", ">median", ">allocated", ">peak", ">saved", ">programs")
     rows = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
     for r in rows[: max(page.top, 10)]:
         table.add_row(
@@ -354,13 +358,15 @@ def _graphs(page: _Page, s: Summary) -> None:
             "-" if r.median_ns is None else format_ns(r.median_ns),
             *("-" if n is None else page.bytes(n) for n in (r.allocated, r.peak, r.saved)),
             f"{r.programs}",
-            Text(r.unobserved or ""),
         )
     hidden = rows[max(page.top, 10) :]
     if hidden:
         calls = sum(r.calls for r in hidden)
-        table.add_row(f"{len(hidden)} more", f"{calls:,}", "", "", "", "", "", "")
+        table.add_row(f"{len(hidden)} more", f"{calls:,}", "", "", "", "", "")
     page.show(table)
+    for u in s.unobserved[: page.top]:
+        label = next(r.label for r in s.table if r.id == u.graph)
+        page.line(f"{u.calls:,} calls of {label} were not observed: {u.reason}", "yellow")
 
 
 def _ledger(page: _Page, s: Summary) -> None:
@@ -398,7 +404,7 @@ def _remainder(page: _Page, s: Summary) -> None:
             page.line(f"      {page.bytes(r.nbytes)}: {r.key}")
     c = s.coverage
     page.line(
-        f"  of {page.bytes(c.allocated)} that compiled code allocates (one call of each program):"
+        f"  of {page.bytes(c.allocated)} that compiled code allocates in one call of each program:"
     )
     page.line(f"    {format_share(c.to_node, c.allocated):>7} attributed to an FX node")
     page.line(f"    {format_share(c.to_source, c.allocated):>7} to a source line or module")

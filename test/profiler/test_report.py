@@ -1,0 +1,476 @@
+"""What reports look like. Run with EXPECTTEST_ACCEPT=1 to accept a new look."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from expecttest import TestCase
+from profile_builder import MIB, calls, node, training
+
+from memprof.profiler.attribution import View
+from memprof.profiler.model import LedgerEntry, LedgerKind, Profile, SourceFrame
+from memprof.profiler.report import render_ledger, render_text, summarize
+from memprof.profiler.report.format import (
+    fit_path,
+    format_bytes,
+    format_ns,
+    format_share,
+    shorten_path,
+)
+from memprof.profiler.report.summary import Summary
+
+
+def troubled() -> Profile:
+    """A profile in which things went wrong."""
+    profile = training()
+    profile.options = {"observe_runs": "3"}
+    profile.graphs[0].nodes["mm"] = node("mm", "aten.mm.default", None, None)
+    profile.graphs[2].unobservable = "generated code is C++ (cpp_wrapper)"
+    profile.graphs[2].programs = []
+    log = calls(*[(0, 0), (1, 0), (2, -1)] * 2)
+    profile.calls = type(log)(log.graph, log.program, log.start_ns, log.end_ns, log.thread, 40)
+    profile.ledger += [
+        LedgerEntry(5_000_000_000, LedgerKind.NOT_OBSERVED, 2, "generated code is C++", 2),
+        LedgerEntry(6_000_000_000, LedgerKind.FALLBACK, 1, "KeyError: 'buf7' [observe]"),
+        LedgerEntry(7_000_000_000, LedgerKind.RESET, None, "torch._dynamo.reset()"),
+    ]
+    return profile
+
+
+class TestLook(TestCase):
+    # expecttest writes ASCII only; what differs otherwise is in test_utf8 below.
+
+    def test_training(self) -> None:
+        text = render_text(summarize(training()), ascii_only=True)
+        self.assertExpectedInline(text, """\
+memprof 0.1.0 | torch 2.13.0+cpu | Python 3.11.4
+Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
+3 graphs, 9 calls in 8.50 ms
+
+Peak of known live memory on cpu: 26.0 MiB (27,262,976 B)
+  in call 5 of 9, 0/0 backward, 4.00 ms after the first call began
+  after line 20 of the generated code
+  for FX node mul, zoo/model.py:3
+
+Live at the peak, by category
+   bytes    share  storages  category
+--------------------------------------------
+8.00 MiB   30.8 %         1  activation
+6.00 MiB   23.1 %         2  parameter
+6.00 MiB   23.1 %         1  temporary
+4.00 MiB   15.4 %         1  optimizer state
+1.00 MiB    3.8 %         1  autograd detail
+1.00 MiB    3.8 %         1  input
+     0 B    0.0 %            unattributed
+26.0 MiB  100.0 %            total
+
+Live at the peak, by module
+with children    share       own  module
+---------------------------------------------------
+     20.0 MiB   76.9 %       0 B  (root)
+     18.0 MiB   69.2 %  18.0 MiB    l1
+     2.00 MiB    7.7 %  2.00 MiB    l2
+                15.4 %  4.00 MiB  (optimizer state)
+                 3.8 %  1.00 MiB  (autograd detail)
+                 3.8 %  1.00 MiB  (input)
+                 0.0 %       0 B  unattributed
+               100.0 %  26.0 MiB  total
+
+Live at the peak, by FX node
+   bytes    share  storages  FX node       graph          operator or name
+--------------------------------------------------------------------------
+8.00 MiB   30.8 %         1  mm            0/0 forward    aten.mm.default
+6.00 MiB   23.1 %         1  mul           0/0 backward   aten.mul.Tensor
+4.00 MiB   15.4 %         1  arg2_1        1/0 inference  exp_avg
+4.00 MiB   15.4 %         1  primals_1     0/0 forward    l1.weight
+2.00 MiB    7.7 %         1  primals_2     0/0 forward    l2.bias
+1.00 MiB    3.8 %         1  primals_3     0/0 forward    L['x']
+1.00 MiB    3.8 %         1  tangents_1    0/0 backward   -
+     0 B    0.0 %            unattributed
+26.0 MiB  100.0 %            total
+
+Live at the peak, by source line
+   bytes    share  storages  source line        code
+--------------------------------------------------------------
+14.0 MiB   53.8 %         2  zoo/model.py:3     x = self.l3(x)
+6.00 MiB   23.1 %         2  (parameter)
+4.00 MiB   15.4 %         1  (optimizer state)
+1.00 MiB    3.8 %         1  (autograd detail)
+1.00 MiB    3.8 %         1  (input)
+     0 B    0.0 %            unattributed
+26.0 MiB  100.0 %            total
+
+Saved for the backward, by bytes x calls until it runs
+   bytes  calls  graph        FX node    module  source line
+---------------------------------------------------------------
+8.00 MiB      1  0/0 forward  mm         l1      zoo/model.py:3
+1.00 MiB      1  0/0 forward  primals_3  -       -
+
+Graphs, bytes of one call
+graph          calls  median  allocated      peak     saved  programs
+---------------------------------------------------------------------
+0/0 forward        3  500 us   14.0 MiB  20.0 MiB  9.00 MiB         1
+0/0 backward       3  500 us   10.0 MiB  20.0 MiB       0 B         1
+1/0 inference      3  500 us    512 KiB  12.5 MiB       0 B         1
+
+Ledger
+  compiled 2, found in a cache 1, compiled again past a cache 0, observed 1, reset 0
+  no fallbacks to plain Inductor
+
+Unattributed
+  at the peak:
+    by category      0 B (0.0 %)
+    by module        0 B (0.0 %)
+    by FX node       0 B (0.0 %)
+    by source line   0 B (0.0 %)
+    by graph         0 B (0.0 %)
+  of 24.5 MiB that compiled code allocates in one call of each program:
+     98.0 % attributed to an FX node
+     98.0 % to a source line or module
+    512 KiB: the generated code's buffer has no provenance
+  never seen: tensors that eager code makes or keeps outside compiled calls
+""")
+
+    def test_trouble_narrow_ascii_exact(self) -> None:
+        text = render_text(summarize(troubled()), top=2, width=80, ascii_only=True, exact=True)
+        self.assertExpectedInline(
+            text,
+            """\
+memprof 0.1.0 | torch 2.13.0+cpu | Python 3.11.4
+Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
+3 graphs, 6 calls in 5.50 ms (40 earlier calls are no longer in the log)
+options: observe_runs=3
+
+Peak of known live memory on cpu: 22.0 MiB (23,068,672 B)
+  in call 2 of 6, 0/0 backward, 1.00 ms after the first call began
+  after line 20 of the generated code
+  for FX node mul, zoo/model.py:3
+  2 of 6 calls were not observed: what they allocate is not counted
+
+Live at the peak, by category
+       bytes    share  storages  category
+------------------------------------------------
+ 8,388,608 B   36.4 %         1  activation
+ 6,291,456 B   27.3 %         2  parameter
+ 6,291,456 B   27.3 %         1  temporary
+ 1,048,576 B    4.5 %         1  autograd detail
+ 1,048,576 B    4.5 %         1  input
+         0 B    0.0 %            unattributed
+23,068,672 B  100.0 %            total
+
+Live at the peak, by module
+with children    share           own  module
+-------------------------------------------------------
+ 12,582,912 B   54.5 %           0 B  (root)
+ 10,485,760 B   45.5 %  10,485,760 B    l1
+  2,097,152 B    9.1 %   2,097,152 B    l2
+                 4.5 %   1,048,576 B  (autograd detail)
+                 4.5 %   1,048,576 B  (input)
+                36.4 %   8,388,608 B  unattributed
+               100.0 %  23,068,672 B  total
+
+Live at the peak, by FX node
+       bytes    share  storages  FX node       graph         operator or name
+-----------------------------------------------------------------------------
+ 8,388,608 B   36.4 %         1  mm            0/0 forward   aten.mm.default
+ 6,291,456 B   27.3 %         1  mul           0/0 backward  aten.mul.Tensor
+ 8,388,608 B   36.4 %         4  4 smaller
+         0 B    0.0 %            unattributed
+23,068,672 B  100.0 %            total
+
+Live at the peak, by source line
+       bytes    share  storages  source line     code
+---------------------------------------------------------------
+ 6,291,456 B   27.3 %         2  (parameter)
+ 6,291,456 B   27.3 %         1  zoo/model.py:3  x = self.l3(x)
+ 2,097,152 B    9.1 %         2  2 smaller
+ 8,388,608 B   36.4 %            unattributed
+23,068,672 B  100.0 %            total
+
+Saved for the backward, by bytes x calls until it runs
+      bytes  calls  graph        FX node    module  source line
+---------------------------------------------------------------
+8,388,608 B      1  0/0 forward  mm         -       -
+1,048,576 B      1  0/0 forward  primals_3  -       -
+
+Graphs, bytes of one call
+graph          calls  median     allocated          peak        saved  programs
+-------------------------------------------------------------------------------
+0/0 forward        2  500 us  14,680,064 B  20,971,520 B  9,437,184 B         1
+0/0 backward       2  500 us  10,485,760 B  20,971,520 B          0 B         1
+1/0 inference      2  500 us             -             -            -         0
+2 calls of 1/0 inference were not observed: generated code is C++ (cpp_wrapper)
+
+Ledger
+  compiled 2, found in a cache 1, compiled again past a cache 0, observed 1, reset 1
+  not observed: 2
+    2 x generated code is C++ (1/0 inference)
+  fallbacks to plain Inductor: 1
+    1 x KeyError: 'buf7' [observe] (0/0 backward)
+
+Unattributed
+  at the peak:
+    by category      0 B (0.0 %)
+    by module        8,388,608 B (36.4 %)
+      8,388,608 B: the FX node belongs to no known module
+    by FX node       0 B (0.0 %)
+    by source line   8,388,608 B (36.4 %)
+      8,388,608 B: the FX node has no user source line
+    by graph         0 B (0.0 %)
+  of 25,165,824 B that compiled code allocates in one call of each program:
+    100.0 % attributed to an FX node
+     66.7 % to a source line or module
+    8,388,608 B: the FX node has no user source line
+  never seen: tensors that eager code makes or keeps outside compiled calls
+""",
+        )
+
+    def test_nothing_happened(self) -> None:
+        text = render_text(
+            summarize(Profile(memprof="0.1.0", torch="2.13.0", python="3.11")), ascii_only=True
+        )
+        self.assertExpectedInline(text, """\
+memprof 0.1.0 | torch 2.13.0 | Python 3.11
+0 graphs, 0 calls in 0 ns
+
+No call of a compiled graph was recorded, so there is no peak.
+
+Graphs, bytes of one call
+  none was compiled
+
+Ledger
+  compiled 0, found in a cache 0, compiled again past a cache 0, observed 0, reset 0
+  no fallbacks to plain Inductor
+
+Unattributed
+  at the peak:
+    by category      0 B (-)
+    by module        0 B (-)
+    by FX node       0 B (-)
+    by source line   0 B (-)
+    by graph         0 B (-)
+  of 0 B that compiled code allocates in one call of each program:
+          - attributed to an FX node
+          - to a source line or module
+  never seen: tensors that eager code makes or keeps outside compiled calls
+""")
+
+    def test_ledger(self) -> None:
+        self.assertExpectedInline(render_ledger(troubled(), width=80, ascii_only=True), """\
+time (UTC)    what          graph          count  why
+----------------------------------------------------------------------------
+00:00:01.000  compiled      0/0 forward        1  first compilation
+00:00:02.000  compiled      0/0 backward       1  first compilation
+00:00:03.000  cache hit     1/0 inference      1  FX graph cache
+00:00:04.000  observed      0/0 forward        1  new sizes ()
+00:00:05.000  not observed  1/0 inference      2  generated code is C++
+00:00:06.000  fallback      0/0 backward       1  KeyError: 'buf7' [observe]
+00:00:07.000  reset         -                  1  torch._dynamo.reset()
+""")
+
+    def test_empty_ledger(self) -> None:
+        self.assertExpectedInline(
+            render_ledger(Profile()),
+            """\
+The ledger is empty: nothing was compiled.
+""",
+        )
+
+
+def test_utf8() -> None:
+    plain, ascii_only = (render_text(summarize(training()), ascii_only=a) for a in (False, True))
+    assert plain.startswith("memprof 0.1.0 · torch 2.13.0+cpu · Python 3.11.4\n")
+    assert plain.replace("·", "|").replace("─", "-") == ascii_only
+
+
+# Whatever the profile, whatever the terminal
+
+
+@pytest.mark.parametrize("make", [training, troubled, Profile])
+@pytest.mark.parametrize("width", [None, 40, 80, 90, 100, 200])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_every_line_fits(make: object, width: int | None, ascii_only: bool) -> None:
+    profile: Profile = make()  # type: ignore[operator]
+    for text in (
+        render_text(summarize(profile), width=width, ascii_only=ascii_only),
+        render_ledger(profile, width=width, ascii_only=ascii_only),
+    ):
+        assert text.endswith("\n")
+        assert max(map(len, text.splitlines())) <= max(width or 100, 80)
+        assert "\x1b" not in text
+        assert text.isascii() or not ascii_only
+        assert not re.search(r"[ \t]$", text, re.MULTILINE)
+
+
+def test_unicode_in_the_profile_survives_ascii() -> None:
+    profile = training()
+    frame = SourceFrame("/x/modèle.py", 3, "forward", "x = 'Ω'")
+    old = profile.graphs[0].nodes["mm"]
+    profile.graphs[0].nodes["mm"] = type(old)("mm", old.target, stack=(frame,), module_path="Ω")
+    assert "modèle.py" in render_text(summarize(profile))
+    text = render_text(summarize(profile), ascii_only=True)
+    assert text.isascii()
+    assert "mod\\xe8le.py" in text
+
+
+def test_brackets_are_not_markup() -> None:
+    profile = training()
+    frame = SourceFrame("/x/m.py", 3, "forward", "x[bold] = y[/red]")
+    old = profile.graphs[0].nodes["mm"]
+    profile.graphs[0].nodes["mm"] = type(old)("mm", old.target, stack=(frame,), module_path="l1")
+    profile.ledger.append(LedgerEntry(1, LedgerKind.FALLBACK, 0, "[bold]no[/bold] markup"))
+    text = render_text(summarize(profile))
+    assert "x[bold] = y[/red]" in text
+    assert "[bold]no[/bold] markup" in text
+
+
+def test_colour_only_where_asked() -> None:
+    text = render_text(summarize(troubled()), color=True)
+    assert "\x1b[1m" in text
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    squeeze = re.compile(r"[ \t]+$", re.MULTILINE)
+    assert squeeze.sub("", plain) == render_text(summarize(troubled()))
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("make", [training, troubled])
+def test_rows_of_each_table_add_up(make: object, top: int) -> None:
+    text = render_text(summarize(make()), top=top, exact=True)  # type: ignore[operator]
+    sections = re.split(r"\n\n(?=Live|Saved)", text)[1:]
+    titles = []
+    for section in sections:
+        title, _, *rows = section.splitlines()
+        if not title.startswith("Live"):
+            continue
+        titles.append(title)
+        # The own column of the module table, the bytes column of the others.
+        column = 1 if title.endswith("module") else 0
+        shown = []
+        for row in rows[1:]:
+            found = re.findall(r"([\d,]+) B", row)
+            if not found:
+                break
+            number = found[column] if len(found) > column else found[0]
+            shown.append(int(number.replace(",", "")))
+        *parts, total = shown
+        assert sum(parts) == total, title
+    assert len(titles) == 4
+
+
+def test_summary_is_json_and_back() -> None:
+    summary = summarize(troubled())
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
+
+
+def test_summary_of_a_training() -> None:
+    s = summarize(training())
+    assert s.peak is not None
+    assert (s.peak.nbytes, s.peak.call, s.peak.node) == (26 * MIB, 4, "mul")
+    assert (s.calls, s.graphs, s.unobserved_calls, s.device) == (9, 3, 0, "cpu")
+    assert [(a.node, a.nbytes, a.lifetime_calls, a.cost) for a in s.saved] == [
+        ("mm", 8 * MIB, 1, 8 * MIB),
+        ("primals_3", 1 * MIB, 1, 1 * MIB),
+    ]
+    assert [(r.calls, r.allocated, r.saved) for r in s.table] == [
+        (3, 14 * MIB, 9 * MIB),
+        (3, 10 * MIB, 0),
+        (3, MIB // 2, 0),
+    ]
+    assert set(s.views) == set(View)
+    assert s.coverage.allocated == s.coverage.to_node + MIB // 2
+
+
+def test_long_lived_activations_come_first() -> None:
+    # GIVEN a graph between forward and backward, whose smaller activation waits shorter
+    profile = training()
+    profile.calls = calls((0, 0), (2, 0), (2, 0), (1, 0))
+    s = summarize(profile)
+    assert [(a.node, a.lifetime_calls, a.cost) for a in s.saved] == [
+        ("mm", 3, 24 * MIB),
+        ("primals_3", 3, 3 * MIB),
+    ]
+
+
+def test_device() -> None:
+    with pytest.raises(ValueError, match="has memory on 'cuda:0'; devices in it: cpu"):
+        summarize(training(), "cuda:0")
+    assert summarize(training(), "cpu").device == "cpu"
+
+
+# Numbers and paths
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1,023 B"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (10 * 1024 - 1, "10.0 KiB"),
+        (100 * 1024 - 1, "100 KiB"),
+        (1023 * 1024, "1.00 MiB"),
+        (27_262_976, "26.0 MiB"),
+        (5 << 40, "5.00 TiB"),
+        (5000 << 40, "5,000 TiB"),
+    ],
+)
+def test_format_bytes(n: int, text: str) -> None:
+    assert format_bytes(n) == text
+    assert format_bytes(n, exact=True) == f"{n:,} B"
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (0, 0, "-"),
+        (0, 10, "0.0 %"),
+        (1, 100_000, "<0.1 %"),
+        (1, 3, "33.3 %"),
+        (99_999, 100_000, ">99.9 %"),
+        (7, 7, "100.0 %"),
+    ],
+)
+def test_format_share(part: int, whole: int, text: str) -> None:
+    assert format_share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1000, "1.00 us"),
+        (12_345, "12.3 us"),
+        (123_456_789, "123 ms"),
+        (2e9, "2.00 s"),
+        (3.6e12, "3600 s"),
+    ],
+)
+def test_format_ns(ns: float, text: str) -> None:
+    assert format_ns(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/home/me/project/model.py", "model.py"),
+        ("/home/me/projects/model.py", "/home/me/projects/model.py"),
+        ("/usr/lib/python3.11/ast.py", "ast.py"),
+        ("/v/lib/python3.11/site-packages/torch/nn/linear.py", "torch/nn/linear.py"),
+        ("<string>", "<string>"),
+        ("", ""),
+    ],
+)
+def test_shorten_path(path: str, short: str) -> None:
+    assert shorten_path(path, ["/home/me/project/", "/usr/lib/python3.11", "/"]) == short
+
+
+def test_fit_path_keeps_the_end() -> None:
+    assert fit_path("a/b/model.py:12", 40) == "a/b/model.py:12"
+    assert fit_path("aaaa/bbbb/model.py:12", 15) == ".../model.py:12"
+    assert len(fit_path("a" * 50 + "/model.py:12", 20)) == 20
+    assert fit_path("a" * 50 + "/model.py:12", 20).endswith("/model.py:12")

@@ -57,8 +57,19 @@ internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_over
 # "Cached tensors": autograd and autocast ignore one extra reference to them. See
 # torch/csrc/autograd: gradient stealing and in-place accumulation count references.
 set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enabled
-add_cached_tensor: Callable[[torch.Tensor], None] = _C._add_cached_tensor
-remove_cached_tensor: Callable[[torch.Tensor], None] = _C._remove_cached_tensor
+
+
+def add_cached_tensor(t: torch.Tensor) -> None:
+    """``t`` is cached from here on. Torch's own trees turn the facility off when they are
+    reset, whoever else uses it, so it is turned on each time."""
+    _C._set_cached_tensors_enabled(True)
+    _C._add_cached_tensor(t)
+
+
+def remove_cached_tensor(t: torch.Tensor) -> None:
+    """``t`` is cached no more."""
+    _C._set_cached_tensors_enabled(True)
+    _C._remove_cached_tensor(t)
 
 
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:

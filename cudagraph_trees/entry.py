@@ -82,7 +82,7 @@ class GraphedFunction:
         runners = self._runners.get(id(of))
         if runners is None:
             runners = self._runners[id(of)] = {}
-            weakref.finalize(of, self._runners.pop, id(of), None).atexit = False
+            weakref.finalize(of, _forget_family, weakref.ref(self), id(of)).atexit = False
         return runners
 
     def _plainly(self, inputs: list[Input]) -> list[Output]:
@@ -91,6 +91,12 @@ class GraphedFunction:
             if manager is not None:
                 manager.set_to_running_backward()
         return list(self.model(inputs))
+
+
+def _forget_family(function: weakref.ref[GraphedFunction], id: int) -> None:
+    living = function()
+    if living is not None:
+        living._runners.pop(id, None)
 
 
 def cudagraphify_impl(

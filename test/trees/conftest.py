@@ -1,0 +1,31 @@
+"""Every test of graph trees begins without a manager and leaves nothing on the device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if torch.cuda.is_available():
+
+    @pytest.fixture(autouse=True)
+    def _no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+        from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+        from memprof.cudagraph_trees.settings import current_settings, restore_settings
+
+        from .support import live_blocks, pool_segments
+
+        settings = current_settings()
+        reset_cudagraph_trees()
+        yield
+        torch._dynamo.reset()
+        reset_cudagraph_trees()
+        restore_settings(settings)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if request.node.get_closest_marker("leaves_broken") is None:
+            assert all_managers() == []
+            assert live_blocks() == 0
+            assert pool_segments() == []

@@ -1,0 +1,223 @@
+"""What becomes a node, a child, a root; what is warmed up, recorded, replayed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, live_blocks, manager, next_step, no_manager, same
+
+pytestmark = pytest.mark.simgpu
+
+
+def kinds() -> list[str]:
+    return [e.kind.value for e in manager().entries()]
+
+
+def test_a_function_is_warmed_up_recorded_and_replayed() -> None:
+    # GIVEN a function and inputs that differ from call to call
+    runs = []
+
+    def foo(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x * 2 + 1
+
+    f = graphed(foo, [torch.zeros(4, device="cuda")])
+    states = []
+    # WHEN it is called four times
+    for i in range(4):
+        next_step()
+        x = torch.full((4,), float(i), device="cuda")
+        (out,) = f([x])
+        same(out, torch.full((4,), 2.0 * i + 1))
+        states.append(manager().path_state)
+        del out
+    # THEN its code ran twice, and the last two calls were replays of one recording
+    assert len(runs) == 2
+    assert states == [
+        ExecutionState.WARMUP,
+        ExecutionState.RECORDING,
+        ExecutionState.EXECUTION,
+        ExecutionState.EXECUTION,
+    ]
+    (root,) = manager().get_roots()
+    assert root.replays == 2
+    assert root.num_descendants() == 0
+
+
+def test_each_combination_of_integers_is_a_function_of_its_own() -> None:
+    runs = []
+
+    def foo(n: int, x: torch.Tensor) -> torch.Tensor:
+        runs.append(n)
+        return x * n
+
+    f = graphed(foo, [2, torch.ones(2, device="cuda")])
+    for n in (2, 2, 2, 3, 3, 3, 2):
+        next_step()
+        (out,) = f([n, torch.ones(n, device="cuda")])
+        same(out, torch.full((n,), float(n)))
+    assert runs == [2, 2, 3, 3]
+    assert [root.wrapped_function.key for root in manager().get_roots()] == [(2,), (3,)]
+
+
+def test_functions_of_one_step_form_a_path() -> None:
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    g = graphed(lambda x: x * 3, [torch.ones(4, device="cuda")])
+    for i in range(4):
+        next_step()
+        (y,) = f([torch.full((4,), float(i), device="cuda")])
+        (z,) = g([y])
+        same(z, torch.full((4,), (i + 1.0) * 3))
+        del y, z
+    (root,) = manager().get_roots()
+    assert root.num_descendants() == 1
+    (child,) = next(iter(root.children.values()))
+    # The first output is an input of the second function, where it is.
+    assert child.cudagraph_managed_idxs == [0]
+    assert child.parent is root
+
+
+def test_the_same_function_after_different_predecessors_is_recorded_twice() -> None:
+    a = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    b = graphed(lambda x: x + 2, [torch.ones(4, device="cuda")])
+    tail = graphed(lambda x: x * 2, [torch.ones(4, device="cuda")])
+    for i in range(8):
+        next_step()
+        (y,) = (a if i % 2 else b)([torch.full((4,), float(i), device="cuda")])
+        (z,) = tail([y])
+        same(z, torch.full((4,), (i + (1.0 if i % 2 else 2.0)) * 2))
+        del y, z
+    assert sorted(r.num_descendants() for r in manager().get_roots()) == [1, 1]
+
+
+def test_another_pattern_of_live_outputs_is_another_node() -> None:
+    f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
+    g = graphed(lambda x: x * 2, [torch.ones(4, device="cuda")])
+    for i in range(8):
+        next_step()
+        p, q = f([torch.full((4,), float(i), device="cuda")])
+        if i % 2:
+            del q  # dead before the second function runs
+        (z,) = g([p])
+        same(z, torch.full((4,), (i + 1.0) * 2))
+        if not i % 2:
+            same(q, torch.full((4,), i + 2.0))
+            del q
+        del p, z
+    (root,) = manager().get_roots()
+    (children,) = root.children.values()
+    assert len(children) == 2
+    assert [c.expected_dead_indices_before_graph for c in children] == [[(0, 1)], []]
+
+
+def test_a_child_is_recorded_after_a_replay_of_its_parent() -> None:
+    # GIVEN a recording that was replayed: the allocator's books are out of date
+    f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
+    for _ in range(3):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    next_step()
+    p, q = f([torch.ones(4, device="cuda")])
+    assert manager().debug_checkpointing_counter == 0
+    del q
+    # WHEN another function follows in the same step
+    g = graphed(lambda x: x * 3, [p])
+    args = [p]
+    del p
+    (z,) = g(args)
+    # THEN the books are restored first, and what has died since is free
+    assert manager().debug_checkpointing_counter == 1
+    same(z, torch.full((4,), 6.0))
+    assert live_blocks() == 1
+    del z
+    assert live_blocks() == 0
+
+
+def test_warm_ups_are_only_followed_by_warm_ups() -> None:
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    g = graphed(lambda x: x * 2, [torch.ones(4, device="cuda")])
+    # GIVEN f is warm
+    f([torch.ones(4, device="cuda")])
+    # WHEN a step begins with a warm-up of g and f follows
+    next_step()
+    (y,) = g([torch.ones(4, device="cuda")])
+    (z,) = f([y])
+    # THEN f is run, not recorded, since y is where no later call will put it
+    assert list(manager().get_roots()) == []
+    assert manager().path_state is ExecutionState.WARMUP
+    same(z, torch.full((4,), 3.0))
+
+
+def test_a_path_ends_when_nobody_holds_its_outputs() -> None:
+    # GIVEN one step that never ends
+    torch.compiler.cudagraph_mark_step_begin()
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    for _ in range(5):
+        (y,) = f([torch.ones(4, device="cuda")])
+        del y
+    # THEN the function is a root again each time
+    (root,) = manager().get_roots()
+    assert root.num_descendants() == 0
+    assert root.replays == 3
+
+
+def test_within_a_step_what_is_held_is_respected() -> None:
+    torch.compiler.cudagraph_mark_step_begin()
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    f([torch.ones(4, device="cuda")])
+    # WHEN outputs of the same step are kept
+    kept = [f([torch.full((4,), float(i), device="cuda")])[0] for i in range(4)]
+    # THEN each call is a node below the last, and all values are there
+    for i, k in enumerate(kept):
+        same(k, torch.full((4,), i + 1.0))
+    assert len({k.data_ptr() for k in kept}) == 4
+
+
+def test_the_manager_dies_with_its_last_function() -> None:
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    for _ in range(3):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    assert not no_manager()
+    del f
+    assert no_manager()
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_outputs_outlive_their_functions(calls: int) -> None:
+    f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
+    for _ in range(calls):
+        next_step()
+        out = f([torch.ones(4, device="cuda")])
+    del f
+    assert no_manager()
+    # New memory must not come out of what they lie in.
+    junk = [torch.zeros(4, device="cuda") for _ in range(64)]
+    torch.cuda.empty_cache()
+    same(out[0], torch.full((4,), 2.0))
+    same(out[1], torch.full((4,), 3.0))
+    assert not {j.data_ptr() for j in junk} & {o.data_ptr() for o in out}
+    assert live_blocks() == 2
+
+
+def test_the_ledger_tells_the_story() -> None:
+    w = torch.ones(4, device="cuda")
+    f = graphed(lambda w, x: w + x, [w, w], static=(0,))
+    for _ in range(4):
+        next_step()
+        f([w, torch.ones(4, device="cuda")])
+    v = torch.ones(4, device="cuda")
+    next_step()
+    f([v, torch.ones(4, device="cuda")])
+    told = [(e.kind, e.count) for e in manager().entries()]
+    assert (LedgerKind.WARM_UP, 1) in told
+    assert (LedgerKind.RECORD, 1) in told
+    assert (LedgerKind.REPLAY, 2) in told
+    again = next(e for e in manager().entries() if e.kind is LedgerKind.RERECORD)
+    assert "static input data pointer changed" in again.reason
+    assert again.tree is not None
+    assert again.tree.duration_ns > 0

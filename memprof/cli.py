@@ -81,7 +81,7 @@ def _print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("memprof", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="memprof")
 def main() -> None:
     """Where the memory of compiled PyTorch code goes."""

@@ -71,8 +71,8 @@ class Unit:
         exit_bytes: live when the call has returned.
         saved_bytes: of a forward, bytes of all storages it returns for the backward; of a
             backward, of those it is given by the forward. Parameters included.
-        input_keys: key of each input storage, by storage id.
-        persistent: inputs that live on by themselves.
+        input_keys: key of each storage that is live at entry, by storage id.
+        persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
         bundles: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
@@ -133,7 +133,7 @@ def partner_keys(backward: Unit, forward: Unit) -> dict[int, CarriedItem]:
 def _key(unit: int, graph: GraphRecord, s: Storage) -> Key:
     if s.identity is not None:
         return s.identity
-    if s.origin is Origin.INPUT and s.category in PERSISTENT:
+    if s.at_entry and s.category in PERSISTENT and s.name:
         # All programs of a graph have the same parameters.
         return ("persistent", graph.id, s.name)
     return (unit, s.id)
@@ -141,14 +141,14 @@ def _key(unit: int, graph: GraphRecord, s: Storage) -> Key:
 
 def _carried(unit: int, graph: GraphRecord, live: LiveStorage, hold: Hold) -> CarriedItem:
     s = live.storage
-    made = s.origin is not Origin.INPUT
+    made = not s.at_entry
     return CarriedItem(_key(unit, graph, s), s, graph.id, live.owner, live.line, hold, made)
 
 
 def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -> Unit:
     peak_at, peak_bytes = program.peak()
     surviving = program.surviving()
-    inputs = [s for s in program.storages if s.origin is Origin.INPUT]
+    inputs = [s for s in program.storages if s.at_entry]
     saved: dict[Key, CarriedItem] = {}
     saved_bytes = 0
     if graph.kind is GraphKind.FORWARD:
@@ -157,7 +157,7 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
             roles = {graph.outputs[o].role for o in s.outputs}
             if Role.SAVED_FOR_BACKWARD in roles or s.category is Category.ACTIVATION:
                 saved_bytes += s.nbytes
-                if s.origin is Origin.INPUT and s.category in PERSISTENT:
+                if s.at_entry and s.category in PERSISTENT:
                     continue
                 item = _carried(id, graph, live, Hold.SAVED)
                 saved[item.key] = item
@@ -199,7 +199,7 @@ def _link(units: list[Unit]) -> None:
     for u in units:
         for live in u.surviving:
             s = live.storage
-            if s.identity is not None and s.origin is not Origin.INPUT:
+            if s.identity is not None and not s.at_entry:
                 makers.setdefault(s.identity, (u, live))
     takers: dict[int, set[int]] = {}
     for u in units:

@@ -257,7 +257,8 @@ class Attribution:
     # How a storage is resolved
 
     def _resolve(self, graph: GraphRecord, storage: Storage, owner: str | None, line: int) -> Site:
-        if storage.origin is Origin.INPUT and (owner is None or owner == storage.name):
+        named = storage.origin is Origin.EXTERNAL and owner in graph.buffers
+        if storage.at_entry and (owner is None or owner == storage.name) and not named:
             return self._input(graph, storage)
         if owner is None:
             owner = _buffer_of_line(graph, line)

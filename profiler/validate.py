@@ -12,7 +12,6 @@ from .model import (
     EventKind,
     GraphRecord,
     GraphValue,
-    Origin,
     Profile,
 )
 
@@ -109,7 +108,7 @@ def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterato
                         f"{at}.storages[{i}].{name}",
                         f"there is no {name[:-1]} {k}, the graph has {count}",
                     )
-        if s.origin is Origin.INPUT:
+        if s.at_entry:
             inputs.add(i)
     live |= inputs
     for i, e in enumerate(program.events):
@@ -124,7 +123,7 @@ def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterato
             yield f"{where}.line", f"{e.line} is no line number"
         if e.kind is EventKind.ALLOC:
             if e.storage in inputs:
-                yield where, f"allocates storage {e.storage}, which is an input of the call"
+                yield where, f"allocates storage {e.storage}, which was live before the call"
             elif e.storage in live:
                 yield where, f"allocates storage {e.storage}, which is live already"
             live.add(e.storage)

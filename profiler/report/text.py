@@ -86,7 +86,7 @@ def render_ledger(
         table.add_row(
             time.strftime("%H:%M:%S.%f")[:-3],
             e.kind.value.replace("_", " "),
-            "-" if e.graph is None else labels[e.graph],
+            Text(labels[e.graph] if e.graph is not None else e.tree.function if e.tree else "-"),
             f"{e.count:,}",
             Text(e.reason),
         )

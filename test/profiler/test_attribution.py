@@ -178,6 +178,25 @@ def test_parameters_belong_to_the_module_of_their_name() -> None:
     assert remainder(b) == {"a parameter whose name is not known": 6 * MIB}
 
 
+def test_constants_are_outside_compiled_code() -> None:
+    profile = training()
+    constant = Storage(0, 8, "cpu", Origin.EXTERNAL, "_tensor_constant0", Category.CONSTANT)
+    item = LiveItem(constant, 0, "_tensor_constant0", 0, Hold.CALL)
+    attribution = Attribution(profile)
+    for view, key in (
+        (View.CATEGORY, "constant"),
+        (View.MODULE, "(constant)"),
+        (View.LINE, "(constant)"),
+        (View.NODE, "_tensor_constant0"),
+    ):
+        b = attribution.breakdown([item], view)
+        assert ([p.key for p in b.parts], b.unattributed) == ([key], 0)
+    # What an operator keeps for itself is known by the buffer that the operator returns.
+    kept = replace(constant, name="buf0")
+    b = attribution.breakdown([replace(item, storage=kept, owner="buf0")], View.MODULE)
+    assert [p.key for p in b.parts] == ["l1"]
+
+
 def test_module_tree() -> None:
     # At the end of the forward: l1: 4 + 8; l2.bias 2, add (l2) 1; input 1.
     root = module_tree(at(training(), 0, 7, View.MODULE))

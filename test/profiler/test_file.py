@@ -255,7 +255,7 @@ PROGRAM = "graphs.0.programs.0"
         (
             put(f"{PROGRAM}.events.0.storage", 0),
             "$.graphs[0].programs[0].events[0]",
-            "allocates storage 0, which is an input",
+            "allocates storage 0, which was live before the call",
         ),
         (
             put(f"{PROGRAM}.events.1.storage", 3),

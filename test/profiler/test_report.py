@@ -44,7 +44,9 @@ class TestLook(TestCase):
 
     def test_training(self) -> None:
         text = render_text(summarize(training()), ascii_only=True)
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 memprof 0.1.0 | torch 2.13.0+cpu | Python 3.11.4
 Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
 3 graphs, 9 calls in 8.50 ms
@@ -131,7 +133,8 @@ Unattributed
      98.0 % to a source line or module
     512 KiB: the generated code's buffer has no provenance
   never seen: tensors that eager code makes or keeps outside compiled calls
-""")
+""",
+        )
 
     def test_trouble_narrow_ascii_exact(self) -> None:
         text = render_text(summarize(troubled()), top=2, width=80, ascii_only=True, exact=True)
@@ -231,7 +234,9 @@ Unattributed
         text = render_text(
             summarize(Profile(memprof="0.1.0", torch="2.13.0", python="3.11")), ascii_only=True
         )
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 memprof 0.1.0 | torch 2.13.0 | Python 3.11
 0 graphs, 0 calls in 0 ns
 
@@ -255,10 +260,13 @@ Unattributed
           - attributed to an FX node
           - to a source line or module
   never seen: tensors that eager code makes or keeps outside compiled calls
-""")
+""",
+        )
 
     def test_ledger(self) -> None:
-        self.assertExpectedInline(render_ledger(troubled(), width=80, ascii_only=True), """\
+        self.assertExpectedInline(
+            render_ledger(troubled(), width=80, ascii_only=True),
+            """\
 time (UTC)    what          graph          count  why
 ----------------------------------------------------------------------------
 00:00:01.000  compiled      0/0 forward        1  first compilation
@@ -268,7 +276,8 @@ time (UTC)    what          graph          count  why
 00:00:05.000  not observed  1/0 inference      2  generated code is C++
 00:00:06.000  fallback      0/0 backward       1  KeyError: 'buf7' [observe]
 00:00:07.000  reset         -                  1  torch._dynamo.reset()
-""")
+""",
+        )
 
     def test_empty_ledger(self) -> None:
         self.assertExpectedInline(

@@ -160,6 +160,19 @@ def test_released_counts_dropped_calls() -> None:
     assert [b for *_, b in mib(profile)] == [15, 10, 6, 15, 8, 4, 13, 8, 4]
 
 
+def test_constants_of_a_graph_persist() -> None:
+    """Memory that no argument reaches: without an identity, named within its graph."""
+    external = ProgramBuilder()
+    external.storage("c", 5, Origin.EXTERNAL, Category.CONSTANT)
+    external.storage("", 7, Origin.EXTERNAL, Category.CONSTANT)
+    graph = GraphRecord(0, GraphKind.INFERENCE, "0/0", programs=[external.build()])
+    other = GraphRecord(1, GraphKind.INFERENCE, "1/0", programs=[ProgramBuilder().build()])
+    profile = Profile(graphs=[graph, other], calls=calls((0, 0), (0, 0), (1, 0)))
+    assert list(findings(profile)) == []
+    b = Timeline(profile).bytes_over_time()
+    assert (list(b.entry), list(b.between)) == ([12, 12, 12], [12, 12, 12])
+
+
 def test_unobserved_calls_are_counted_with_their_reason() -> None:
     profile = training()
     profile.graphs[2].unobservable = "generated code is C++"

@@ -1,0 +1,190 @@
+"""memprof doctor: right about this machine, and upright where things are missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from memprof import doctor
+from memprof.cli import main
+from memprof.doctor import Diagnosis, Finding, Status, examine, render_doctor
+
+pytest.importorskip("torch")
+
+
+def by_name(diagnosis: Diagnosis) -> dict[str, Finding]:
+    return {f.name: f for f in (*diagnosis.environment, *diagnosis.features)}
+
+
+@pytest.fixture(scope="module")
+def here() -> Diagnosis:
+    return examine()
+
+
+def test_this_machine(here: Diagnosis) -> None:
+    import torch
+
+    found = by_name(here)
+    assert found["torch"].detail == str(torch.__version__)
+    assert found["torch"].status is Status.OK
+    assert found["Python"].detail.startswith("3.")
+    assert found["entry point"].detail == "memprof.compile_backend.backend:memprof"
+    assert found['torch.compile(backend="memprof")'].status is Status.OK
+    assert found["CPU arena"].status is Status.OK
+    assert ("cuda:0" in found["devices"].detail) == torch.cuda.is_available()
+    assert (found["CUDA graphs"].status is Status.OK) == torch.cuda.is_available()
+    if found["C++ compiler"].status is Status.OK:
+        assert here.works
+
+
+def test_command(here: Diagnosis) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    assert result.exit_code == (0 if here.works else 1)
+    assert json.loads(result.output)["works"] == here.works
+    result = CliRunner().invoke(main, ["doctor"], env={"COLUMNS": "80"})
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "This machine" in result.output
+
+
+def test_nothing_of_the_environment_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    before = dict(os.environ)
+    examine()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("release", "status", "says"),
+    [
+        ("2.10.1", Status.FAIL, "supported: 2.11 to 2.15"),
+        ("2.11.0+cu128", Status.OK, "2.11.0"),
+        ("2.15.0a0+git123", Status.OK, "2.15.0"),
+        ("2.16.0", Status.WARN, "newer than what memprof is tested with"),
+        ("3.0.0", Status.WARN, "newer than"),
+        ("unknown", Status.OK, "unknown"),
+    ],
+)
+def test_torch_releases(
+    monkeypatch: pytest.MonkeyPatch, release: str, status: Status, says: str
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", release)
+    finding = doctor._probe("torch", doctor._torch)
+    assert finding.status is status
+    assert says in finding.detail
+
+
+def compiler(folder: Path, script: str) -> str:
+    path = folder / "fake-c++"
+    path.write_text(f"#!{sys.executable}\nimport sys\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("", Status.OK, "compiles (C++17, Python.h, OpenMP)"),
+        (
+            "if '-fopenmp' in sys.argv: sys.exit('error: unsupported option -fopenmp')",
+            Status.WARN,
+            "without OpenMP: error: unsupported option -fopenmp",
+        ),
+        (
+            "text = open(next(a for a in sys.argv if a.endswith('.cpp'))).read()\n"
+            "if 'Python.h' in text: sys.exit('fatal error: Python.h: No such file')",
+            Status.FAIL,
+            "Python's headers are missing",
+        ),
+        (
+            "sys.exit('fatal error: cannot execute cc1plus')",
+            Status.FAIL,
+            "does not compile: fatal error: cannot execute cc1plus",
+        ),
+        ("sys.exit(3)", Status.FAIL, "does not compile: exit status 3"),
+    ],
+)
+def test_compilers_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: Status, says: str
+) -> None:
+    fake = compiler(tmp_path, script)
+    monkeypatch.setattr("memprof._torch_compat.find_cpp_compiler", lambda: fake)
+    finding = doctor._probe("C++ compiler", doctor._compiler)
+    assert finding.status is status
+    assert says in finding.detail
+
+
+def test_compiler_that_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "COMPILE_TIMEOUT_S", 0.5)
+    slow = compiler(tmp_path, "import time; time.sleep(30)")
+    for path, says in ((slow, "timed out"), (str(tmp_path / "nowhere"), "No such file")):
+        monkeypatch.setattr("memprof._torch_compat.find_cpp_compiler", lambda path=path: path)
+        finding = doctor._probe("C++ compiler", doctor._compiler)
+        assert finding.status is Status.FAIL
+        assert says in finding.detail
+
+
+def test_probes_that_raise_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("No working\nC++ compiler found")
+
+    for name in (
+        "find_cpp_compiler",
+        "inductor_cache_dir",
+        "triton_cache_dir",
+        "backend_names",
+        "accelerators",
+        "why_no_cuda_graphs",
+        "missing_arena_hooks",
+    ):
+        monkeypatch.setattr(f"memprof._torch_compat.{name}", broken)
+    monkeypatch.setattr(doctor, "entry_points", broken)
+    diagnosis = examine()
+    found = by_name(diagnosis)
+    assert found["C++ compiler"].detail == "RuntimeError: No working C++ compiler found"
+    assert found["Inductor code for CPU"].detail.startswith("needs C++ compiler: RuntimeError")
+    assert not diagnosis.works
+    assert render_doctor(diagnosis).endswith("memprof does not work here: see `fail`.\n")
+
+
+def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
+    found = by_name(examine())
+    assert found["entry point"].status is Status.FAIL
+    assert found['torch.compile(backend="memprof")'].status is Status.FAIL
+
+
+def test_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert doctor._writable(str(tmp_path))[0] is Status.OK
+    # Folders that do not exist yet are made when they are needed, below what exists.
+    assert doctor._writable(str(tmp_path / "a" / "b"))[0] is Status.OK
+    assert not (tmp_path / "a").exists()
+    status, detail, advice = doctor._writable(str(tmp_path / "file" / "cache"))
+    assert status is Status.FAIL
+    assert "Not a directory" in detail
+    assert "TORCHINDUCTOR_CACHE_DIR" in advice
+    assert doctor._writable("/proc/nowhere")[0] is Status.FAIL
+
+
+def test_look() -> None:
+    diagnosis = Diagnosis(
+        False,
+        [Finding("torch", Status.FAIL, "not installed", "pip install torch")],
+        [Finding("CUDA graphs", Status.WARN, "no: " + "word " * 30)],
+    )
+    text = render_doctor(diagnosis, width=80)
+    assert text.splitlines()[:2] == [
+        "This machine",
+        "  fail  torch        not installed -> pip install torch",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b[31mfail" in render_doctor(diagnosis, color=True)

@@ -1,0 +1,60 @@
+"""The profiler and the command line work without torch, and do not import it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from profile_builder import training
+
+from memprof.profiler.file import write_profile
+
+# Importing torch fails in the child, as if it were not installed.
+BLOCK = "import sys; sys.modules['torch'] = None\n"
+
+
+def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_profiler_imports_without_torch() -> None:
+    done = run(
+        BLOCK
+        + "import memprof, memprof.cli, memprof.profiler.model, memprof.profiler.file\n"
+        + "import memprof.profiler.timeline, memprof.profiler.attribution\n"
+        + "import memprof.profiler.report, memprof.profiler.validate\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_report_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_profile(training(), path)
+    main = "from memprof.cli import main; main(prog_name='memprof')"
+    for command in ("report", "ledger"):
+        done = run(BLOCK + main, command, str(path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "0/0 forward" in done.stdout
+
+
+def test_reading_a_profile_does_not_import_torch(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_profile(training(), path)
+    done = run(
+        "import sys\nfrom memprof.cli import main\n"
+        "main(['report', sys.argv[1]], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)",
+        str(path),
+    )
+    assert done.returncode == 0
+
+
+def test_doctor_without_torch_says_so() -> None:
+    done = run(BLOCK + "from memprof.cli import main; main(['doctor'])")
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "memprof does not work here" in done.stdout
+    assert "fail" in done.stdout

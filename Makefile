@@ -45,10 +45,9 @@ else
   PY := $(VENV)/bin/python
 endif
 
-# -n auto counts the cores; the workers write their own summary line through the controller.
 PYTEST = -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-.PHONY: help demo test check lint format typecheck test-simgpu test-gpu bench doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -58,13 +57,14 @@ help: ## list the targets
 	@echo "On Linux, PyPI's torch carries CUDA packages of some gigabytes; for the CPU build add"
 	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 
+# Passive waiting: where other work takes a core, threads that spin for it make a step ten times slower.
 demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof.json
-	$(PY) examples/gpt/train.py $(ARGS)
+	OMP_WAIT_POLICY=passive $(PY) examples/gpt/train.py $(ARGS)
 
-test: $(if $(OTHER_TORCH),,check) $(ENVIRONMENT) ## lint, type-check and run the CPU tests (TORCH=2.15.0 for another torch: tests only)
+test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run the CPU tests (TORCH=2.15.0: tests only)
+
+pytest: $(ENVIRONMENT) ## the CPU tests alone
 	$(PY) $(PYTEST) -m "not simgpu and not gpu"
-
-check: lint typecheck
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .

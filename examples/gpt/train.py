@@ -1,6 +1,6 @@
 """Train a small GPT on the Python standard library, compiled by memprof.
 
-    python examples/gpt/train.py --steps 400
+    python examples/gpt/train.py --steps 300
 
 Prints the loss on the way and, at the end, where the compiled code's memory went.
 """
@@ -86,7 +86,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=400, help="training steps (400)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (300)")
     parser.add_argument("--batch", type=int, default=12, help="sequences a step (12)")
     parser.add_argument("--context", type=int, default=128, help="bytes a sequence (128)")
     parser.add_argument("--width", type=int, default=192, help="width of the model (192)")

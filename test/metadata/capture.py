@@ -27,6 +27,7 @@ class Graph:
         ours, torchs: our copy of the metadata, and what torch's object said at that moment.
         io: our description of inputs and outputs.
         result_names: names of the output nodes, "" for None.
+        forward: of a backward.
     """
 
     kind: GraphKind
@@ -35,6 +36,7 @@ class Graph:
     io: GraphIO
     result_names: list[str]
     mutated_by_inductor: tuple[int, ...] = ()
+    forward: Graph | None = None
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Capture:
         """Hand this to torch.compile."""
         inputs = dynamo_inputs(gm, example_inputs)
         self.dynamo.append(inputs)
-        forward: list[ForwardDescription] = []
+        forward: list[tuple[Graph, ForwardDescription]] = []
 
         def inner(gm: torch.fx.GraphModule, example_inputs: Any, *args: Any, **kw: Any) -> Any:
             kind = (
@@ -88,14 +90,16 @@ class Capture:
                 fw_metadata=ours,
                 dynamo_inputs=inputs,
                 static_input_idxs=tuple(kw.get("static_input_idxs") or ()),
-                forward=forward[-1] if forward else None,
+                forward=forward[-1][1] if forward else None,
             )
-            if kind is GraphKind.FORWARD:
-                forward.append(io.as_forward())
             (output,) = gm.graph.find_nodes(op="output")
             results = [getattr(r, "name", "") for r in output.args[0]]
             graph = Graph(kind, ours, derived_from_torch(meta, len(results)), io, results)
             self.graphs.append(graph)
+            if kind is GraphKind.FORWARD:
+                forward.append((graph, io.as_forward()))
+            elif forward:
+                graph.forward = forward[-1][0]
             compiled = compile_fx_inner(gm, example_inputs, *args, **kw)
             graph.mutated_by_inductor = tuple(getattr(compiled, "mutated_input_idxs", ()))
             return compiled
@@ -113,7 +117,8 @@ def capturing() -> Iterator[Capture]:
     def get_inner_meta(subclass_meta: Any, metadata: Any) -> Any:
         if not any(metadata is seen for seen, _ in capture.pairs):
             capture.pairs.append((metadata, from_aot.view_and_mutation_meta(metadata)))
-        if subclass_meta is not None and not any(subclass_meta is s for s in capture.subclass_metas):
+        known = [*capture.subclass_metas, None]
+        if not any(subclass_meta is seen for seen in known):
             capture.subclass_metas.append(subclass_meta)
         return get_inner(subclass_meta, metadata)
 
@@ -210,7 +215,7 @@ def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:
         every = range(outputs)
         said["slices"] = [list(every[getattr(meta, name)]) for name in SLICES]
     for name in OPTIONAL:
-        if hasattr(meta, name):
+        if getattr(meta, name, None) is not None:
             said[name] = _plain(getattr(meta, name))
     if hasattr(meta, "act_input_paths"):
         said["act_input_indices"] = [i for i, path in meta.act_input_paths if not path]

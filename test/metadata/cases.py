@@ -340,9 +340,7 @@ def adamw_foreach(backend: Any) -> None:
 
 @case
 def adamw_tensor_lr(backend: Any) -> None:
-    optimizer = _optimizer(
-        lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(1e-3), foreach=False)
-    )
+    optimizer = _optimizer(lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(1e-3), foreach=False))
     torch.compile(optimizer.step, backend=backend)()
 
 

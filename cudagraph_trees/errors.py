@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .function import CompilationMode
@@ -26,42 +27,58 @@ def output_origin(function: Function, index: int) -> str:
     return ", ".join(parts)
 
 
-def overwritten_message(
-    function: Function, index: int, *, made_in: int, node: int, overwritten_in: int, by: str
-) -> str:
-    """The error for an output whose memory was reused.
+@dataclass(frozen=True, slots=True)
+class OverwrittenMessage:
+    """The error for one output, all but the numbers of the steps.
 
-    Args:
-        function: that returned it.
-        index: which output of it.
-        made_in: number of the step it comes from.
-        node: number of the recording, negative for a warm-up.
-        overwritten_in: number of the step that reused the memory.
-        by: name of the function that this step began with.
+    Attributes:
+        before, after: text around the middle sentence.
+        maker: the recording or warm-up that made it.
     """
-    gradient = function.mode is CompilationMode.BACKWARD
-    what = "gradient tensor output" if gradient else "tensor output"
-    trace = None
-    if function.stack_traces is not None and index < len(function.stack_traces):
-        trace = function.stack_traces[index]
-    origin = output_origin(function, index)
-    lines = [
-        f"Error: accessing {what} of CUDAGraphs that has been overwritten by a subsequent run.",
-        f"It is output {index} of {function.label}" + (f" ({origin})" if origin else "") + ".",
-        f"It was made in step {made_in} ({'recording' if node >= 0 else 'warm-up'} {abs(node)}); "
-        f"step {overwritten_in}, which began with {by}, has reused its memory.",
-        f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}",
-    ]
-    if gradient:
-        lines.append(
-            "Ways out: set .grad to None before each backward; or, to accumulate gradients, "
-            "allocate .grad before the first compiled backward (zeros will do)."
+
+    before: str
+    maker: str
+    after: str
+
+    @staticmethod
+    def of(function: Function, index: int, node: int) -> OverwrittenMessage:
+        """Args: ``node`` is the number of the recording, negative for a warm-up."""
+        gradient = function.mode is CompilationMode.BACKWARD
+        what = "gradient tensor output" if gradient else "tensor output"
+        trace = None
+        if function.stack_traces is not None and index < len(function.stack_traces):
+            trace = function.stack_traces[index]
+        origin = output_origin(function, index)
+        return OverwrittenMessage(
+            before=f"Error: accessing {what} of CUDAGraphs that has been overwritten by a "
+            f"subsequent run.\nIt is output {index} of {function.label}"
+            + (f" ({origin})" if origin else ""),
+            maker=f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}",
+            after=f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}\n"
+            + (_GRADIENT_WAYS_OUT if gradient else _WAYS_OUT),
         )
-    else:
-        lines.append(
-            "Ways out: clone the tensor before the next step begins; or have it done for you: "
-            'outputs="clone" (memprof.cudagraph_trees.configure, or options={"graph_outputs": '
-            '"clone"} of the backend); or, if this is one step, say where steps begin with '
-            "torch.compiler.cudagraph_mark_step_begin()."
+
+    def text(self, *, made_in: int, overwritten_in: int, by: str) -> str:
+        """The message.
+
+        Args:
+            made_in: number of the step it comes from.
+            overwritten_in: number of the step that reused the memory.
+            by: name of the function that this step began with.
+        """
+        return (
+            f"{self.before}.\nIt was made in step {made_in} ({self.maker}); step "
+            f"{overwritten_in}, which began with {by}, has reused its memory.\n{self.after}"
         )
-    return "\n".join(lines)
+
+
+_GRADIENT_WAYS_OUT = (
+    "Ways out: set .grad to None before each backward; or, to accumulate gradients, allocate "
+    ".grad before the first compiled backward (zeros will do)."
+)
+_WAYS_OUT = (
+    "Ways out: clone the tensor before the next step begins; or have it done for you: "
+    'outputs="clone" (memprof.cudagraph_trees.configure, or options={"graph_outputs": "clone"} '
+    "of the backend); or, if this is one step, say where steps begin with "
+    "torch.compiler.cudagraph_mark_step_begin()."
+)

@@ -57,6 +57,7 @@ class Function:
         key: values of the integer inputs.
         record: the graph in the profile, if memprof's backend compiled it.
         alignment_checked: inputs that the code takes for aligned and that may not be.
+        loose: inputs that are not static.
         partition: number of this partition of the graph, None if it has only one.
     """
 
@@ -75,6 +76,7 @@ class Function:
     record: GraphRecord | None = None
     partition: int | None = None
     alignment_checked: tuple[int, ...] = ()
+    loose: tuple[int, ...] = ()
     label: str = field(default="")
 
     def __post_init__(self) -> None:

@@ -45,10 +45,11 @@ from .function import CompilationMode, Function, FunctionID, GraphID
 from .generations import Generations
 from .inputs import CheckInvariantStatus
 from .ledger import TreeLedger
+from .liveness import all_dead
 from .locks import capture_lock
 from .node_recorded import CUDAGraphNode, StillHeld
 from .node_warmup import CUDAWarmupNode
-from .path_end import end_path
+from .path_end import end_path, end_path_quickly
 from .recovery import Attempt, Unrecoverable
 from .settings import TreeSettings, current_settings
 
@@ -169,6 +170,7 @@ class CUDAGraphTreeManager:
             partition,
             tuple(alignment_checked),
         )
+        function.loose = tuple(i for i in range(len(inputs)) if i not in function.static_input_idxs)
         self.ids_to_funcs[function.id] = function
         wrapped = functools.partial(self.call, function)
         return wrapped, wrapped(inputs)
@@ -197,7 +199,11 @@ class CUDAGraphTreeManager:
                 and generation != generations.last
                 and (self._mark.mark_step_counter or not generations.pending_backward)
             ):
-                if not node.all_outputs_are_dead():
+                if not (
+                    all_dead(node.live_after)  # type: ignore[union-attr]
+                    or end_path_quickly(self, node, inputs, function)  # type: ignore[arg-type]
+                    or node.all_outputs_are_dead()
+                ):
                     end_path(self, inputs, function)
                 self.current_node = node = None
             children = self._roots if node is None else node.by_function  # type: ignore[union-attr]

@@ -240,8 +240,18 @@ class CUDAGraphNode:
         self.plain_buffers = [self.buffers[i] for i in self.plain_copies]
         self.special = len(self.plain_copies) != len(plan.copied)
         self.hand_out = HandOut(
-            self.output_plan, self.outputs_weakrefs, self.path_weakrefs, self.pool
+            self.wrapped_function,
+            self.id.id,
+            self.output_plan,
+            self.outputs_weakrefs,
+            self.path_weakrefs,
+            self.pool,
         )
+        hand_outs = [n.hand_out for n in self._path_from_root]
+        self.live_after_slots = [
+            (r, hand_outs[d], i)
+            for (d, i), r in zip(self.live_indices_after_graph, self.live_after, strict=True)
+        ]
         self.fresh_refs = [(i, r) for i, r in enumerate(self.outputs_weakrefs) if r is not None]
         dying = set(self.expected_dead_indices_after_graph)
         passed = [(i, w) for i, w in enumerate(plan.live_outputs) if w is not None and w in dying]

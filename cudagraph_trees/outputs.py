@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
+from .errors import OverwrittenMessage
 from .inputs import address_of, live_path_outputs
 from .liveness import OutputRefs, PathOutputIndex
 from .storage_ref import StorageWeakRefWrapper
+
+if TYPE_CHECKING:
+    from .function import Function
 
 
 class OutputAliasInfo:
@@ -152,12 +157,26 @@ class HandOut:
     rest, tensors that share a storage, is built anew each time.
     """
 
-    __slots__ = ("build", "path", "plan", "pool", "ready", "refs", "resettable", "slots")
+    __slots__ = (
+        *("build", "function", "invalidated", "messages", "missing", "node", "path", "plan"),
+        *("pool", "ready", "refs", "resettable", "slots"),
+    )
 
     def __init__(
-        self, plan: OutputPlan, refs: OutputRefs, path: Sequence[OutputRefs], pool: Pool
+        self,
+        function: Function,
+        node: int,
+        plan: OutputPlan,
+        refs: OutputRefs,
+        path: Sequence[OutputRefs],
+        pool: Pool,
     ) -> None:
         """Args: ``path`` includes ``refs``, as its last element."""
+        self.function = function
+        self.node = node
+        self.messages: dict[int, OverwrittenMessage] = {}
+        self.invalidated = 0
+        self.missing: list[int] = []
         self.plan = plan
         self.refs = refs
         self.path = path
@@ -187,7 +206,15 @@ class HandOut:
                 self.resettable.append(i)
             else:
                 self.build.append(i)
+        self.missing.clear()
         self.ready = True
+
+    def message(self, i: int) -> OverwrittenMessage:
+        """The error for output ``i`` when its memory was reused."""
+        found = self.messages.get(i)
+        if found is None:
+            found = self.messages[i] = OverwrittenMessage.of(self.function, i, self.node)
+        return found
 
     def fill_slot(self, i: int) -> None:
         """Make one cached tensor."""
@@ -208,7 +235,7 @@ class HandOut:
         ref.remove_extra_reference()
         compat.remove_cached_tensor(t)
         self.slots[i] = None
-        self.ready = False
+        self.missing.append(i)
         return t
 
     def clear(self) -> None:
@@ -216,12 +243,17 @@ class HandOut:
         for i in range(len(self.slots)):
             self.drop_slot(i)
         self.slots.clear()
+        self.missing.clear()
         self.ready = False
 
     def outputs(self) -> list[Output]:
         """The outputs of a replay that was just launched."""
         if not self.ready:
             self.fill()
+        elif self.missing:
+            for i in self.missing:
+                self.fill_slot(i)
+            self.missing.clear()
         out = self.slots.copy()
         for i in self.resettable:
             if out[i].requires_grad:  # type: ignore[union-attr]

@@ -28,7 +28,8 @@ import torch
 
 from memprof.profiler.model import LedgerKind
 
-from .errors import overwritten_message
+from . import _torch_compat as compat
+from .errors import OverwrittenMessage
 from .function import CompilationMode
 from .liveness import held
 from .node_recorded import CUDAGraphNode
@@ -70,6 +71,48 @@ def end_path(
     manager.current_node = None
 
 
+def end_path_quickly(
+    manager: CUDAGraphTreeManager,
+    node: CUDAGraphNode,
+    inputs: list[Input],
+    next_function: Function,
+) -> bool:
+    """``end_path`` for the common case: ``loss = model(x)`` in a loop.
+
+    There the variable still holds the last step's loss while the next step begins. All
+    that is held are tensors that the last step's nodes handed out as they were, no
+    gradients, and no argument of the new call: their use raises from here on, and the node
+    hands out others.
+
+    Returns:
+        False if it is another case; nothing was done then.
+    """
+    if manager.clones_outputs:
+        return False
+    found = []
+    for ref, hand_out, i in node.live_after_slots:
+        if ref.expired():
+            continue
+        if ref.cache is None or hand_out.function.mode is CompilationMode.BACKWARD:
+            return False
+        found.append((ref, hand_out, i))
+    for i in next_function.loose:
+        x = inputs[i]
+        if isinstance(x, torch.Tensor):
+            address = x.untyped_storage().data_ptr()
+            if any(ref.address == address for ref, _, _ in found):
+                return False
+    made_in, by = manager.step, next_function.label
+    for ref, hand_out, i in found:
+        pointer = ref.pointer
+        t = hand_out.drop_slot(i)
+        text = hand_out.message(i).text(made_in=made_in, overwritten_in=made_in + 1, by=by)
+        manager.pool.invalidate(t, pointer, text)
+        hand_out.invalidated += 1
+    manager.current_node = None
+    return True
+
+
 def _clone_arguments(inputs: list[Input], pointer: int) -> None:
     for i, x in enumerate(inputs):
         if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer:
@@ -83,7 +126,9 @@ def _end_output(
     inputs: list[Input],
     next_function: Function | None,
 ) -> None:
-    node, index = outputs[0]
+    # The last node whose output it is: a backward may return the memory of a saved tensor
+    # of its forward ("donated" buffers).
+    node, index = outputs[-1]
     function = node.wrapped_function
     handed_out = [t for n, i in outputs if (t := _take(n, i, pointer)) is not None]
     gradient = function.mode is CompilationMode.BACKWARD
@@ -112,12 +157,11 @@ def _end_output(
         elif clone:
             for t in handed_out:
                 t.data = t.data.clone()
+    if compat.storage_use_count(pointer) == 0:
+        return
     _clone_arguments(inputs, pointer)
-    message = overwritten_message(
-        function,
-        index,
-        made_in=node.step,
-        node=node.id.id,
+    message = OverwrittenMessage.of(function, index, node.id.id).text(
+        made_in=manager.step,
         overwritten_in=manager.step + 1,
         by=next_function.label if next_function is not None else "a reset",
     )

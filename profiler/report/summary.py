@@ -254,7 +254,7 @@ def _most_called(timeline: Timeline) -> dict[int, int]:
 
 
 def _saved(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
-    out = []
+    out: list[SavedActivation] = []
     for unit_id in _most_called(timeline).values():
         unit = timeline.units[unit_id]
         lifetimes = timeline.lifetimes.get(unit_id)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 
 from rich.box import SIMPLE_HEAD, Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,7 @@ __all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
 DEFAULT_WIDTH = 100
 _MIN_WIDTH = 80
 _MIN_WIDTH_EXACT = 100
+_MIN_COLUMN = 12
 
 _ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _ASCII = str.maketrans({"…": "~", "·": "|"})
@@ -144,10 +146,17 @@ class _Page:
         return table
 
     def show(self, table: Table) -> None:
-        for column in table.columns:
-            if column.justify == "right":
-                # Rich would cut numbers as soon as text, and a cut number is a wrong one.
-                column.min_width = max(map(len, (str(column.header), *map(str, column.cells))))
+        """Fix the widths. Rich would narrow all columns alike, but a cut number is a wrong one,
+        and of the text the last column is the longest and the least missed."""
+        gap = 2  # a space of padding and one for the box's divider
+        widths = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
+        texts = [i for i, c in enumerate(table.columns) if c.justify == "left"]
+        for i in reversed(texts):
+            excess = sum(widths) + gap * (len(widths) - 1) - self.width
+            if excess > 0:
+                widths[i] = max(widths[i] - excess, min(widths[i], _MIN_COLUMN))
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
         self._console.print(table)
 
     def text(self) -> str:
@@ -198,8 +207,8 @@ def _header(page: _Page, s: Summary) -> None:
     elif p.instant == 0:
         page.line("  at the entry of the call")
     if p.node:
-        where = f", {page.location(p.frame)}" if p.frame else ""
-        page.line(f"  for FX node {p.node}{where}")
+        source = f", {page.location(p.frame)}" if p.frame else ""
+        page.line(f"  for FX node {p.node}{source}")
     others = {d: n for d, n in s.device_peaks.items() if d != s.device}
     if others:
         page.line(
@@ -398,8 +407,8 @@ def _remainder(page: _Page, s: Summary) -> None:
     page.section("Unattributed")
     page.line("  at the peak:")
     for view, b in s.views.items():
-        n, share = page.bytes(b.unattributed), format_share(b.unattributed, b.total)
-        page.line(f"    {_VIEW_TITLES[view]:<16} {n} ({share})", "yellow" if b.unattributed else "")
+        left = f"{page.bytes(b.unattributed)} ({format_share(b.unattributed, b.total)})"
+        page.line(f"    {_VIEW_TITLES[view]:<16} {left}", "yellow" if b.unattributed else "")
         for r in b.remainder[: page.top]:
             page.line(f"      {page.bytes(r.nbytes)}: {r.key}")
     c = s.coverage

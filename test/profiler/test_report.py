@@ -313,6 +313,28 @@ def test_every_line_fits(make: object, width: int | None, ascii_only: bool) -> N
         assert not re.search(r"[ \t]$", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_long_names_cut_text_and_never_numbers(width: int) -> None:
+    # GIVEN names, paths and code that are all too long
+    profile = training()
+    graph = profile.graphs[0]
+    graph.compile_id = "1234567/89"
+    frame = SourceFrame("/x/" + "deep/" * 30 + "model.py", 123, "f", "y = " + "f(" * 100)
+    graph.nodes["mm"] = type(graph.nodes["mm"])(
+        "mm", "aten." + "long_operator_name" * 10, stack=(frame,), module_path="layers.7." * 30
+    )
+    text = render_text(summarize(profile), width=width, exact=width == 100)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    # THEN every number of a report with room for everything is still there, in full
+    wide = render_text(summarize(profile), width=5000, exact=width == 100)
+    for number in re.findall(r"[\d,.]+ (?:B|KiB|MiB|%|us)", wide):
+        assert number in text
+    assert "model.py:123" in text
+    for header in ("share", "storages", "with children", "median", "allocated"):
+        assert header in text
+
+
 def test_unicode_in_the_profile_survives_ascii() -> None:
     profile = training()
     frame = SourceFrame("/x/modèle.py", 3, "forward", "x = 'Ω'")

@@ -202,10 +202,18 @@ def tap_lowering(version: str) -> Iterator[list[Any]]:
 
 
 @contextlib.contextmanager
-def without_fx_cache() -> Iterator[None]:
-    """Compile for certain, and in this process."""
+def compiling_again() -> Iterator[None]:
+    """Compile a graph a second time, past the cache.
+
+    The first time has told the tracing context the strides of the outputs, which
+    Inductor expects to find empty.
+    """
+    from torch._guards import TracingContext
     from torch._inductor import config
 
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.clear()
     with config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
         yield
 

@@ -23,8 +23,8 @@ from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProve
 from . import _torch_compat
 from .metadata.codec import to_builtins
 from .metadata.compile_state import CompileConfig, CompileState
-from .metadata.from_aot import view_and_mutation_meta
 from .metadata.dynamo_input import DynamoInput
+from .metadata.from_aot import view_and_mutation_meta
 from .metadata.graph_io import ForwardDescription, describe_graph
 from .metadata.stage import CompileStage, compile_through
 from .observation.stage import ObserveStage
@@ -97,6 +97,7 @@ class InnerCompile:
             compiled = compile_through(stages, compile_timed, on_failure=failed)(state)
         if state.kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
+        self.runtime.add(graph)
         try:
             self._finish(graph, compiled, took)
         except Exception as error:
@@ -157,7 +158,6 @@ class InnerCompile:
         record.compile_ns = took
         module_globals = _torch_compat.generated_globals(compiled)
         record.code_path = module_globals.get("__file__") if module_globals else None
-        self.runtime.add(graph)
         self.runtime.ledger.add(
             LedgerKind.COMPILED, record.id, f"{record.kind.value} graph, cache: {record.fx_cache}"
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
 from dataclasses import dataclass, field
 
-from memprof.profiler.model import GraphRecord, LedgerKind, Profile, Role
+from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role
 
 from .call_log import CallLog, Counter
 from .environment import machine, versions
@@ -130,9 +131,14 @@ class Runtime:
             options=dict(self.options),
             graphs=[g.record for g in sorted(graphs, key=lambda g: g.record.id)],
             calls=self.calls.columns(made, since, returned),
-            ledger=self.ledger.entries(session.since_wall_ns if session else 0),
+            ledger=self._entries(session, {g.record.id for g in graphs}),
             released=self._releases(session),
         )
+
+    def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
+        """Ledger entries; one about a graph that is not in the profile names no graph."""
+        entries = self.ledger.entries(session.since_wall_ns if session else 0)
+        return [e if e.graph in graphs else dataclasses.replace(e, graph=None) for e in entries]
 
     def _releases(self, session: Session | None) -> dict[int, int]:
         start = sum(session.calls_before.values()) if session else 0

@@ -74,7 +74,7 @@ class _Builder:
         self.blocks: list[_Block] = []
         self.events: list[Event] = []
         self.by_storage: dict[int, int] = {}
-        self.names: dict[str, int] = {}  # name → block, in order of binding
+        self.names: dict[str, list[int]] = {}  # name → its blocks, in order of binding
         self.owner: dict[int, str] = {}  # block → name that owns it
         self.scratch: list[int] = []  # INTERNAL blocks that are live, oldest first
 
@@ -91,7 +91,7 @@ class _Builder:
                 )
             )
             self.by_storage[known.storage] = block
-            self.names[known.name] = block
+            self.names[known.name] = [block]
             self.owner[block] = known.name
         for segment in self._segments():
             self._replay(segment)
@@ -212,23 +212,26 @@ class _Builder:
         ``buf4 = buf3; del buf3`` hands a block over; a view beside a living buffer
         (``buf31 = reinterpret_tensor(buf34, …)``) does not.
         """
+        bound_here: set[str] = set()
         for report in segment.reports:
             if isinstance(report, Bound):
                 block = self.by_storage.get(report.storage)
                 if block is None:
                     continue
-                self.names.pop(report.name, None)
-                self.names[report.name] = block
+                if report.name not in bound_here:  # a tuple is reported once an element
+                    bound_here.add(report.name)
+                    self.names.pop(report.name, None)
+                self.names.setdefault(report.name, []).append(block)
                 self.owner.setdefault(block, report.name)
             elif isinstance(report, Dropped):
                 for name in report.names:
-                    self._drop(name, segment.line)
+                    for block in self.names.pop(name, ()):
+                        self._pass_on(block, name, segment.line)
 
-    def _drop(self, name: str, line: int) -> None:
-        block = self.names.pop(name, None)
-        if block is None or self.owner.get(block) != name or self.blocks[block].freed:
+    def _pass_on(self, block: int, name: str, line: int) -> None:
+        if self.owner.get(block) != name or self.blocks[block].freed:
             return
-        heirs = [n for n, b in self.names.items() if b == block]
+        heirs = [n for n, blocks in self.names.items() if block in blocks]
         if heirs:
             self.owner[block] = heirs[-1]
             self.events.append(Event(EventKind.REUSE, block, line, heirs[-1]))

@@ -73,7 +73,7 @@ def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, 
 def _classify_assignment(
     targets: tuple[str, ...], value: ast.expr
 ) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
-    if isinstance(value, ast.Name):
+    if isinstance(value, ast.Name) and len(targets) == 1:
         return StatementKind.REUSE, targets, (value.id,)
     if isinstance(value, ast.Subscript):
         return StatementKind.GETITEM, targets, _names(value.value)

@@ -48,7 +48,7 @@ def parse_stack_trace(text: str | None) -> tuple[SourceFrame, ...]:
 def clean_module_path(source: str) -> str:
     """``L['self'].blocks.0.attn`` → ``blocks.0.attn``; the root module is ``""``."""
     path = _ROOT.sub("", source)
-    path = path.replace("._modules", "")
+    path = re.sub(r"(^|\.)_modules(?=\[)", "", path)
     path = _INDEX.sub(r".\1", path)
     return path.strip(".")
 

@@ -91,7 +91,7 @@ class AttributeStage(CompileStage[Any]):
             self.record.id,
             "found in Inductor's cache, but its provenance was not beside it",
         )
-        with _torch_compat.without_fx_cache():
+        with _torch_compat.compiling_again():
             compiled = self.compile_again()
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.

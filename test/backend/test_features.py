@@ -39,7 +39,7 @@ def _check(profile: Profile) -> None:
     fallbacks = [e.reason for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
     assert not fallbacks
     assert profile.graphs, "nothing was compiled by memprof"
-    called = {g for g in profile.calls.graph}
+    called = set(profile.calls.graph)
     assert called <= {g.id for g in profile.graphs}
     for graph in profile.graphs:
         assert graph.calls == profile.calls.graph.count(graph.id)

@@ -1,0 +1,63 @@
+"""``options=`` and ``mode=``: what is accepted, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memprof.compile_backend.options import OptionError, Options, split_options
+
+
+def test_own_options_and_inductors_are_told_apart() -> None:
+    own, inductor = split_options({"observe_runs": 1, "max-autotune": True}, None)
+    assert own == Options(observe_runs=1)
+    assert inductor == {"max_autotune": True}
+
+
+def test_mode_comes_first_and_options_override_it() -> None:
+    _, inductor = split_options(None, "max-autotune-no-cudagraphs")
+    assert inductor["max_autotune"] is True
+    _, inductor = split_options({"max_autotune": False}, "max-autotune-no-cudagraphs")
+    assert inductor["max_autotune"] is False
+    assert split_options(None, "default") == (Options(), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"observe_run": 1}, "unknown option 'observe_run'; did you mean 'observe_runs'"),
+        ({"max_autotun": True}, "did you mean 'max_autotune'"),
+        ({"zzz": 1}, "unknown option 'zzz'. memprof's own options are"),
+        ({"observe_runs": "2"}, "option 'observe_runs' must be int, but is '2' (str)"),
+        ({"observe_runs": True}, "option 'observe_runs' must be int, but is True (bool)"),
+        ({"observe_runs": -1}, "option 'observe_runs' is -1; it must be 0 or more"),
+        ({"max_autotune": "yes"}, "option 'max_autotune' must be bool, but is 'yes' (str)"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        split_options(options, None)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_mode_is_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="Unrecognized mode"):
+        split_options(None, "fastest")
+
+
+def test_a_bad_option_reaches_the_user_through_torch_compile() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="memprof", options={"observe_run": 1})
+    with pytest.raises(Exception, match="did you mean 'observe_runs'"):
+        compiled(torch.ones(2))
+
+
+def test_inductor_options_reach_inductor() -> None:
+    seen: list[bool] = []
+
+    def look(graph: torch.fx.Graph) -> None:
+        seen.append(torch._inductor.config.epilogue_fusion)
+
+    options = {"epilogue_fusion": False, "post_grad_custom_post_pass": look}
+    compiled = torch.compile(lambda x: x + 1, backend="memprof", options=options)
+    compiled(torch.ones(2))
+    assert seen == [False]

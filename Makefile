@@ -8,9 +8,11 @@
 # rebuild one and changing a pin does. torch is asked for by exact version in the same command as
 # memprof: left to `torch>=2.11`, pip would take the newest, which may be one that nobody has tested.
 #
-# Other torch versions are tested in the simulated-GPU environments where those are at hand
+# Other torch versions are tested on the simulated GPU's torch where that is at hand
 # (../shared/simgpu, see CONTRIBUTING.md): only CUDA wheels of them can be had there, and those load
-# only under its run.sh. The CPU tests use CPU tensors there all the same.
+# only under its run.sh. The CPU tests use CPU tensors there all the same. Its environments are
+# shared by every clone on the machine, so nothing is installed into them: ours is a layer on top,
+# which sees their packages through a .pth file.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -35,17 +37,19 @@ OTHER_TORCH := $(filter-out $(DEFAULT_TORCH),$(TORCH))
 VENV := .venv$(addprefix -,$(OTHER_TORCH))
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.complete-$(TORCH)-$(KEY)
-SIMGPU_STAMP := build/simgpu-$(SIMGPU_TORCH)-$(KEY)
+SIMGPU_VENV := .venv-simgpu-$(SIMGPU_TORCH)
+SIMGPU_STAMP := $(SIMGPU_VENV)/.complete-$(SIMGPU_TORCH)-$(KEY)
+SIMGPU_PY := TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh $(SIMGPU_VENV)/bin/python
 
 ifneq ($(and $(OTHER_TORCH),$(SIMGPU_THERE)),)
   ENVIRONMENT := $(SIMGPU_STAMP)
-  PY := TORCH=$(TORCH) $(SIMGPU)/run.sh python
+  PY := $(SIMGPU_PY)
 else
   ENVIRONMENT := $(STAMP)
   PY := $(VENV)/bin/python
 endif
 
-PYTEST = -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
 .PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench doctor setup clean
 
@@ -84,7 +88,7 @@ typecheck: $(STAMP) ## mypy --strict, incremental
 	MYPYPATH=build/typecheck $(VENV)/bin/mypy --strict -p memprof
 
 test-simgpu: $(SIMGPU_STAMP) ## tests of CUDA-graph bookkeeping on the simulated device (needs ../shared/simgpu)
-	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python $(PYTEST) -m simgpu
+	$(SIMGPU_PY) $(PYTEST) -m simgpu
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
@@ -111,15 +115,17 @@ $(STAMP):
 	@rm -f $(VENV)/.complete-*
 	@touch $@
 
-# The simulated device's environment has its torch without the nvidia packages it names, so pip must
-# not look at memprof's dependency on torch: the others are read from its metadata.
+# The simulated device's torch comes without the nvidia packages it names, so pip must not look at
+# memprof's dependency on torch: the others are read from its metadata.
 $(SIMGPU_STAMP):
 	@[ -n "$(SIMGPU_THERE)" ] || { \
 	  echo "there is no simulated device at $(SIMGPU): set SIMGPU=…, or leave this target out" >&2; exit 2; }
-	$(SIMGPU)/setup.sh $(SIMGPU_TORCH)
-	@mkdir -p build
-	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python -m pip install -q --no-deps -e .
-	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python .ci/requirements.py > build/requirements.txt
-	TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh python -m pip install -q -c constraints.txt -r build/requirements.txt
-	@rm -f build/simgpu-$(SIMGPU_TORCH)-*
+	base=$$($(SIMGPU)/setup.sh $(SIMGPU_TORCH) | tail -n 1)/venv/bin/python; \
+	  $$base -m venv $(SIMGPU_VENV); \
+	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $$base -c "$$site" > "$$($(SIMGPU_VENV)/bin/python -c "$$site")/simgpu.pth"
+	$(SIMGPU_VENV)/bin/python -m pip install -q --no-deps -e .
+	$(SIMGPU_VENV)/bin/python .ci/requirements.py > $(SIMGPU_VENV)/requirements.txt
+	$(SIMGPU_VENV)/bin/python -m pip install -q -c constraints.txt -r $(SIMGPU_VENV)/requirements.txt
+	@rm -f $(SIMGPU_VENV)/.complete-*
 	@touch $@

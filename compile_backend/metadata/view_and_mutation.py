@@ -117,7 +117,8 @@ class ViewAndMutationMeta:
         static_input_indices: inputs whose address stays: parameters and buffers.
         act_input_paths: inputs that held asynchronous collective tensors; torch 2.13 on
             (whole inputs only in 2.13), None before.
-        tokens: names of the effect types that thread a token through the graph.
+        tokens: names of the effect types that thread a token through the graph; for
+            Inductor, AOTAutograd takes tokens out of the graph and of this list again.
         indices_of_inputs_that_requires_grad_with_mutations_in_bw: as named.
         bw_donated_idxs: backward inputs whose memory nobody else holds, so that the
             backward may overwrite it; None until partitioned.

@@ -74,6 +74,10 @@ class Unit:
         input_keys: key of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
+        shared: the part of ``saved`` that other units may hold or take too. The rest, nearly
+            all of it, is the business of the forward and its backward alone, and need not be
+            looked at one by one to be counted.
+        private_bytes: bytes of that rest.
         bundles: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -90,6 +94,8 @@ class Unit:
     persistent: dict[Key, CarriedItem]
     saved: dict[Key, CarriedItem]
     surviving: list[LiveStorage]
+    shared: dict[Key, CarriedItem] = field(default_factory=dict)
+    private_bytes: int = 0
     bundles: tuple[Bundle, ...] = ()
     sources: Mapping[int, CarriedItem] = field(default_factory=dict)
 
@@ -221,3 +227,27 @@ def _link(units: list[Unit]) -> None:
         bundles.setdefault((maker.id, frozenset(consumers)), []).append(item)
     for (id, group), items in bundles.items():
         units[id].bundles += (Bundle(group, tuple(items)),)
+    _share(units)
+
+
+def _share(units: list[Unit]) -> None:
+    """Tell apart what only one unit saves and what others hold or take too."""
+    holders: dict[Key, set[int]] = {}
+    for u in units:
+        for key in u.saved:
+            holders.setdefault(key, set()).add(u.id)
+    taken: dict[Key, set[int | None]] = {}
+    for u in units:
+        # A backward takes what its own forward saved: it goes by the forward's graph_id.
+        ours = u.graph.graph_id if u.graph.kind is GraphKind.BACKWARD else None
+        for key in u.input_keys.values():
+            taken.setdefault(key, set()).add(ours)
+        for bundle in u.bundles:
+            for item in bundle.items:
+                taken.setdefault(item.key, set()).add(None)
+    for u in units:
+        for key, item in u.saved.items():
+            if item.made and len(holders[key]) == 1 and taken.get(key, set()) <= {u.graph.graph_id}:
+                u.private_bytes += item.storage.nbytes
+            else:
+                u.shared[key] = item

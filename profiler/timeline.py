@@ -360,8 +360,13 @@ class Timeline:
     ) -> _Step:
         before = self._states[state]
         waiting = Counter(dict(before.waiting))
-        if mate != _NONE:
-            waiting[mate] -= 1
+        if unit == _NONE:
+            # What an unobserved backward does with its memory is not known: it keeps it.
+            private = self._private_bytes(waiting)
+            waiting[mate] -= mate != _NONE
+        else:
+            waiting[mate] -= mate != _NONE
+            private = self._private_bytes(waiting)
         if waits and unit != _NONE:
             waiting[unit] += 1
         handed = []
@@ -376,9 +381,9 @@ class Timeline:
                 tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
             )
         )
-        rest = sum(c.storage.nbytes * n for c, n in self._rest(before, epoch, unit, mate).values())
-        between = sum(
-            c.storage.nbytes * n for c, n in self._carried(self._states[after], epoch).values()
+        rest = private + _nbytes(self._rest(before, epoch, unit, mate, whole=False))
+        between = self._private_bytes(waiting) + _nbytes(
+            self._carried(self._states[after], epoch, whole=False)
         )
         if unit == _NONE:
             return _Step(state, epoch, unit, mate, after, rest, rest, rest, between)
@@ -395,10 +400,14 @@ class Timeline:
             between,
         )
 
+    def _private_bytes(self, waiting: Counter[int]) -> int:
+        return sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)
+
     def _carried(
-        self, state: _State, epoch: int, running: int = _NONE
+        self, state: _State, epoch: int, running: int = _NONE, whole: bool = True
     ) -> dict[Key, tuple[CarriedItem, int]]:
-        """Carried memory and its number of copies, by key.
+        """Carried memory and its number of copies, by key; without ``whole``, less what waiting
+        units hold alone.
 
         With ``running``, a call of that unit is under way and holds copies of its inputs
         beside those that waiting calls of the unit hold.
@@ -415,7 +424,8 @@ class Timeline:
                 out[item.key] = (best, max(count, known[1]))
 
         for unit, count in state.waiting:
-            for item in self.units[unit].saved.values():
+            u = self.units[unit]
+            for item in (u.saved if whole else u.shared).values():
                 hold(item, count + (unit == running and not item.made))
         for unit, b, _ in state.handed:
             for item in self.units[unit].bundles[b].items:
@@ -423,12 +433,12 @@ class Timeline:
         return out
 
     def _rest(
-        self, state: _State, epoch: int, unit: int, mate: int
+        self, state: _State, epoch: int, unit: int, mate: int, whole: bool = True
     ) -> dict[Key, tuple[CarriedItem, int]]:
         """Carried memory during a call, less what the call's own program counts: one copy of
         each of its inputs, and what the forward ``mate`` saved for it."""
         if unit == _NONE:
-            return self._carried(state, epoch)
+            return self._carried(state, epoch, whole=whole)
         held = Counter(dict(state.waiting))
         others = held.copy()
         if mate != _NONE:
@@ -436,8 +446,8 @@ class Timeline:
         elif (forward := self._usual_mate(unit)) != _NONE:
             # What an unknown forward saved for it is beside what others wait with.
             held[forward] += 1
-        rest = self._carried(_State(_counts(others), state.handed), epoch)
-        copies = self._carried(_State(_counts(held), state.handed), epoch, running=unit)
+        rest = self._carried(_State(_counts(others), state.handed), epoch, whole=whole)
+        copies = self._carried(_State(_counts(held), state.handed), epoch, unit, whole)
         homes = self._homes(unit, mate)
         for storage, key in self.units[unit].input_keys.items():
             home = homes.get(storage)
@@ -469,6 +479,10 @@ class Timeline:
             if g.kind is GraphKind.FORWARD and g.graph_id == graph.graph_id:
                 return self._first_unit.get(g.id, _NONE)
         return _NONE
+
+
+def _nbytes(carried: dict[Key, tuple[CarriedItem, int]]) -> int:
+    return sum(item.storage.nbytes * count for item, count in carried.values())
 
 
 def _counts(waiting: Counter[int]) -> tuple[tuple[int, int], ...]:

@@ -6,8 +6,6 @@ on a machine that has none.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +18,7 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import profile_schema, read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.report import render_ledger, render_text, summarize
-from memprof.profiler.report.text import DEFAULT_WIDTH
+from memprof.profiler.report.terminal import printable, style_of
 
 __all__ = ["main"]
 
@@ -50,31 +48,8 @@ def _read(path: str) -> Profile:
         raise _BadFile(str(e)) from e
 
 
-def _style() -> dict[str, Any]:
-    """How standard output wants its text: width, colour, characters."""
-    out = sys.stdout
-    terminal = out.isatty()
-    width = os.environ.get("COLUMNS", "")
-    if width.isdecimal() and int(width):
-        columns = int(width)
-    else:
-        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if terminal else 0
-    try:
-        "·…─".encode(out.encoding or "ascii")
-        ascii_only = False
-    except (UnicodeEncodeError, LookupError):
-        ascii_only = True
-    return {
-        "width": columns or DEFAULT_WIDTH,
-        "color": terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
-        "ascii_only": ascii_only,
-    }
-
-
 def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "ascii"
-    # Paths and code of the profile may hold anything.
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False)
+    click.echo(printable(text, sys.stdout), nl=False)
 
 
 def _print_json(value: Any) -> None:
@@ -112,14 +87,14 @@ def report(file: str, as_json: bool, top: int, device: str | None, exact: bool) 
     if as_json:
         _print_json(summary)
     else:
-        _print(render_text(summary, top=top, exact=exact, **_style()))
+        _print(render_text(summary, top=top, exact=exact, **style_of(sys.stdout)))
 
 
 @main.command()
 @_file_argument
 def ledger(file: str) -> None:
     """Print what memprof did, declined and gave up on, and why, in order of time."""
-    _print(render_ledger(_read(file), **_style()))
+    _print(render_ledger(_read(file), **style_of(sys.stdout)))
 
 
 @main.command()
@@ -141,6 +116,6 @@ def doctor(as_json: bool) -> None:
     if as_json:
         _print_json(diagnosis)
     else:
-        _print(render_doctor(diagnosis, **_style()))
+        _print(render_doctor(diagnosis, **style_of(sys.stdout)))
     if not diagnosis.works:
         raise SystemExit(1)

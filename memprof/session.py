@@ -13,6 +13,7 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_writable, write_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report.terminal import printable, style_of
 
 log = logging.getLogger("memprof")
 
@@ -117,5 +118,4 @@ def report(*, top: int = 10, file: TextIO | None = None) -> None:
 
 def _print(profile: Profile, top: int, file: TextIO | None) -> None:
     out = file if file is not None else sys.stdout
-    encoding = (getattr(out, "encoding", None) or "utf-8").lower().replace("-", "")
-    out.write(render_text(summarize(profile), top=top, ascii_only=not encoding.startswith("utf")))
+    out.write(printable(render_text(summarize(profile), top=top, **style_of(out)), out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import msgspec
@@ -20,6 +21,7 @@ from memprof.profiler.report.format import (
     shorten_path,
 )
 from memprof.profiler.report.summary import Summary
+from memprof.profiler.report.terminal import printable, style_of
 
 
 def troubled() -> Profile:
@@ -428,6 +430,57 @@ def test_device() -> None:
     with pytest.raises(ValueError, match="has memory on 'cuda:0'; devices in it: cpu"):
         summarize(training(), "cuda:0")
     assert summarize(training(), "cpu").device == "cpu"
+
+
+# Terminals
+
+
+class Stream(io.StringIO):
+    def __init__(self, encoding: str | None, terminal: bool = False) -> None:
+        super().__init__()
+        self._encoding, self._terminal = encoding, terminal
+
+    @property
+    def encoding(self) -> str | None:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize(
+    ("encoding", "ascii_only"),
+    [
+        ("utf-8", False),
+        ("UTF8", False),
+        (None, False),
+        ("utf-16", False),
+        ("ascii", True),
+        ("latin-1", True),
+        ("cp1252", True),
+        ("nonsense", True),
+    ],
+)
+def test_streams_get_what_they_can_show(
+    monkeypatch: pytest.MonkeyPatch, encoding: str | None, ascii_only: bool
+) -> None:
+    for name in ("COLUMNS", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    plain = style_of(Stream(encoding))
+    assert plain == {"width": 100, "color": False, "ascii_only": ascii_only}
+    assert style_of(Stream(encoding, terminal=True))["color"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "83")
+    terminal = style_of(Stream(encoding, terminal=True))
+    assert terminal == {"width": 83, "color": False, "ascii_only": ascii_only}
+
+
+def test_whatever_the_text_holds_can_be_written() -> None:
+    strange = "a\udcff é"
+    assert printable(strange, Stream("utf-8")) == "a\\udcff é"
+    assert printable(strange, Stream("ascii")) == "a\\udcff \\xe9"
+    assert printable(strange, Stream("nonsense")) == "a\\udcff \\xe9"
 
 
 # Numbers and paths

@@ -60,16 +60,25 @@ set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enab
 
 
 def add_cached_tensor(t: torch.Tensor) -> None:
-    """``t`` is cached from here on. Torch's own trees turn the facility off when they are
-    reset, whoever else uses it, so it is turned on each time."""
-    _C._set_cached_tensors_enabled(True)
-    _C._add_cached_tensor(t)
+    """``t`` is cached from here on.
+
+    Torch's own trees turn the facility off when they are reset, whoever else uses it.
+    Turning it on costs microseconds, so that is done only when it turns out to be off.
+    """
+    try:
+        _C._add_cached_tensor(t)
+    except RuntimeError:
+        _C._set_cached_tensors_enabled(True)
+        _C._add_cached_tensor(t)
 
 
 def remove_cached_tensor(t: torch.Tensor) -> None:
     """``t`` is cached no more."""
-    _C._set_cached_tensors_enabled(True)
-    _C._remove_cached_tensor(t)
+    try:
+        _C._remove_cached_tensor(t)
+    except RuntimeError:
+        _C._set_cached_tensors_enabled(True)
+        _C._remove_cached_tensor(t)
 
 
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:

@@ -88,6 +88,8 @@ class CUDAGraphTreeManager:
         debug_checkpointing_counter: how often the allocator's books were restored.
         debug_fail_counter: how often a function had to be recorded or warmed up.
         step: number of the step that runs, from 1.
+        clones_outputs: whether outputs held beyond their step get memory of their own; looked
+            up when a function is added.
         ledger: everything that was done.
     """
 
@@ -108,6 +110,7 @@ class CUDAGraphTreeManager:
         self.debug_checkpointing_counter = 0
         self.step = 0
         self.alive = True
+        self.clones_outputs = False
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker
         self._roots: dict[Function, list[CUDAGraphNode]] = {}
@@ -171,6 +174,10 @@ class CUDAGraphTreeManager:
             tuple(alignment_checked),
         )
         function.loose = tuple(i for i in range(len(inputs)) if i not in function.static_input_idxs)
+        self.clones_outputs = (
+            self.settings.outputs == "clone"
+            or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
+        )
         self.ids_to_funcs[function.id] = function
         wrapped = functools.partial(self.call, function)
         return wrapped, wrapped(inputs)
@@ -605,14 +612,6 @@ class CUDAGraphTreeManager:
     @property
     def current_gen(self) -> int:
         return self._generations.last
-
-    @property
-    def clones_outputs(self) -> bool:
-        """Whether outputs held beyond their step get memory of their own."""
-        return (
-            self.settings.outputs == "clone"
-            or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
-        )
 
     @property
     def cuda_graphs_thread_pool(self) -> Any:

@@ -11,6 +11,7 @@ import torch
 from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
+from .function import CompilationMode
 from .inputs import address_of, live_path_outputs
 from .liveness import OutputRefs, PathOutputIndex
 from .storage_ref import StorageWeakRefWrapper
@@ -158,8 +159,8 @@ class HandOut:
     """
 
     __slots__ = (
-        *("build", "function", "invalidated", "messages", "missing", "node", "path", "plan"),
-        *("pool", "ready", "refs", "resettable", "slots"),
+        *("build", "function", "gradients", "invalidated", "messages", "missing", "nbytes"),
+        *("node", "path", "plan", "pool", "ready", "refs", "resettable", "slots"),
     )
 
     def __init__(
@@ -176,6 +177,8 @@ class HandOut:
         self.node = node
         self.messages: dict[int, OverwrittenMessage] = {}
         self.invalidated = 0
+        self.gradients = function.mode is CompilationMode.BACKWARD
+        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
         self.missing: list[int] = []
         self.plan = plan
         self.refs = refs

@@ -93,21 +93,22 @@ def end_path_quickly(
     for ref, hand_out, i in node.live_after_slots:
         if ref.expired():
             continue
-        if ref.cache is None or hand_out.function.mode is CompilationMode.BACKWARD:
+        if ref.cache is None or hand_out.gradients:
             return False
         found.append((ref, hand_out, i))
     for i in next_function.loose:
         x = inputs[i]
         if isinstance(x, torch.Tensor):
-            address = x.untyped_storage().data_ptr()
-            if any(ref.address == address for ref, _, _ in found):
-                return False
-    made_in, by = manager.step, next_function.label
+            address = x.data_ptr()
+            for ref, hand_out, k in found:
+                if 0 <= address - ref.address < hand_out.nbytes[k]:
+                    return False
+    made_in, by, invalidate = manager.step, next_function.label, manager.pool.invalidate
     for ref, hand_out, i in found:
         pointer = ref.pointer
         t = hand_out.drop_slot(i)
         text = hand_out.message(i).text(made_in=made_in, overwritten_in=made_in + 1, by=by)
-        manager.pool.invalidate(t, pointer, text)
+        invalidate(t, pointer, text)
         hand_out.invalidated += 1
     manager.current_node = None
     return True

@@ -398,6 +398,8 @@ def source_links(source: Any) -> list[tuple[str, Any]]:
                 key = getattr(source, field, None)
                 if isinstance(key, s.ConstDictKeySource):
                     key = key.index
+                if not isinstance(key, (str, int, type(None))):
+                    key = f"<{type(key).__name__} at {id(key):#x}>"  # any dictionary key
                 links.append((what, key))
                 break
         else:
@@ -407,7 +409,9 @@ def source_links(source: Any) -> list[tuple[str, Any]]:
 
 
 def source_text(source: Any) -> str:
-    """A Dynamo Source as Python source, e.g. ``L['x']``; "" where it cannot be written."""
+    """A Dynamo Source as Python source, e.g. ``L['x']``; "" for None or what has none."""
+    if source is None:
+        return ""
     try:
         name = source.name
         return str(name() if callable(name) else name)

@@ -23,7 +23,7 @@ the next step on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +47,7 @@ class DynamoInput:
         fqn: qualified name of what is none of a plain user input: of a parameter or buffer
             within the outermost module that leads to it, of anything else of an optimizer
             within that.
-        index: position among the placeholders; None for a lifted attribute.
+        index: position among the flat inputs; None for a lifted attribute.
     """
 
     name: str
@@ -60,43 +60,79 @@ class DynamoInput:
     index: int | None = None
 
 
+_NOTHING = DynamoInput("")
+
+
 def dynamo_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[DynamoInput, ...]:
     """Everything that a Dynamo graph takes: placeholders in order, then lifted attributes.
 
+    A placeholder that is a list (compiled autograd has one) counts as its elements.
+
     Args:
         gm: as Dynamo hands it to a backend.
         example_inputs: likewise; one a placeholder.
     """
-    found: list[tuple[str, int | None, Any, bool]] = []  # name, index, source, is Parameter
+    values: list[_Value] = []
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        source = compat.dynamo_source(node)
+        way = tuple(compat.source_links(source))
         example = example_inputs[at] if at < len(example_inputs) else None
-        is_parameter = isinstance(example, torch.nn.Parameter)
-        found.append((node.name, at, compat.dynamo_source(node), is_parameter))
+        for inside, leaf in _leaves(example):
+            text = compat.source_text(source) + "".join(f"[{key!r}]" for key in inside)
+            name = "_".join((node.name, *map(str, inside)))
+            is_parameter = isinstance(leaf, torch.nn.Parameter)
+            leaf_way = (*way, *(("item", key) for key in inside)) if way else ()
+            values.append(_Value(name, len(values), text, leaf_way, is_parameter))
     parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
     sources = compat.lifted_sources(gm)
     for name in (*sorted(parameters), *sorted(buffers)):
-        found.append((name, None, sources.get(name), name in parameters))
+        source = sources.get(name)
+        way = tuple(compat.source_links(source))
+        values.append(_Value(name, None, compat.source_text(source), way, name in parameters))
 
-    ways = [tuple(compat.source_links(source)) for _, _, source, _ in found]
-    parameter_ways = {
-        way
-        for way, (_, _, _, is_parameter) in zip(ways, found, strict=True)
-        if way and is_parameter
-    }
-    several_roots = len({_root(way) for way in ways if _is_module_state(way)}) > 1
+    parameter_ways = {v.way for v in values if v.way and v.is_parameter}
+    several_roots = len({_root(v.way) for v in values if _is_module_state(v.way)}) > 1
     inputs = []
-    for (name, index, source, is_parameter), way in zip(found, ways, strict=True):
-        text = compat.source_text(source) if source is not None else ""
-        facts = classify(way, is_parameter, parameter_ways)
-        if index is None and facts == DynamoInput(""):
-            facts = replace(facts, is_buffer=name in buffers)
-        is_known = facts != DynamoInput("")
-        fqn = (_fqn(way, several_roots) or text or name) if is_known else None
-        inputs.append(replace(facts, name=name, source=text, index=index, fqn=fqn))
+    for v in values:
+        facts = classify(v.way, v.is_parameter, parameter_ways)
+        if v.index is None and facts == _NOTHING:
+            facts = replace(facts, is_buffer=True)  # AOTAutograd's word for what is lifted
+        fqn = None if facts == _NOTHING else _fqn(v.way, several_roots) or v.source or v.name
+        inputs.append(replace(facts, name=v.name, source=v.source, index=v.index, fqn=fqn))
     return tuple(inputs)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value before it is classified."""
+
+    name: str
+    index: int | None
+    source: str
+    way: Links
+    is_parameter: bool
+
+
+def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Keys to, and values of, what a placeholder holds: itself, unless it is a container.
+
+    Compiled autograd passes all its tensors in one list, and AOTAutograd counts what is
+    inside.
+    """
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(example, dict):
+        items = example.items()
+    elif isinstance(example, (list, tuple)):
+        items = enumerate(example)
+    else:
+        yield (), example
+        return
+    for key, value in items:
+        for inside, leaf in _leaves(value):
+            yield (key, *inside), leaf
 
 
 def classify(way: Links, is_parameter: bool, parameters: set[Links]) -> DynamoInput:

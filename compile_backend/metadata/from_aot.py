@@ -195,9 +195,7 @@ def compile_config(config: Any) -> CompileConfig:
         no_tangents=config.no_tangents,
         dynamic_shapes=config.dynamic_shapes,
         arg_sources=(
-            None
-            if sources is None
-            else tuple(compat.source_text(s) if s is not None else None for s in sources)
+            None if sources is None else tuple(compat.source_text(s) or None for s in sources)
         ),
         static_input_indices=_optional_tuple(config.static_input_indices),
         enable_log=config.enable_log,

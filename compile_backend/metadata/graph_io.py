@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -57,8 +58,12 @@ class ForwardDescription:
         """The forward input that ``desc`` describes."""
         if desc is None:
             return None
-        index = dict(self.by_descriptor).get(desc.text)
+        index = self._index_of.get(desc.text)
         return None if index is None else self.inputs[index]
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return dict(self.by_descriptor)
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,10 @@ class _Graph:
             graph_value(i, node, self._forward_input(node, desc))
             for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True))
         ]
-        for at, info in zip(self._traced_inputs(), self._input_infos(), strict=True):
-            if self.metadata is not None and info in self.metadata.mutated_graph_handled_indices:
-                values[at] = replace(values[at], mutated=True)
+        traced = self._traced_inputs()
+        if traced and self.metadata is not None:
+            for info in self.metadata.mutated_graph_handled_indices:
+                values[traced[info]] = replace(values[traced[info]], mutated=True)
         return tuple(values)
 
     def _forward_input(self, node: torch.fx.Node, desc: Descriptor | None) -> Fact:
@@ -221,9 +227,6 @@ class _Graph:
             if not is_rng(node, desc) and (desc is None or desc.kind is not _K.TOKEN)
         ]
         return traced if len(traced) == len(self.metadata.input_info) else []
-
-    def _input_infos(self) -> range:
-        return range(len(self._traced_inputs()))
 
     def forward_outputs(self, inputs: tuple[GraphValue, ...]) -> tuple[GraphValue, ...]:
         saved = self._saved_positions()

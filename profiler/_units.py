@@ -171,8 +171,9 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
         saved_bytes = sum(s.nbytes for s in inputs if _is_saved(graph, s))
     persistent = {}
     for s in inputs:
-        # Without an identity, only the forward's name for a parameter is good across graphs.
-        if s.category in PERSISTENT and (s.identity is not None or not _is_saved(graph, s)):
+        # What a forward gave its backward as a parameter may be a copy of it that the
+        # forward made (a weight in another memory format), and lives no longer than that.
+        if s.category in PERSISTENT and not _is_saved(graph, s):
             item = _carried(id, graph, LiveStorage(s, s.name, 0), Hold.PERSISTENT)
             persistent[item.key] = item
     return Unit(

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind
 
@@ -13,12 +14,16 @@ log = logging.getLogger("memprof")
 
 MAX_ENTRIES = 10_000
 
+LedgerKey = tuple[LedgerKind, int | None, str]
+"""(kind, graph, reason): what makes two entries the same."""
+
 
 class Ledger:
     """Entries in order; a repeat of the same entry is counted, not repeated."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[LedgerKind, int | None, str], LedgerEntry] = {}
+        self._entries: dict[LedgerKey, LedgerEntry] = {}
+        self._logged: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
 
@@ -37,12 +42,17 @@ class Ledger:
             return True
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
-        """memprof failed at ``what``: log once with the reason, count every time.
+        """memprof failed at ``what``: count it, and log it the first time with its traceback.
 
-        The user's run goes on with the plain Inductor callable.
+        The same failure in another graph is counted there and not logged again. The
+        user's run goes on with the plain Inductor callable.
         """
         reason = f"{what}: {type(error).__name__}: {error}"
-        if self.add(LedgerKind.FALLBACK, graph, reason):
+        self.add(LedgerKind.FALLBACK, graph, reason)
+        with self._lock:
+            first = reason not in self._logged and len(self._logged) < MAX_ENTRIES
+            self._logged.add(reason)
+        if first:
             log.warning(
                 "memprof failed at %s; your program runs on with plain Inductor code, without a "
                 "memory profile of this graph. Please report this.",
@@ -50,7 +60,20 @@ class Ledger:
                 exc_info=error,
             )
 
-    def entries(self, since_ns: int = 0) -> list[LedgerEntry]:
-        """Entries first written at or after ``since_ns`` (``time.time_ns()``), in order."""
+    def counts(self) -> dict[LedgerKey, int]:
+        """How often each entry was written so far; ``entries_since`` takes it."""
         with self._lock:
-            return [e for e in self._entries.values() if e.time_ns >= since_ns]
+            return {key: entry.count for key, entry in self._entries.items()}
+
+    def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
+        """What was written after ``before`` was taken, in order of first writing.
+
+        An entry that was there before and was written again counts only the new times;
+        its time stays that of the first writing.
+        """
+        with self._lock:
+            return [
+                dataclasses.replace(entry, count=entry.count - before.get(key, 0))
+                for key, entry in self._entries.items()
+                if entry.count > before.get(key, 0)
+            ]

@@ -91,6 +91,7 @@ class Runtime:
                 self.calls.clear()
                 self._persistent.clear()
                 self._released.clear()
+                self.options.clear()
         self.ledger.add(LedgerKind.RESET, None, "torch._dynamo.reset()")
 
     def open_session(self, max_calls: int) -> Session:
@@ -137,7 +138,7 @@ class Runtime:
 
     def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
         """Ledger entries; one about a graph that is not in the profile names no graph."""
-        entries = self.ledger.entries(session.since_wall_ns if session else 0)
+        entries = self.ledger.entries_since(session.ledger_before if session else {})
         return [e if e.graph in graphs else dataclasses.replace(e, graph=None) for e in entries]
 
     def _releases(self, session: Session | None) -> dict[int, int]:
@@ -150,7 +151,7 @@ class Session:
 
     def __init__(self, runtime: Runtime) -> None:
         self.since_perf_ns = time.perf_counter_ns()
-        self.since_wall_ns = time.time_ns()
+        self.ledger_before = runtime.ledger.counts()
         self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
 
 

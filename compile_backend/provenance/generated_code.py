@@ -57,6 +57,8 @@ def _flatten(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
     if isinstance(st, ast.Assign):
+        if isinstance(st.targets[0], ast.Name) and isinstance(st.value, ast.Name):
+            return StatementKind.REUSE, (st.targets[0].id,), (st.value.id,)
         return _classify_assignment(_target_names(st.targets[0]), st.value)
     if isinstance(st, ast.Delete):
         return StatementKind.DELETE, tuple(n for t in st.targets for n in _target_names(t)), ()
@@ -73,8 +75,6 @@ def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, 
 def _classify_assignment(
     targets: tuple[str, ...], value: ast.expr
 ) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
-    if isinstance(value, ast.Name) and len(targets) == 1:
-        return StatementKind.REUSE, targets, (value.id,)
     if isinstance(value, ast.Subscript):
         return StatementKind.GETITEM, targets, _names(value.value)
     if isinstance(value, ast.Call):

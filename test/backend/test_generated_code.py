@@ -15,7 +15,7 @@ from memprof.compile_backend.provenance.stack_text import (
 )
 from memprof.profiler.model import SourceFrame, StatementKind
 
-WRAPPER = '''\
+WRAPPER = """\
 import torch
 counter = 0
 class Runner:
@@ -53,7 +53,7 @@ call = runner.call
 
 def get_args():
     return [1]
-'''
+"""
 
 
 def test_statements_are_classified() -> None:
@@ -71,7 +71,7 @@ def test_statements_are_classified() -> None:
         (20, "delete", ("arg0_1",), ()),
         (22, "kernel", (), ("buf1", "buf3")),
         (24, "view", ("buf4",), ("buf1",)),
-        (25, "other", ("buf5",), ("buf1",)),
+        (25, "call", ("buf5",), ("buf1",)),
         (26, "return", (), ("buf1", "buf5")),
         (29, "other", ("buf1",), ("args",)),
         (30, "other", (), ()),
@@ -111,7 +111,7 @@ class _Hooks:
 
 def test_the_clone_computes_the_same_and_reports_every_statement() -> None:
     # GIVEN a generated module whose calls change a global of it
-    source = '''\
+    source = """\
 class Runner:
     def __init__(self, partitions):
         self.partitions = partitions
@@ -130,7 +130,7 @@ def partition_0(args):
     return x * 10
 runner = Runner([partition_0])
 call = runner.call
-'''
+"""
     module: dict[str, object] = {"count": 0}
     exec(compile(source, "generated.py", "exec"), module)
     before = set(module)

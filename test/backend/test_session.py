@@ -1,0 +1,280 @@
+"""``memprof.profile()``, ``memprof.report()``, and what belongs to which profile."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.compile_backend.call_log import CallLog, Counter
+from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role
+
+
+def _compiled() -> tuple[nn.Module, object]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, torch.compile(model, backend="memprof")
+
+
+def test_a_session_holds_what_was_called_in_it() -> None:
+    # GIVEN a model that was compiled and called before, and one that was only compiled before
+    _, first = _compiled()
+    second = torch.compile(lambda x: x.sin() * 3, backend="memprof")
+    x = torch.ones(2, 8)
+    for _ in range(3):
+        first(x)
+        second(x)
+    # WHEN only the first is called in a session
+    with memprof.profile() as session:
+        first(x)
+        first(x)
+    # THEN the session has that one graph, and those two calls
+    profile = session.profile()
+    assert [(g.kind, g.calls) for g in profile.graphs] == [(GraphKind.FORWARD, 2)]
+    assert profile.calls.graph == [profile.graphs[0].id] * 2
+    assert profile.calls.dropped == 0
+    # AND the process's own profile has everything
+    assert sum(g.calls for g in memprof.current_profile().graphs) == 8
+
+
+def test_the_profile_file_is_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    with memprof.profile(path) as session:
+        _, compiled = _compiled()
+        for _ in range(4):
+            compiled(torch.ones(2, 8)).sum().backward()
+    assert read_profile(path) == session.profile()
+    # AND nothing else was left in the folder
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json.gz"]
+
+
+def test_roles_and_categories_of_a_training_step() -> None:
+    with memprof.profile() as session:
+        _, compiled = _compiled()
+        for _ in range(3):
+            compiled(torch.ones(2, 8)).sum().backward()
+    forward, backward = session.profile().graphs
+    assert [v.role for v in forward.inputs].count(Role.PARAMETER) == 4
+    assert {v.fqn for v in forward.inputs if v.role is Role.PARAMETER} == {
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    }
+    (program,) = backward.programs
+    made = {
+        program.storages[e.storage].category
+        for e in program.events
+        if e.kind is EventKind.ALLOC and program.storages[e.storage].origin is not Origin.INTERNAL
+    }
+    assert Category.GRADIENT in made
+    gradients = [s for s in program.surviving() if s.storage.category is Category.GRADIENT]
+    # weights 16×8 and 4×16, biases 16 and 4, float32
+    assert sum(s.storage.nbytes for s in gradients) == 4 * (128 + 64 + 16 + 4)
+    (program,) = forward.programs
+    saved = [s for s in program.surviving() if s.storage.category is Category.ACTIVATION]
+    assert sum(s.storage.nbytes for s in saved) >= 2 * 16 * 4
+
+
+def test_an_unwritable_path_is_refused_before_the_training(tmp_path: Path) -> None:
+    ran = False
+    with (
+        pytest.raises(ProfileNotWritableError, match="cannot be written"),
+        memprof.profile(tmp_path / "missing" / "run.json"),
+    ):
+        ran = True
+    assert not ran
+
+
+def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a disk that fills up while training
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "run.json"
+    with memprof.profile(path) as session:
+        _, compiled = _compiled()
+        compiled(torch.ones(2, 8))
+        monkeypatch.setattr(os, "write", full)
+    monkeypatch.undo()
+    # THEN the block ends without an exception, the log says why, and nothing is half-written
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    # AND the profile can still be saved
+    session.save(path)
+    assert read_profile(path) == session.profile()
+
+
+def test_a_profile_is_written_when_the_training_fails(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with pytest.raises(ZeroDivisionError), memprof.profile(path):  # noqa: PT012
+        _, compiled = _compiled()
+        compiled(torch.ones(2, 8))
+        raise ZeroDivisionError
+    assert len(read_profile(path).graphs) == 1
+
+
+def test_a_session_is_used_once() -> None:
+    session = memprof.profile()
+    with pytest.raises(RuntimeError, match="has not begun"):
+        session.profile()
+    with session:
+        pass
+    with pytest.raises(RuntimeError, match="was entered before"), session:
+        pass
+
+
+def test_the_report_prints() -> None:
+    _, compiled = _compiled()
+    compiled(torch.ones(2, 8))
+    out = io.StringIO()
+    memprof.report(file=out)
+    assert "Unattributed" in out.getvalue()
+
+
+def test_dynamo_reset_resets_memprof() -> None:
+    _, compiled = _compiled()
+    compiled(torch.ones(2, 8))
+    assert memprof.current_profile().graphs
+    torch._dynamo.reset()
+    profile = memprof.current_profile()
+    assert profile.graphs == []
+    assert len(profile.calls) == 0
+    assert profile.ledger[-1].kind is LedgerKind.RESET or any(
+        e.kind is LedgerKind.RESET for e in profile.ledger
+    )
+
+
+def test_a_reset_inside_a_session_keeps_the_sessions_graphs() -> None:
+    with memprof.profile() as session:
+        _, compiled = _compiled()
+        compiled(torch.ones(2, 8))
+        torch._dynamo.reset()
+        compiled(torch.ones(2, 8))
+    assert [g.calls for g in session.profile().graphs] == [1, 1]
+
+
+def test_each_combination_of_sizes_has_its_program() -> None:
+    # GIVEN a function with dynamic shapes, and room for two combinations
+    compiled = torch.compile(
+        lambda x: x.sin() + 1,
+        backend="memprof",
+        dynamic=True,
+        options={"max_programs": 2},
+    )
+    with memprof.profile() as session:
+        for n in (8, 16, 8, 16, 24, 24, 8):
+            compiled(torch.ones(n))
+    (graph,) = session.profile().graphs
+    # THEN the first two are observed, the third is counted as unobserved with its reason
+    assert [p.key for p in graph.programs] == [(8,), (16,)]
+    assert session.profile().calls.program == [0, 1, 0, 1, -1, -1, 0]
+    reasons = [e.reason for e in session.profile().ledger if e.kind is LedgerKind.NOT_OBSERVED]
+    assert reasons == ["more than 2 combinations of sizes"]
+    assert graph.unobservable is None
+
+
+def test_observation_can_be_turned_off() -> None:
+    with memprof.profile() as session:
+        compiled = torch.compile(torch.sin, backend="memprof", options={"observe_runs": 0})
+        compiled(torch.ones(4))
+    (graph,) = session.profile().graphs
+    assert graph.programs == []
+    assert graph.calls == 1
+    assert graph.unobservable == "observation is off (observe_runs=0)"
+    assert session.profile().options == {"observe_runs": "0"}
+
+
+def test_the_call_log_is_bounded_and_says_what_it_dropped() -> None:
+    log = CallLog(capacity=3)
+    for i in range(5):
+        log.record((7, 0, 100 + i, 101 + i, 1234))
+    columns = log.columns([7], returned=5)
+    assert columns.start_ns == [102, 103, 104]
+    assert columns.thread == [0, 0, 0]
+    assert columns.dropped == 2
+    log.resize(4)
+    log.record((7, 0, 105, 106, 99))
+    assert log.columns([7]).thread == [0, 0, 0, 1]
+    assert len(log.columns([8])) == 0
+
+
+def test_the_counter_counts() -> None:
+    counter = Counter()
+    assert counter.value == 0
+    for _ in range(5):
+        counter.tick()
+    assert counter.value == 5
+
+
+SECOND_PROCESS = """
+import json, sys, torch, memprof
+from torch import nn
+torch.manual_seed(0)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        x = self.a(x).sigmoid()
+        return self.b(x)
+compiled = torch.compile(Model(), backend="memprof")
+with memprof.profile() as session:
+    for _ in range(3):
+        compiled(torch.ones(2, 8)).sum().backward()
+profile = session.profile()
+def known(g):
+    buffers = [(b.name, b.primary, b.evidence.value, b.nbytes) for b in g.buffers.values()]
+    nodes = [(n.name, n.module_path, n.original_aten) for n in g.nodes.values()]
+    events = [(e.kind.value, e.line, e.owner) for e in g.programs[0].events]
+    return sorted(buffers), sorted(nodes), events
+def lines(g):
+    return sorted((n.name, n.frame.line) for n in g.nodes.values() if n.frame)
+print(json.dumps([[g.fx_cache, lines(g), known(g)] for g in profile.graphs]))
+"""
+
+
+def test_provenance_in_a_second_process_comes_from_the_cache(tmp_path: Path) -> None:
+    # GIVEN two processes that compile the same model with one cache, the second at other lines
+    def run(script: str) -> list[Any]:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        out = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        found: list[Any] = json.loads(out.stdout.splitlines()[-1])
+        return found
+
+    first = run(SECOND_PROCESS)
+    second = run("\n\n\n" + SECOND_PROCESS)
+    # THEN the second takes every graph from the cache and knows as much of it
+    assert [g[0] for g in first] == ["miss", "miss"]
+    assert [g[0] for g in second] == ["hit", "hit"]
+    assert [g[2] for g in second] == [g[2] for g in first]
+    # AND its source lines are its own
+    for a, b in zip(first, second, strict=True):
+        assert a[1]
+        assert b[1] == [[name, line + 3] for name, line in a[1]]
+
+
+def test_importing_memprof_does_not_import_torch() -> None:
+    code = "import sys, memprof; assert 'torch' not in sys.modules; print(dir(memprof))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "profile" in out.stdout

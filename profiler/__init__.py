@@ -1,0 +1,104 @@
+"""Analysis of memory profiles.
+
+Two families of names. The data model and its analysis (``memprof.profiler.model``,
+``.timeline``, ``.attribution``, ``.file``, ``.report``) need no torch. The data-flow
+profile of a ``torch.profiler`` run, under the names of torch's own
+``torch.profiler._memory_profiler``, does; it is imported when one of its names is used,
+so that ``import memprof.profiler`` stays free of torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .dataflow import DataFlowProfile, PeakReport, Rule, export, peak_report, profile_memory
+    from .dataflow.vocabulary import (
+        Action,
+        Category,
+        CategoryDict,
+        CategoryElement,
+        DataFlowEdge,
+        DataFlowGraph,
+        DataFlowNode,
+        Key,
+        MemoryProfile,
+        MemoryProfileTimeline,
+        OpTree,
+        SchemaMatcher,
+        SizeMap,
+        TensorKey,
+        extract_gradients,
+        extract_parameters,
+        get_scopes,
+    )
+
+_HOME = {
+    **dict.fromkeys(
+        ("DataFlowProfile", "PeakReport", "Rule", "export", "peak_report", "profile_memory"),
+        "dataflow",
+    ),
+    **dict.fromkeys(
+        (
+            "Action",
+            "Category",
+            "CategoryDict",
+            "CategoryElement",
+            "DataFlowEdge",
+            "DataFlowGraph",
+            "DataFlowNode",
+            "Key",
+            "MemoryProfile",
+            "MemoryProfileTimeline",
+            "OpTree",
+            "SchemaMatcher",
+            "SizeMap",
+            "TensorKey",
+            "extract_gradients",
+            "extract_parameters",
+            "get_scopes",
+        ),
+        "dataflow.vocabulary",
+    ),
+}
+
+__all__ = [
+    "Action",
+    "Category",
+    "CategoryDict",
+    "CategoryElement",
+    "DataFlowEdge",
+    "DataFlowGraph",
+    "DataFlowNode",
+    "DataFlowProfile",
+    "Key",
+    "MemoryProfile",
+    "MemoryProfileTimeline",
+    "OpTree",
+    "PeakReport",
+    "Rule",
+    "SchemaMatcher",
+    "SizeMap",
+    "TensorKey",
+    "export",
+    "extract_gradients",
+    "extract_parameters",
+    "get_scopes",
+    "peak_report",
+    "profile_memory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,24 @@
+"""The data-flow memory profile of a ``torch.profiler`` run.
+
+``profile_memory`` is the way in; ``vocabulary`` holds the names of torch's own
+``torch.profiler._memory_profiler``. docs/dataflow.md explains both.
+"""
+
+from __future__ import annotations
+
+from .categories import Category
+from .corrections import ALL_RULES, Rule
+from .export import export
+from .peak import PeakReport, peak_report
+from .profile import DataFlowProfile, profile_memory
+
+__all__ = [
+    "ALL_RULES",
+    "Category",
+    "DataFlowProfile",
+    "PeakReport",
+    "Rule",
+    "export",
+    "peak_report",
+    "profile_memory",
+]

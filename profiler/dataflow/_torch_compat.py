@@ -44,10 +44,14 @@ COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch/_dynamo/convert_frame.py(", ()),
     ("torch/_inductor/compile_fx.py(", ()),
     ("torch/_inductor/async_compile.py(", ()),
-    (
-        "torch/_functorch/aot_autograd.py(",
-        ("aot_module_simplified", "prepare_aot_module_simplified"),
-    ),
+    ("torch/_functorch/aot_autograd.py(", ("aot_module_simplified",)),
+    ("torch/_functorch/_aot_autograd/runtime_wrappers.py(", ("get_or_compile",)),
+    ("torch/fx/graph_module.py(", ("__deepcopy__", "recompile")),
+    ("torch/fx/graph.py(", ()),
+    # memprof's own work around the first calls of a graph.
+    ("compile_backend/inner_compile.py(", ()),
+    ("compile_backend/observation/instrument.py(", ()),
+    ("compile_backend/observation/program_builder.py(", ()),
 )
 """Files (and functions; none means all) below which only the compiler runs."""
 

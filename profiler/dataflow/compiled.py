@@ -44,7 +44,7 @@ from .categories import (
     UNKNOWN,
 )
 from .columns import FORWARD, Bytes, EventColumns, Ints, ScopeKind
-from .context import Context
+from .context import PHASE_BACKWARD, Context
 from .storages import Storages
 
 FROM_MODEL = {
@@ -183,7 +183,7 @@ def find_compiled(
                 out.matched += complete
                 if not complete:
                     reason = "a program fits in part"
-                _apply(pairs, rows, graph, storage_of_row, storages, out)
+                _apply(pairs, rows, graph, context, storage_of_row, storages, out)
         if reason:
             out.unmatched[reason] = out.unmatched.get(reason, 0) + 1
     _inputs(columns, context, storages, graph_of_call, out)
@@ -263,6 +263,8 @@ def _best_match(
             else:
                 matcher = SequenceMatcher(None, sizes, expected, autojunk=False)
                 blocks = [(b.a, b.b, b.size) for b in matcher.get_matching_blocks()]
+            # What the trace has besides is scratch memory that was not observed.
+            complete = sum(n for _, _, n in blocks) == len(expected)
             pairs = [
                 (
                     a + i,
@@ -276,15 +278,24 @@ def _best_match(
             explained = sum(sizes[p[0]] for p in pairs)
             if expected == sizes:
                 return graph, pairs, True
-            if explained > best_bytes:
-                best, best_bytes = (graph, pairs, False), explained
+            if explained > best_bytes or (complete and best is None):
+                best, best_bytes = (graph, pairs, complete), explained
     return best
+
+
+_MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
+
+
+def _dies_in_backward(context: Context, storages: Storages, storage: int) -> bool:
+    row = int(storages.destroyed[storage])
+    return row >= 0 and int(context.phase[row]) == PHASE_BACKWARD
 
 
 def _apply(
     pairs: _Pairs,
     rows: Ints,
     graph: GraphRecord,
+    context: Context,
     storage_of_row: dict[int, int],
     storages: Storages,
     out: CompiledCalls,
@@ -293,10 +304,18 @@ def _apply(
         row = int(rows[position])
         out.owner[row] = Owner(graph, storage, buffer, line)
         which = storage_of_row.get(row)
+        if which is None:
+            continue
         category = FROM_MODEL[storage.category]
-        if which is not None and category:
-            out.block[which] = category
-            out.by_program[which] = 1
+        if category not in _MADE_BY_CALLS:
+            # A copy of an input in another layout, handed on in its place: it is what
+            # the phase says, not the input.
+            continue
+        if category == GRADIENT and _dies_in_backward(context, storages, which):
+            # Added to an older gradient, or copied into `.grad`.
+            category = AUTOGRAD_DETAIL
+        out.block[which] = category
+        out.by_program[which] = 1
 
 
 _ROLES = {
@@ -319,6 +338,7 @@ def _inputs(
     """Roles of the tensors that go into compiled forwards."""
     if not len(columns.scopes):
         return
+    members = set(columns.parameters.tolist()) | set(columns.optimizer_states.tolist())
     starts = columns.scopes.start
     calls = sorted(graph_of_call, key=lambda s: int(starts[s]))
     times = np.asarray([int(starts[s]) for s in calls], np.int64)
@@ -338,12 +358,14 @@ def _inputs(
                 continue
             before = storages.created[key] < 0
             category = _ROLES.get(role, UNKNOWN)
+            if role is Role.UNKNOWN and key not in members:
+                category = INPUT
             if category == INPUT and not before and not _made_as_input(context, storages, key):
                 continue  # what an earlier part of the model made
             if not category or out.block[key]:
                 continue
             out.block[key] = category
-            out.by_program[key] = 1
+            out.by_program[key] = role is not Role.UNKNOWN
             if name:
                 out.roles[key] = name
 

@@ -88,7 +88,7 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     """
     reader = _Reader(skip_compiler)
     with _collector_paused():
-        for thread, roots in groupby(compat.event_tree(result), lambda e: int(e.start_tid)):
+        for thread, roots in groupby(compat.event_tree(result), lambda e: _signed(e.start_tid)):
             reader.threads.append((reader.events, thread))
             reader.walk(roots)
     columns = reader.columns()
@@ -106,6 +106,11 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _signed(n: int) -> int:
+    """An unsigned number of 64 bits (an address, a thread) as the columns hold it."""
+    return n if n < 1 << 63 else n - (1 << 64)
 
 
 class _Names:
@@ -155,8 +160,7 @@ class _Reader:
             key = len(self.key_id)
             self.key_id.append(id)
             self.key_alloc.append(allocation)
-            # Addresses are unsigned in C++; a column is signed.
-            self.key_ptr.append(ptr if ptr < 1 << 63 else ptr - (1 << 64))
+            self.key_ptr.append(_signed(ptr))
             self.key_dev.append(self.device(device))
             self.key_size.append(0)
         self.key_of[id, allocation] = key
@@ -234,7 +238,7 @@ class _Reader:
                     al_event(number)
                     al_leaf(leaf if leaf >= 0 else new_leaf(number, start, -1, backward, scope, -1))
                     al_key(key)
-                    al_ptr(ptr if ptr < 1 << 63 else ptr - (1 << 64))
+                    al_ptr(ptr if ptr < 1 << 63 else _signed(ptr))
                     al_size(size)
                     al_dev(device)
                     al_start(start)

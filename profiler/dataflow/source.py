@@ -1,31 +1,39 @@
-"""The line of user code below which an event of a trace happened.
+"""Events of a trace, and the line of user code below which each happened.
 
 Found only when asked for: the tree is walked again, with the numbering of ``read.py``,
-and the Python calls around the wanted events are looked at. The innermost call from user
-code tells the line; "user code" is any file that is neither torch's nor Python's own.
+as far as the wanted events. The innermost Python call that user code made tells the
+line; "user code" is any file that is not torch's, memprof's, an installed package's or
+generated.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from . import _torch_compat as compat
 
-_NOT_USER = ("torch/", "<", "contextlib.py", "functools.py", "threading.py")
+_NOT_USER = re.compile(
+    r"^torch/|^<|^(contextlib|functools|threading)\.py$|/site-packages/|torchinductor_"
+    r"|(^|/)(memprof|compile_backend|cudagraph_trees|compiled_autograd)/"
+)
 
 
-def lines_of_events(result: Any, wanted: set[int], *, skip_compiler: bool = True) -> dict[int, str]:
-    """``file:line`` of each wanted event, where a Python call from user code is around it.
+def events_by_number(
+    result: Any, wanted: set[int], *, skip_compiler: bool = True
+) -> Iterator[tuple[int, Any, list[Any]]]:
+    """Number, event and the events around it, outermost first, of the wanted events.
+
+    The list of the events around it is reused: copy what is to be kept.
 
     Args:
         result: the profiler's result.
         wanted: numbers of events, as in ``EventColumns``.
         skip_compiler: as it was for ``read_events``.
     """
-    out: dict[int, str] = {}
     if not wanted:
-        return out
+        return
     number, last = -1, max(wanted)
     stack: list[Iterator[Any]] = [iter(compat.event_tree(result))]
     path: list[Any] = []
@@ -38,11 +46,9 @@ def lines_of_events(result: Any, wanted: set[int], *, skip_compiler: bool = True
             continue
         number += 1
         if number in wanted:
-            line = _line(path)
-            if line is not None:
-                out[number] = line
+            yield number, event, path
         if number >= last:
-            break
+            return
         x = event.extra_fields
         if type(x) is compat.Allocation:
             continue
@@ -52,6 +58,15 @@ def lines_of_events(result: Any, wanted: set[int], *, skip_compiler: bool = True
         if children:
             stack.append(iter(children))
             path.append(event)
+
+
+def lines_of_events(result: Any, wanted: set[int], *, skip_compiler: bool = True) -> dict[int, str]:
+    """``file:line`` of each wanted event, where a Python call from user code is around it."""
+    out: dict[int, str] = {}
+    for number, _, path in events_by_number(result, wanted, skip_compiler=skip_compiler):
+        line = _line(path)
+        if line is not None:
+            out[number] = line
     return out
 
 
@@ -79,6 +94,4 @@ def _user_line(frame: Any) -> str | None:
         name = str(frame.file_name)
     except UnicodeDecodeError:
         return None
-    if name.startswith(_NOT_USER) or "/site-packages/" in name or "torchinductor_" in name:
-        return None
-    return f"{name}:{frame.line_number}"
+    return None if _NOT_USER.search(name) else f"{name}:{frame.line_number}"

@@ -1,0 +1,186 @@
+"""Files: JSON and raw JSON as torch writes them, Parquet, Chrome/Perfetto counters, HTML."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from .categories import Category
+from .columns import Ints
+from .corrections import Rule
+from .over_time import LABELS, by_category, by_category_us, deltas
+from .profile import DataFlowProfile
+from .storages import INCREMENT_VERSION
+from .timeline import Action
+
+FORMATS = {
+    ".raw.json": "changes as (time, action, bytes, category)",
+    ".trace.json": "counters for Chrome's tracer and Perfetto",
+    ".json": "(times, bytes by category)",
+    ".html": "a picture",
+    ".parquet": "the timeline, one row an entry",
+}
+
+
+def export(profile: DataFlowProfile, path: str | Path, device: str) -> None:
+    """Write a profile in the format that the path's ending names (see ``FORMATS``).
+
+    The JSON formats take ``.gz`` on top.
+
+    Raises:
+        ValueError: the ending names no format, or nothing in the trace is on ``device``.
+        ImportError: Parquet, and pyarrow is not installed.
+    """
+    name = str(path)
+    plain = name.removesuffix(".gz")
+    if plain.endswith(".raw.json"):
+        _write(path, raw_timeline(profile, device))
+    elif plain.endswith(".trace.json"):
+        _write(path, chrome_trace(profile))
+    elif plain.endswith(".json"):
+        _write(path, timeline_points(profile, device))
+    elif name.endswith(".html"):
+        from .html import page
+
+        Path(path).write_text(page(profile, device), encoding="utf-8")
+    elif name.endswith(".parquet"):
+        write_parquet(profile, path)
+    else:
+        raise ValueError(f"{name!r} ends in no known format; there are {', '.join(FORMATS)}")
+
+
+def _write(path: str | Path, content: object) -> None:
+    data = msgspec.json.encode(content)
+    if str(path).endswith(".gz"):
+        data = gzip.compress(data)
+    Path(path).write_bytes(data)
+
+
+def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
+    """Times (µs) and, at each, bytes by category, as ``export_memory_timeline`` has them.
+
+    A row is a leading 0 and then the categories in the order of ``over_time.ORDER``.
+    """
+    points = by_category_us(profile, device)
+    table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)
+    return points.time.tolist(), table.tolist()
+
+
+def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, int, int]]:
+    """(time in ns, action, signed bytes, column of ``ORDER``) of every change."""
+    index = profile.device_index(device)
+    time, column, size = deltas(profile, index)
+    action = profile.timeline.action[profile.timeline.device == index]
+    action = np.repeat(action, 1 + (action == INCREMENT_VERSION))
+    return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
+
+
+def chrome_trace(profile: DataFlowProfile, *, base_ns: int | None = None) -> dict[str, Any]:
+    """Counters in Chrome's JSON trace format: one track a device, one series a category.
+
+    Args:
+        base_ns: what the times count from; None is the first change. To lay the counters
+            over a trace that ``torch.profiler`` exported, take that file's
+            ``baseTimeNanoseconds`` and append the events to its ``traceEvents``.
+    """
+    tables = {device: by_category(profile, device) for device in profile.devices}
+    if base_ns is None:
+        base_ns = min((int(t.time[0]) for t in tables.values() if len(t.time)), default=0)
+    pid = 0
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "memprof"}}
+    ]
+    for device, table in tables.items():
+        for time, row in zip(table.time.tolist(), table.bytes.tolist(), strict=True):
+            events.append(
+                {
+                    "ph": "C",
+                    "name": f"memory {device}",
+                    "pid": pid,
+                    "tid": 0,
+                    "ts": (time - base_ns) / 1000,
+                    "args": dict(zip(LABELS, row, strict=True)),
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
+
+
+def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
+    """The timeline as named columns of equal length; what ``write_parquet`` writes.
+
+    ``time_ns`` (-1: before the trace), ``action``, ``device``, ``bytes``, ``tensor_id``,
+    ``allocation_id`` and ``address`` (-1: unknown), ``version``, ``category`` and
+    ``category_after`` ("unknown" where there is none; they differ only for increments),
+    ``rule``, ``module``, ``operator`` and ``name`` (None: unknown).
+    """
+    t, s, keys = profile.timeline, profile.storages, profile.columns.keys
+    before, after = profile.entry_categories()
+    storage = np.where(t.key >= 0, t.key, s.keys + t.block)
+    names = np.asarray(["unknown", *(c.name.lower() for c in Category)], object)
+    actions = np.asarray(["", *(a.name.lower() for a in Action)], object)
+    devices = np.asarray([str(d) for d in profile.columns.devices] or [""], object)
+    keyed = t.key >= 0
+
+    def of_key(column: Ints) -> Ints:
+        return np.where(keyed, column[t.key], -1) if len(column) else np.full(len(t), -1)
+
+    value = np.where(keyed, profile.graph.first_value[t.key] + t.version, 0)
+    rules = profile.corrected.value_rule
+    block_rules = profile.corrected.block_rule
+    rule = np.where(
+        keyed,
+        rules[value] if len(rules) else 0,
+        block_rules[np.where(keyed, 0, t.block)] if len(block_rules) else 0,
+    )
+    rule_names = np.asarray([r.name.lower() for r in Rule], object)
+
+    def per_storage(of: Any) -> Any:
+        used, inverse = np.unique(storage, return_inverse=True)
+        return np.asarray([of(i) for i in used.tolist()] or [None], object)[inverse]
+
+    address = of_key(keys.ptr)
+    rows = np.where(s.created >= 0, s.created, s.destroyed)
+    if len(profile.columns.allocations):
+        address = np.where(keyed, address, profile.columns.allocations.ptr[rows[storage]])
+    return {
+        "time_ns": t.time,
+        "action": actions[t.action],
+        "device": devices[t.device],
+        "bytes": t.size,
+        "tensor_id": of_key(keys.id),
+        "allocation_id": of_key(keys.allocation),
+        "address": address,
+        "version": t.version,
+        "category": names[before],
+        "category_after": names[after],
+        "rule": rule_names[rule],
+        "module": per_storage(profile.module),
+        "operator": per_storage(profile.operator),
+        "name": per_storage(profile.name),
+    }
+
+
+def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
+    """Write ``columns_of`` as a Parquet file.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(
+            "writing Parquet needs pyarrow: pip install 'memprof[parquet]', or export to JSON"
+        ) from error
+    arrays = {}
+    for name, column in columns_of(profile).items():
+        if column.dtype == object:
+            arrays[name] = pa.array(column.tolist(), pa.string()).dictionary_encode()
+        else:
+            arrays[name] = pa.array(column.astype(np.int64))
+    pq.write_table(pa.table(arrays), str(path))

@@ -1,0 +1,539 @@
+"""The names of ``torch.profiler._memory_profiler``, over memprof's columns.
+
+Code that uses torch's private module can import these instead. They are views: an object
+is made when it is asked for, and an operator event is fetched from the profiler's result
+by walking its tree again. What differs is listed in docs/dataflow.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memprof.profiler.model import Profile
+
+from . import _torch_compat as compat
+from .categories import Category
+from .columns import EventColumns
+from .corrections import ALL_RULES, Rule
+from .export import export, raw_timeline, timeline_points
+from .graph import FREED, Graph, build_graph
+from .profile import DataFlowProfile
+from .read import read_events
+from .schema import WRITTEN, SchemaCache
+from .source import events_by_number
+from .timeline import Action
+
+
+@dataclass(frozen=True)
+class Key:
+    """Something on a device."""
+
+    device: Any
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An address and the number of the allocation, which alone identifies it."""
+
+    ptr: int = field(compare=False)
+    allocation_id: int
+
+    def __repr__(self) -> str:
+        return f"{hex(self.ptr):>18} ({self.allocation_id})"
+
+
+@dataclass(frozen=True)
+class TensorKey(Key):
+    """A storage that has held a tensor, in the profiler's numbering."""
+
+    id: int
+    storage: Storage
+
+    def __repr__(self) -> str:
+        return f"id={self.id}: {self.storage!r:<24} ({self.device})"
+
+    def __lt__(self, other: TensorKey) -> bool:
+        return self._as_sortable < other._as_sortable
+
+    @property
+    def _as_sortable(self) -> tuple[int, int, str, int]:
+        index = self.device.index
+        return self.id, self.storage.allocation_id, self.device.type, -1 if index is None else index
+
+    @staticmethod
+    def _make(id: Any, ptr: Any, allocation: Any, device: Any) -> TensorKey | None:
+        if id is None or ptr is None or allocation is None:
+            return None
+        return TensorKey(device, int(id), Storage(int(ptr), int(allocation)))
+
+    @classmethod
+    def from_allocation(cls, alloc: Any) -> TensorKey | None:
+        """The storage of an allocation event; None if the profiler knows no tensor in it."""
+        return cls._make(alloc.id, alloc.ptr, alloc.allocation_id, alloc.device)
+
+    @classmethod
+    def from_tensor(cls, t: Any) -> TensorKey | None:
+        """The storage of a recorded tensor; None if it has none."""
+        if t is None:
+            return None
+        return cls._make(t.id, t.storage_data_ptr, t.allocation_id, t.device)
+
+
+def _tensors(node: Any) -> Iterator[tuple[TensorKey | None, TensorKey | None]]:
+    """(parameter, gradient) pairs that one event tells of."""
+    x = node.extra_fields
+    if type(x) is compat.TorchOp:
+        if node.name != compat.ACCUMULATE_GRAD or x.scope != compat.BACKWARD_FUNCTION:
+            return
+        children = node.children
+        first = children[0].extra_fields if children else None
+        if (
+            type(first) is compat.TorchOp
+            and first.name in compat.ACCUMULATE_GRAD_OPS
+            and first.inputs
+            and type(first.inputs[0]) is compat.TensorMetadata
+        ):
+            yield None, TensorKey.from_tensor(first.inputs[0])
+    elif type(x) is compat.PyCall:
+        pairs: list[tuple[Any, Any]] = []
+        if x.module is not None:
+            pairs += [(p, g) for _, p, g in x.module.parameters]
+        if x.optimizer is not None:
+            pairs += [(p, g) for p, g, _ in x.optimizer.parameters]
+        for p, g in pairs:
+            yield TensorKey.from_tensor(p), TensorKey.from_tensor(g)
+
+
+def extract_parameters(node: Any) -> Iterator[TensorKey]:
+    """Parameters that a module or optimizer call names."""
+    return (p for p, _ in _tensors(node) if p is not None)
+
+
+def extract_gradients(node: Any) -> Iterator[tuple[TensorKey | None, TensorKey]]:
+    """(parameter if known, gradient) that an event names."""
+    return ((p, g) for p, g in _tensors(node) if g is not None)
+
+
+def get_scopes(event: Any) -> tuple[Any, ...]:
+    """``RecordScope`` of the operator events from ``event`` outwards."""
+    scopes = []
+    while event:
+        x = event.extra_fields
+        if type(x) is compat.TorchOp:
+            scopes.append(x.scope)
+        event = event.parent
+    return tuple(scopes)
+
+
+class SchemaMatcher:
+    """Overloads that a recorded operator call can have been."""
+
+    _cache = SchemaCache()
+
+    @staticmethod
+    def _signature(t: Any) -> tuple[object, ...]:
+        def observed(value: Any) -> object:
+            if type(value) is compat.TensorMetadata:
+                return None if TensorKey.from_tensor(value) is None else compat.TensorMetadata
+            if type(value) is list:
+                named = (
+                    type(v) is compat.TensorMetadata and TensorKey.from_tensor(v) for v in value
+                )
+                return list if all(named) else tuple
+            return None if value is None else type(value)
+
+        return tuple(observed(v) for v in t.inputs)
+
+    @classmethod
+    def match_schemas(cls, t: Any) -> tuple[Any, ...]:
+        """Schemas of the overloads that fit the recorded arguments."""
+        return cls._cache.matching(t.name, cls._signature(t))
+
+    @classmethod
+    def inputs_are_mutable(cls, t: Any) -> tuple[bool | None, ...]:
+        """Whether each argument may be written to; None if no schema fits."""
+        match = cls._cache.match(t.name, cls._signature(t))
+        if not match.is_operator:
+            return (None,) * len(t.inputs)
+        return tuple(bool(m & WRITTEN) for m in match.mutability)
+
+    @classmethod
+    def lookup_schemas(cls, name: str) -> tuple[Any, ...] | None:
+        """Every overload of an operator; None if there is no such operator."""
+        return cls._cache.schemas(name) or None
+
+
+class OpTree:
+    """A profiler's events."""
+
+    def __init__(self, result: Any, *, skip_compiler: bool = True) -> None:
+        self.result = result
+        self.skip_compiler = skip_compiler
+
+    @cached_property
+    def columns(self) -> EventColumns:
+        """What the analysis reads of the events."""
+        return read_events(self.result, skip_compiler=self.skip_compiler)
+
+    def dfs(self, children_fn: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
+        """Every event, parents first."""
+        stack = [iter(compat.event_tree(self.result))]
+        while stack:
+            event = next(stack[-1], None)
+            if event is None:
+                stack.pop()
+                continue
+            yield event
+            stack.append(iter(event.children if children_fn is None else children_fn(event)))
+
+    @property
+    def sorted_nodes(self) -> tuple[Any, ...]:
+        """Every event, by start."""
+        return tuple(sorted(self.dfs(), key=lambda e: int(e.start_time_ns)))
+
+    @cached_property
+    def keys(self) -> list[TensorKey]:
+        """A ``TensorKey`` for each row of the key table."""
+        k, devices = self.columns.keys, self.columns.devices
+        rows = zip(
+            k.id.tolist(), k.allocation.tolist(), k.ptr.tolist(), k.device.tolist(), strict=True
+        )
+        return [
+            TensorKey(devices[d], id, Storage(ptr % (1 << 64), allocation))
+            for id, allocation, ptr, d in rows
+        ]
+
+    @cached_property
+    def row_of(self) -> dict[TensorKey, int]:
+        """The row of each key."""
+        return {key: row for row, key in enumerate(self.keys)}
+
+    @cached_property
+    def leaf_events(self) -> list[Any]:
+        """The event of each leaf, by row of the leaf table."""
+        rows = {number: i for i, number in enumerate(self.columns.leaves.event.tolist())}
+        out: list[Any] = [None] * len(rows)
+        for number, event, _ in events_by_number(
+            self.result, set(rows), skip_compiler=self.skip_compiler
+        ):
+            out[rows[number]] = event
+        return out
+
+
+class SizeMap:
+    """Bytes of each storage."""
+
+    def __init__(self, op_tree: OpTree) -> None:
+        self._op_tree = op_tree
+
+    def __getitem__(self, key: TensorKey) -> int:
+        return int(self._op_tree.columns.keys.size[self._op_tree.row_of[key]])
+
+    @property
+    def _values(self) -> dict[TensorKey, int]:
+        return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
+
+
+@dataclass
+class DataFlowEdge:
+    """What a node does to a storage: version before, and whether it writes to it."""
+
+    input_version: int | None = None
+    mutated: bool | None = False
+
+    @property
+    def is_allocation(self) -> bool:
+        """The node makes the storage."""
+        return self.input_version is None
+
+    @property
+    def is_deletion(self) -> bool:
+        """The node releases the storage."""
+        return self.mutated is None
+
+
+class DataFlowNode:
+    """A node of the data-flow graph."""
+
+    def __init__(self, graph: DataFlowGraph, node: int) -> None:
+        self._graph = graph
+        self._node = node
+
+    @property
+    def _event(self) -> Any:
+        return self._graph._op_tree.leaf_events[int(self._graph.graph.leaf[self._node])]
+
+    @cached_property
+    def _edges(self) -> dict[TensorKey, DataFlowEdge]:
+        g, keys = self._graph.graph, self._graph._op_tree.keys
+        out = {}
+        for e in range(int(g.bounds[self._node]), int(g.bounds[self._node + 1])):
+            version = int(g.version[e])
+            freed = bool(g.flags[e] & FREED)
+            out[keys[int(g.edge_key[e])]] = DataFlowEdge(
+                None if version < 0 else version, None if freed else bool(g.mutated[e])
+            )
+        return out
+
+    @property
+    def inputs(self) -> dict[TensorKey, tuple[bool, int]]:
+        """(written to, version) of each storage read."""
+        return {
+            k: (bool(e.mutated), e.input_version)
+            for k, e in self._edges.items()
+            if e.input_version is not None
+        }
+
+    @property
+    def outputs(self) -> dict[TensorKey, int]:
+        """Version of each storage that the node makes or writes to."""
+        return {
+            k: 0 if e.input_version is None else e.input_version + 1
+            for k, e in self._edges.items()
+            if (e.is_allocation and not e.is_deletion) or e.mutated
+        }
+
+    @property
+    def intermediates(self) -> tuple[TensorKey, ...]:
+        """Storages that live only in the node."""
+        return tuple(k for k, e in self._edges.items() if e.is_allocation and e.is_deletion)
+
+    @property
+    def start_time(self) -> int:
+        """ns."""
+        leaves = self._graph._op_tree.columns.leaves
+        return int(leaves.start[self._graph.graph.leaf[self._node]])
+
+
+class DataFlowGraph:
+    """The data-flow graph."""
+
+    def __init__(self, op_tree: OpTree, graph: Graph | None = None) -> None:
+        self._op_tree = op_tree
+        self.graph = build_graph(op_tree.columns) if graph is None else graph
+
+    @cached_property
+    def flow_nodes(self) -> tuple[DataFlowNode, ...]:
+        """Nodes by start."""
+        return tuple(DataFlowNode(self, n) for n in range(len(self.graph)))
+
+    @property
+    def leaf_events(self) -> tuple[Any, ...]:
+        """The nodes' events, by start."""
+        events = self._op_tree.leaf_events
+        return tuple(events[i] for i in self.graph.leaf.tolist())
+
+    def validate(self) -> None:
+        """See ``graph.Graph.validate``."""
+        self.graph.validate()
+
+    def lookup(self, key: TensorKey) -> int:
+        """The last version of a storage; 0 for one that is not in the graph."""
+        row = self._op_tree.row_of.get(key)
+        if row is None:
+            return 0
+        return int(self.graph.first_value[row + 1] - self.graph.first_value[row]) - 1
+
+
+@dataclass
+class CategoryElement:
+    """What is known of one tensor id."""
+
+    by_id: Category | None = None
+    by_key: dict[TensorKey, Category] = field(default_factory=dict)
+    by_version: dict[tuple[TensorKey, int], Category] = field(default_factory=dict)
+
+
+class CategoryDict:
+    """Categories by id, by storage and by version, in this order of precedence."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, CategoryElement] = {}
+
+    def _element(self, key: TensorKey) -> CategoryElement:
+        return self._values.setdefault(key.id, CategoryElement())
+
+    def set_by_id(self, key: TensorKey, category: Category) -> None:
+        """Set the category of every storage with the key's tensor id."""
+        self._element(key).by_id = category
+
+    def set_by_key(self, key: TensorKey, category: Category) -> None:
+        """Set the category of every version of a storage."""
+        self._element(key).by_key[key] = category
+
+    def set_by_version(self, key: TensorKey, version: int, category: Category) -> None:
+        """Set the category of one version."""
+        self._element(key).by_version[key, version] = category
+
+    def setdefault_by_version(self, key: TensorKey, version: int, category: Category) -> None:
+        """Set the category of one version, unless it has one."""
+        self._element(key).by_version.setdefault((key, version), category)
+
+    def get(self, key: Key, version: int) -> Category | None:
+        """The category of a version; None is unknown."""
+        element = self._values.get(key.id) if isinstance(key, TensorKey) else None
+        if element is None or not isinstance(key, TensorKey):
+            return None
+        return element.by_id or element.by_key.get(key) or element.by_version.get((key, version))
+
+
+class _ColumnCategories(CategoryDict):
+    """Categories of a profile; what is set by hand comes first."""
+
+    def __init__(self, profile: DataFlowProfile, op_tree: OpTree) -> None:
+        super().__init__()
+        self._profile = profile
+        self._op_tree = op_tree
+
+    def get(self, key: Key, version: int) -> Category | None:
+        found = super().get(key, version) if self._values else None
+        if found is not None or not isinstance(key, TensorKey):
+            return found
+        row = self._op_tree.row_of.get(key)
+        return None if row is None else self._profile.category(row, version)
+
+
+class MemoryProfile:
+    """A memory profile under torch's names.
+
+    Args:
+        result: a ``_ProfilerResult``, or a profiler that has stopped.
+        memprof_profile: memprof's own profile of the same process.
+        rules: memprof's corrections; ``()`` gives torch's categories exactly.
+
+    Raises:
+        TypeError, ValueError: ``result`` is no profiler result, or has not stopped.
+    """
+
+    def __init__(
+        self,
+        result: Any,
+        *,
+        memprof_profile: Profile | None = None,
+        rules: Iterable[Rule] = ALL_RULES,
+    ) -> None:
+        self._op_tree = OpTree(result)
+        self.profile = DataFlowProfile(
+            self._op_tree.columns, rules=rules, memprof_profile=memprof_profile
+        )
+        self._data_flow_graph = DataFlowGraph(self._op_tree, self.profile.graph)
+        self._size_map = SizeMap(self._op_tree)
+        self._categories: CategoryDict = _ColumnCategories(self.profile, self._op_tree)
+
+    @cached_property
+    def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
+        """(time in ns or -1, action, (key, version), bytes), by time and action."""
+        t, keys = self.profile.timeline, self._op_tree.keys
+        plain = [Key(d) for d in self._op_tree.columns.devices]
+        actions = {a.value: a for a in Action}
+        rows = zip(
+            t.time.tolist(),
+            t.action.tolist(),
+            t.key.tolist(),
+            t.device.tolist(),
+            t.version.tolist(),
+            t.size.tolist(),
+            strict=True,
+        )
+        return tuple(
+            (time, actions[action], (keys[key] if key >= 0 else plain[device], version), size)
+            for time, action, key, device, version, size in rows
+        )
+
+    def _is_gradient(self, key: TensorKey, version: int) -> bool:
+        return self._categories.get(key, version) is Category.GRADIENT
+
+    def _category_snapshot(self) -> dict[tuple[TensorKey, int], Category | None]:
+        p, keys = self.profile, self._op_tree.keys
+        rank = p.columns.keys.rank
+        values = np.flatnonzero(p.torch_categories.present[p.graph.value_key])
+        values = values[np.argsort(rank[p.graph.value_key[values]], kind="stable")]
+        return {
+            (keys[k], v): self._categories.get(keys[k], v)
+            for k, v in zip(
+                p.graph.value_key[values].tolist(),
+                p.graph.value_version[values].tolist(),
+                strict=True,
+            )
+        }
+
+
+class MemoryProfileTimeline:
+    """Exports of a memory profile under torch's names."""
+
+    def __init__(self, memory_profile: MemoryProfile) -> None:
+        self._memory_profile = memory_profile
+        self.categories = memory_profile._categories
+
+    @property
+    def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
+        """See ``MemoryProfile.timeline``."""
+        return self._memory_profile.timeline
+
+    def _has(self, device_str: str) -> bool:
+        return str(device_str) in self._memory_profile.profile.devices
+
+    def _coalesce_timeline(self, device_str: str) -> tuple[list[int], list[list[int]]]:
+        """Times (µs) and bytes by category; both empty for a device without events."""
+        if not self._has(device_str):
+            return [], []
+        return timeline_points(self._memory_profile.profile, str(device_str))
+
+    def export_memory_timeline(self, path: str | Path, device_str: str) -> None:
+        """Write ``[times, bytes by category]`` as JSON."""
+        import json
+
+        Path(path).write_text(json.dumps(self._coalesce_timeline(device_str)))
+
+    def export_memory_timeline_raw(self, path: str | Path, device_str: str) -> None:
+        """Write ``[[time, action, bytes, category], ...]`` as JSON."""
+        import json
+
+        events = (
+            raw_timeline(self._memory_profile.profile, str(device_str))
+            if self._has(device_str)
+            else []
+        )
+        Path(path).write_text(json.dumps(events))
+
+    def export_memory_timeline_html(
+        self,
+        path: str | Path,
+        device_str: str,
+        figsize: tuple[int, int] = (20, 12),
+        title: str | None = None,
+    ) -> None:
+        """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
+        from .html import page
+
+        Path(path).write_text(
+            page(self._memory_profile.profile, str(device_str), title), encoding="utf-8"
+        )
+
+
+__all__ = [
+    "Action",
+    "Category",
+    "CategoryDict",
+    "CategoryElement",
+    "DataFlowEdge",
+    "DataFlowGraph",
+    "DataFlowNode",
+    "Key",
+    "MemoryProfile",
+    "MemoryProfileTimeline",
+    "OpTree",
+    "SchemaMatcher",
+    "SizeMap",
+    "TensorKey",
+    "export",
+    "extract_gradients",
+    "extract_parameters",
+    "get_scopes",
+]

@@ -250,9 +250,11 @@ print(json.dumps([[g.fx_cache, lines(g), known(g)] for g in profile.graphs]))
 def test_provenance_in_a_second_process_comes_from_the_cache(tmp_path: Path) -> None:
     # GIVEN two processes that compile the same model with one cache, the second at other lines
     def run(script: str) -> list[Any]:
+        path = tmp_path / "script.py"
+        path.write_text(script)
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
         out = subprocess.run(
-            [sys.executable, "-c", script],
+            [sys.executable, str(path)],
             env=environment,
             capture_output=True,
             text=True,

@@ -6,6 +6,7 @@ Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -56,13 +57,14 @@ def run_compile_fx(
     from torch._inductor.compile_fx import compile_fx
 
     with without_autograd_cache():
-        compiled: Callable[..., Any] = compile_fx(
+        compiled: Any = compile_fx(
             gm,
             list(example_inputs),
             inner_compile=inner_compile,
             config_patches=config_patches,
         )
-    return compiled
+    found: Callable[..., Any] = compiled
+    return found
 
 
 def compile_fx_inner() -> Callable[..., Any]:
@@ -137,13 +139,14 @@ def inductor_cache_dir() -> str:
 
 # --- the lowering -------------------------------------------------------------------------
 
-try:  # 2.13+: only subclasses of this take part in the cache key, others disable the cache
-    from torch._inductor.custom_graph_pass import CustomSchedulerPass as _SchedulerPassBase
-except ImportError:  # 2.11: any picklable value takes part in the cache key
-    _SchedulerPassBase = object
+# 2.13+: only subclasses of CustomSchedulerPass take part in the cache key, others disable the
+# cache. 2.11 has no such class: any value that pickles takes part.
+_SchedulerPass: Any = getattr(
+    importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object
+)
 
 
-class LoweringTap(_SchedulerPassBase):  # type: ignore[misc, valid-type, unused-ignore]
+class LoweringTap(_SchedulerPass):  # type: ignore[misc]
     """A scheduler pass that changes nothing and notes which ``GraphLowering`` is scheduled.
 
     It takes part in Inductor's cache key, so what memprof compiles and what plain
@@ -192,7 +195,8 @@ def tap_lowering(version: str) -> Iterator[list[Any]]:
     from torch._inductor import config
 
     outer = _TAPPED.graphs
-    _TAPPED.graphs = graphs = []
+    graphs: list[Any] = []
+    _TAPPED.graphs = graphs
     tap = LoweringTap(version, config._post_fusion_custom_pass)
     try:
         with config.patch(_post_fusion_custom_pass=tap):
@@ -227,7 +231,7 @@ def generated_globals(compiled: Any) -> dict[str, Any] | None:
     if runner is not None:
         found: dict[str, Any] = type(runner).call.__globals__
         return found
-    function = getattr(compiled, "current_callable", None)
+    function: Any = getattr(compiled, "current_callable", None)
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     function = getattr(function, "__func__", function)
@@ -313,7 +317,8 @@ class AllocatorEvents:
         self.started = False
         found: list[tuple[str, int]] = []
         where = ""
-        for per_thread in _disable_profiler_legacy():
+        threads: Any = _disable_profiler_legacy()
+        for per_thread in threads:
             for event in per_thread:
                 kind = event.kind()
                 if kind == "push" and event.name().startswith(prefix):

@@ -26,7 +26,7 @@ def versions() -> tuple[str, str, str]:
 def machine() -> Machine:
     """This machine, as far as it can be told without initialising a device."""
     names: tuple[str, ...] = ()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     return Machine(
         system=f"{platform.system()}-{platform.release()}",

@@ -134,7 +134,11 @@ class InnerCompile:
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,
-            metadata=to_builtins(metadata) if metadata is not None else {},
+            metadata={
+                "view_and_mutation": to_builtins(metadata),
+                "signature": to_builtins(io.signature),
+                "backward_signature": to_builtins(io.backward_signature),
+            },
         )
         state = CompileState(
             kind=kind,

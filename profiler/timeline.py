@@ -15,7 +15,9 @@ to be live; we call them *carried*:
 * **handed on**: an output that another graph's program has as an input (the same
   ``Storage.identity``): between graph breaks, between a compiled backward and a compiled
   optimizer. It is live from its producer's return to the return of the last of its
-  consumers that is called before the producer is called again.
+  consumers that is called before the producer is called again. A parameter's gradient
+  stays until its consumers are called at all: what its producer makes when it is called
+  again, autograd adds to it.
 
 Programs are observed once and stand for many calls, so identities are those of the
 observed calls. Memory that two waiting forwards of *one* program hold is different memory;
@@ -227,6 +229,8 @@ class Timeline:
     def _why(self, graph: GraphRecord) -> str:
         if graph.unobservable:
             return graph.unobservable
+        if graph.data_dependent:
+            return graph.data_dependent
         for entry in reversed(self.profile.ledger):
             kinds = (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK)
             if entry.graph == graph.id and entry.kind in kinds:
@@ -275,7 +279,11 @@ class Timeline:
                 continue
             if self.units[u].bundles:
                 out[k] = tuple(
-                    frozenset(c for c in b.consumers if following[c] < following[u])
+                    frozenset(
+                        c
+                        for c in b.consumers
+                        if following[c] < (never if b.accumulates else following[u])
+                    )
                     for b in self.units[u].bundles
                 )
             following[u] = k

@@ -123,6 +123,7 @@ class ObservedCall:
     # --- steady ---------------------------------------------------------------------------
 
     def _steady(self, program: int) -> BoxedCall:
+        """Inductor's callable and one record a call: all that is left on the hot path."""
         plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
 
         def call(inputs: list[Any]) -> Any:
@@ -135,6 +136,7 @@ class ObservedCall:
         return call
 
     def _by_sizes(self) -> BoxedCall:
+        """Steady for known combinations of sizes, observing for new ones."""
         plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
         sizes, programs = self.sizes, self.programs
 
@@ -169,9 +171,8 @@ class ObservedCall:
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
-            call = self._observable()
             recorder = Recorder(self.runtime.identities, key)
-            call = call(recorder)
+            call = self._observable()(recorder)
             names = [v.name for v in self.record.inputs]
             constants = self._constants()
         except Exception as error:
@@ -211,6 +212,9 @@ class ObservedCall:
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
+        """Calls with ``key`` are observed no more; they do what ``program`` says."""
+        if self.record.data_dependent is not None:
+            program = UNOBSERVED
         self.programs[key] = program
         self._clone = None if not self.sizes else self._clone
         if not self.sizes:

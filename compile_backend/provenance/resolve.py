@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from memprof.profiler.model import (
@@ -35,6 +36,18 @@ def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -
         original_aten=node.original_aten or origin.original_aten,
         evidence=evidence,
     )
+
+
+_UNBACKED = re.compile(r"\bu\d+\b")
+
+
+def data_dependent_sizes(artifact: Artifact) -> tuple[str, ...]:
+    """Size symbols whose value only the data decides (``u0`` of a ``nonzero``), sorted.
+
+    A graph with buffers of such sizes can allocate something else at every call.
+    """
+    found = {s for b in artifact.buffers.values() for s in _UNBACKED.findall(b.nbytes_expr)}
+    return tuple(sorted(found))
 
 
 def resolve_buffers(

@@ -16,7 +16,7 @@ from .aot_nodes import snapshot, tag_nodes
 from .artifact import Artifact
 from .generated_code import statements
 from .lowering import describe_lowerings
-from .resolve import resolve_buffers, resolve_nodes
+from .resolve import data_dependent_sizes, resolve_buffers, resolve_nodes
 
 
 class AttributeStage(CompileStage[Any]):
@@ -67,6 +67,9 @@ class AttributeStage(CompileStage[Any]):
             compiled, artifact = self._from_cache(compiled, key)
         self.record.statements = statements(getattr(compiled, "source_code", "") or "")
         self.record.nodes = resolve_nodes(artifact, self.aot_nodes)
+        symbols = data_dependent_sizes(artifact)
+        if symbols:
+            self.record.data_dependent = f"sizes depend on data: {', '.join(symbols)}"
         self.record.buffers = resolve_buffers(artifact, self.record.statements)
         return compiled
 

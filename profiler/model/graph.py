@@ -134,6 +134,8 @@ class GraphRecord:
         compile_ns: time Inductor took, nanoseconds.
         code_path: path of the generated module, None if there is none.
         unobservable: why no program can be observed, None if one can.
+        data_dependent: why a program holds for the observed call alone, None if it stands
+            for later calls too.
         calls: number of calls so far.
     """
 
@@ -153,6 +155,7 @@ class GraphRecord:
     compile_ns: int = 0
     code_path: str | None = None
     unobservable: str | None = None
+    data_dependent: str | None = None
     calls: int = 0
 
     @property

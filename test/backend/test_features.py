@@ -63,6 +63,24 @@ def test_feature_is_bitwise_equal_to_inductor(name: str) -> None:
             assert graph.programs
 
 
+def test_a_program_of_data_dependent_sizes_stands_for_no_other_call() -> None:
+    with memprof.profile() as session:
+        _run(FEATURES["unbacked_sizes"], "memprof")
+    profile = session.profile()
+    (graph,) = profile.graphs
+    assert graph.data_dependent == "sizes depend on data: u0"
+    assert profile.calls.program == [0, 0]
+    # GIVEN both observations are used up, a third call has no program
+    c = torch.compile(lambda x: torch.nonzero(x > 0).sum(), backend="memprof", fullgraph=True)
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        memprof.profile() as session,
+    ):
+        for n in range(1, 4):
+            c(torch.ones(8) * n)
+    assert session.profile().calls.program == [0, 0, -1]
+
+
 @pytest.mark.parametrize("name", ["static_shapes", "dynamic_automatic", "attention", "dropout"])
 def test_feature_again_from_a_warm_cache(name: str) -> None:
     # GIVEN a first run that filled Inductor's cache

@@ -146,6 +146,21 @@ def test_classification_of_sources(way: Any, expected: str) -> None:
     assert names.get(facts(classify(way, False, set())), "") == expected
 
 
+def test_elements_of_a_list_count_as_inputs() -> None:
+    """Compiled autograd passes its tensors in one list; AOTAutograd numbers what is inside."""
+    g = torch.fx.Graph()
+    g.placeholder("inputs")
+    g.placeholder("size")
+    g.output(())
+    parameter = torch.nn.Parameter(torch.ones(1))
+    found = dynamo_inputs(torch.fx.GraphModule({}, g), [[torch.ones(1), parameter], 3])
+    assert [(i.name, i.index, facts(i)) for i in found] == [
+        ("inputs_0", 0, ""),
+        ("inputs_1", 1, "is_parameter"),
+        ("size", 2, ""),
+    ]
+
+
 # --- graphs that say little ---------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench bench-profile doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -95,6 +95,9 @@ test-gpu: $(STAMP) ## tests that need a real CUDA device
 
 bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
+
+bench-profile: $(ENVIRONMENT) ## measure the data-flow memory profile beside torch's
+	$(PY) benchmarks/dataflow_speed.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

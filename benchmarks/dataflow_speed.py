@@ -1,0 +1,228 @@
+"""The data-flow memory profile beside torch's: time, memory, growth, compilation in the window.
+
+    make bench-profile
+
+Note [How the figures are made]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+*Time*: one training run is recorded; then torch's analysis and memprof's are run on that same
+recording by turns, several rounds, categories and timeline included, one thread. CPU time of the
+process is taken and the ratio is that of the medians. memprof's corrections are on.
+
+*Memory*: each analysis runs once more in a forked child, which reports how much its resident set
+grew at most, and how much of it is still there while it holds the result.
+
+*Growth*: recordings of the same training, longer and longer. memprof only: torch's would take a
+minute and ten gigabytes.
+
+*Compilation*: two training steps whose model compiles in the window, beside the same two steps of
+the compiled model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+from dataflow import models  # type: ignore[import-not-found]
+
+from memprof.profiler import profile_memory
+from memprof.profiler.dataflow.over_time import by_category
+
+
+def analyse_torch(prof: Any) -> Any:
+    profile = prof._memory_profile()
+    return profile, torch.profiler._memory_profiler.MemoryProfileTimeline(
+        profile
+    )._coalesce_timeline("cpu")
+
+
+def analyse_memprof(prof: Any) -> Any:
+    profile = profile_memory(prof)
+    return profile, by_category(profile, "cpu")
+
+
+def record(steps: int, backend: str | None = None, warmup: int = 1) -> Any:
+    """A recording of training steps of the transformer with Adam."""
+    torch.manual_seed(0)
+    case = models.transformer()
+    opt = models.optimizer("adam", case.model)
+    model = case.model
+    if backend is not None:
+        torch._dynamo.reset()
+        model = torch.compile(case.model, backend=backend)
+    models.train(case, opt, warmup, model)
+    with models.profiled() as prof:
+        models.train(case, opt, steps, model)
+    return prof
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+    gc.collect()
+    start = time.process_time()
+    result = work()
+    took = time.process_time() - start
+    del result
+    return took
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def added_memory(work: Callable[[], Any]) -> tuple[int, int]:
+    """(most, held at the end) bytes by which ``work`` grows the resident set, in a fork."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
+        before = _status("VmRSS")
+        result = work()
+        gc.collect()
+        figures = [_status("VmHWM") - before, _status("VmRSS") - before]
+        os.write(write, json.dumps(figures).encode())
+        del result
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    most, held = json.loads(text)
+    return most, held
+
+
+def side_by_side(steps: int, rounds: int) -> dict[str, Any]:
+    prof = record(steps)
+    contenders = {"torch": analyse_torch, "memprof": analyse_memprof}
+    # Memory first: later, analyses would reuse what earlier ones have left to the allocator.
+    memory = {n: added_memory(lambda work=w: work(prof)) for n, w in contenders.items()}  # type: ignore[misc]
+    times: dict[str, list[float]] = {n: [] for n in contenders}
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            times[name].append(cpu_seconds(lambda work=work: work(prof)))  # type: ignore[misc]
+    events = analyse_memprof(prof)[0].columns.events
+    out: dict[str, Any] = {"events": events, "steps": steps}
+    for name in contenders:
+        most, held = memory[name]
+        seconds = statistics.median(times[name])
+        out[name] = {
+            "seconds": seconds,
+            "us_per_event": seconds / events * 1e6,
+            "peak_bytes": most,
+            "held_bytes": held,
+            "bytes_per_event": most / events,
+        }
+    out["times_faster"] = out["torch"]["seconds"] / out["memprof"]["seconds"]
+    out["memory_ratio"] = out["torch"]["peak_bytes"] / max(out["memprof"]["peak_bytes"], 1)
+    return out
+
+
+def growth(targets: list[int], per_step: float) -> list[dict[str, float]]:
+    out = []
+    for target in targets:
+        prof = record(max(1, round(target / per_step)))
+        seconds = min(cpu_seconds(lambda: analyse_memprof(prof)) for _ in range(2))
+        events = analyse_memprof(prof)[0].columns.events
+        out.append({"events": events, "seconds": seconds, "us_per_event": seconds / events * 1e6})
+        del prof
+        gc.collect()
+    return out
+
+
+def compilation(backend: str, rounds: int) -> dict[str, Any]:
+    # The second window is of a model compiled before it; fresh caches do not matter, the
+    # frames of the compiler do.
+    cold = record(2, backend, warmup=0)
+    warm = record(2, backend, warmup=3)
+    out: dict[str, Any] = {"backend": backend}
+    for name, prof in (("cold", cold), ("warm", warm)):
+        seconds = statistics.median(
+            cpu_seconds(lambda: analyse_memprof(prof)) for _ in range(rounds)
+        )
+        columns = analyse_memprof(prof)[0].columns
+        out[name] = {
+            "seconds": seconds,
+            "events": columns.events,
+            "skipped_s": columns.skipped_ns / 1e9,
+        }
+    out["ratio"] = out["cold"]["seconds"] / out["warm"]["seconds"]
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=32, help="of the side-by-side recording")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--growth", type=int, nargs="*", default=[125_000, 250_000, 500_000, 1_000_000]
+    )
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console()
+
+    both = side_by_side(args.steps, args.rounds)
+    table = Table(title=f"analysis, timeline and coalescing of {both['events']:,} events")
+    for column in ("", "CPU s", "µs / event", "added memory at most", "held"):
+        table.add_column(column, justify="right")
+    for name in ("torch", "memprof"):
+        r = both[name]
+        table.add_row(
+            name,
+            f"{r['seconds']:.3f}",
+            f"{r['us_per_event']:.2f}",
+            f"{r['peak_bytes'] / 2**20:.1f} MiB",
+            f"{r['held_bytes'] / 2**20:.1f} MiB",
+        )
+    console.print(table)
+    console.print(
+        f"{both['times_faster']:.1f} times faster, 1/{both['memory_ratio']:.1f} of the memory"
+    )
+    rows = growth(args.growth, both["events"] / args.steps) if args.growth else []
+    for row in rows:
+        console.print(
+            f"{row['events']:>9,.0f} events: {row['seconds']:.2f} s, "
+            f"{row['us_per_event']:.2f} µs an event"
+        )
+    windows = [compilation(b, args.rounds) for b in ("inductor", "memprof")]
+    for w in windows:
+        console.print(
+            f"{w['backend']}: compilation in the window {w['cold']['seconds'] * 1e3:.0f} ms "
+            f"({w['cold']['events']:,} events, {w['cold']['skipped_s']:.1f} s skipped), without "
+            f"{w['warm']['seconds'] * 1e3:.0f} ms ({w['warm']['events']:,} events): "
+            f"{w['ratio']:.2f} times"
+        )
+    if args.json:
+        figures = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "side_by_side": both,
+            "growth": rows,
+            "compilation": windows,
+        }
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,9 @@ raise when called there, so that the package imports anywhere.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -213,7 +215,19 @@ def publish_current_stream() -> None:
 
 # ---- thread-local state that autograd carries to its own threads
 
-stash_in_tls: Callable[[str, Any], None] = _C._stash_obj_in_tls
+
+def stash_in_tls(key: str, value: object) -> None:
+    """Put ``value`` where autograd carries it to its threads.
+
+    Torch before 2.12 takes a reference that it was not given, and drops it when the entry is
+    replaced or its thread ends: it is given one here.
+    """
+    before = sys.getrefcount(value)
+    _C._stash_obj_in_tls(key, value)
+    if sys.getrefcount(value) == before:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
 get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls
 is_in_tls: Callable[[str], bool] = _C._is_key_in_tls
 

@@ -229,9 +229,9 @@ class CUDAGraphTreeManager:
                     except StillHeld as e:
                         self._node = node
                         self._state = _NONE if node is None else _EXECUTION
+                        child.replays -= 1
                         inputs[:] = e.inputs
-                        del e
-                        break
+                        continue
                     if function.mode is _FORWARD:
                         generations.pending_backward = True
                     elif function.mode is _BACKWARD:

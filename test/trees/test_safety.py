@@ -1,0 +1,225 @@
+"""Nothing that is live is overwritten in silence."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.settings import configure
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, live_blocks, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+
+def entries(kind: LedgerKind) -> list[str]:
+    return [e.reason for e in manager().entries() if e.kind is kind]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("view", [False, True])
+def test_an_output_of_a_former_step_raises(before: int, view: bool) -> None:
+    # GIVEN a function in any phase (to be warmed up, recorded, replayed for the first time, again)
+    f = graphed(
+        lambda x: [x + 1], [torch.ones(4, device="cuda")], stack_traces=["model.py:3 in forward"]
+    )
+    for _ in range(before):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    next_step()
+    (old,) = f([torch.ones(4, device="cuda")])
+    if view:
+        old = old[1:]
+    same(old + 0, torch.full((3 if view else 4,), 2.0))
+    # WHEN the next step has begun
+    next_step()
+    (new,) = f([torch.full((4,), 5.0, device="cuda")])
+    # THEN the old output says what happened, and the new one is right
+    with pytest.raises(RuntimeError, match=r"overwritten by a subsequent run") as e:
+        old + 1
+    same(new, torch.full((4,), 6.0))
+    text = str(e.value)
+    assert "output 0" in text
+    assert f"step {before + 1}" in text
+    assert f"step {before + 2}" in text
+    assert "model.py:3 in forward" in text
+    assert "Ways out: clone" in text
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_outputs_clone_keeps_every_value(before: int) -> None:
+    configure(outputs="clone")
+    f = graphed(lambda x: (x + 1, x * 2), [torch.ones(4, device="cuda")])
+    for _ in range(before):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    kept = []
+    for i in range(6):
+        next_step()
+        kept.append(f([torch.full((4,), float(i), device="cuda")]))
+    for i, (p, q) in enumerate(kept):
+        same(p, torch.full((4,), i + 1.0))
+        same(q, torch.full((4,), i * 2.0))
+    assert entries(LedgerKind.MOVED_OUT) or not entries(LedgerKind.INVALIDATED)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_an_output_that_is_the_next_steps_argument_is_used_with_its_value(before: int) -> None:
+    # GIVEN a recurrent cell: each step's output is the next one's input
+    f = graphed(lambda x, h: [x + h], [torch.ones(4, device="cuda")] * 2)
+    for _ in range(before):
+        next_step()
+        f([torch.ones(4, device="cuda"), torch.ones(4, device="cuda")])
+    h = torch.zeros(4, device="cuda")
+    for i in range(6):
+        next_step()
+        (h,) = f([torch.full((4,), float(i), device="cuda"), h])
+    same(h, torch.full((4,), 15.0))
+
+
+def test_a_pending_backward_holds_the_step() -> None:
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
+    g = graphed(lambda a, b: [a + b], [x, x], is_inference=False, is_backward=True)
+    for i in range(5):
+        # GIVEN two forwards, each an invocation of a compiled function of its own
+        next_step()
+        out1, saved1 = f([torch.full((4,), float(i), device="cuda")])
+        next_step()
+        out2, saved2 = f([torch.full((4,), float(10 * i), device="cuda")])
+        assert manager().running_forwards_with_pending_backwards
+        # THEN the first one's tensors are intact
+        same(out1, torch.full((4,), i + 1.0))
+        (grad2,) = g([out2, saved2])
+        (grad1,) = g([out1, saved1])
+        same(grad2, torch.full((4,), 20.0 * i + 3))
+        same(grad1, torch.full((4,), 2.0 * i + 3))
+        assert not manager().running_forwards_with_pending_backwards
+        del out1, saved1, out2, saved2, grad1, grad2
+
+
+def test_a_marked_step_ends_even_with_a_backward_pending() -> None:
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")], is_inference=False)
+    outs = []
+    for i in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        outs.append(f([torch.full((4,), float(i), device="cuda")])[0])
+    same(outs[-1], torch.full((4,), 4.0))
+    for old in outs[:-1]:
+        with pytest.raises(RuntimeError, match="overwritten"):
+            old.sum()
+
+
+def test_a_gradient_that_is_held_moves_out_of_the_pool() -> None:
+    x = torch.ones(4, device="cuda")
+    b = graphed(lambda x: [x * 2], [x], is_inference=False, is_backward=True)
+    p = torch.zeros(4, device="cuda", requires_grad=True)
+    f = graphed(lambda p, x: [p + x], [p, x], static=(0,), is_inference=False)
+    total = torch.zeros(4)
+    for i in range(8):
+        next_step()
+        with torch.no_grad():
+            f([p, torch.ones(4, device="cuda")])
+        (grad,) = b([torch.full((4,), float(i), device="cuda")])
+        # What autograd's AccumulateGrad does: the first gradient is stolen, others are added.
+        if p.grad is None:
+            p.grad = grad.detach()
+        else:
+            p.grad += grad
+        del grad
+        total += 2.0 * i
+    same(p.grad, total)
+    assert entries(LedgerKind.MOVED_OUT)
+
+
+def test_memory_of_an_output_in_a_cycle_is_reclaimed() -> None:
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    for _ in range(4):
+        next_step()
+        (out,) = f([torch.ones(4, device="cuda")])
+        cycle = [out]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        del out, cycle
+    gc.collect()
+    next_step()
+    f([torch.ones(4, device="cuda")])
+    gc.collect()
+    assert live_blocks() == 0
+
+
+def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
+    # GIVEN a recording of g in which its input dies
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    g = graphed(lambda y: [y * 2 + 1, y.sum()], [torch.ones(4, device="cuda")])
+
+    def run(i: float, hold: bool) -> None:
+        next_step()
+        (y,) = f([torch.full((4,), i, device="cuda")])
+        args = [y]
+        if not hold:
+            del y
+        z, _ = g(args)
+        same(z, torch.full((4,), (i + 1) * 2 + 1))
+        if hold:
+            same(y, torch.full((4,), i + 1))
+
+    for i in range(4):
+        run(float(i), hold=False)
+    (root,) = manager().get_roots()
+    ((child,),) = root.children.values()
+    assert child.expected_dead_indices_after_graph == [(0, 0)]
+    # WHEN the input is held
+    for i in range(4):
+        run(float(i), hold=True)
+    # THEN it is not overwritten: there is a second recording in which it lives
+    ((_, other),) = root.children.values()
+    assert other.expected_dead_indices_after_graph == []
+    run(7.0, hold=False)
+    assert root.num_descendants() == 2
+
+
+def test_stale_autograd_graphs_hold_nothing() -> None:
+    # GIVEN outputs that get a grad_fn after they were returned, as autograd.Function does
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
+
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, p: torch.Tensor) -> torch.Tensor:
+            out, saved = f([p.detach().clone()])
+            ctx.save_for_backward(saved)
+            return out
+
+        @staticmethod
+        def backward(ctx, g):  # type: ignore[no-untyped-def]
+            return g * ctx.saved_tensors[0]
+
+    p = torch.ones(4, device="cuda", requires_grad=True)
+    # WHEN steps are never followed by a backward, and nobody keeps their outputs
+    for _ in range(6):
+        next_step()
+        Compiled.apply(p)
+    # THEN each call starts from the root: what only the trees hold counts as dead
+    (root,) = manager().get_roots()
+    assert root.num_descendants() == 0
+    assert root.replays == 4
+
+
+def test_reset_in_the_middle_of_a_step() -> None:
+    from memprof.cudagraph_trees.container import reset_cudagraph_trees
+
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    g = graphed(lambda x: [x * 2], [torch.ones(4, device="cuda")])
+    for calls in range(1, 5):
+        for i in range(calls):
+            next_step()
+            (y,) = f([torch.full((4,), float(i), device="cuda")])
+        reset_cudagraph_trees()
+        # THEN outputs are valid, and functions go on working
+        (z,) = g([y])
+        same(y, torch.full((4,), float(calls)))
+        same(z, torch.full((4,), 2.0 * calls))
+        del y, z

@@ -54,9 +54,17 @@ class CarriedItem:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Outputs of a unit that the same other units have as inputs."""
+    """Outputs of a unit that the same other units have as inputs.
+
+    Attributes:
+        consumers: these units.
+        accumulates: gradients: autograd adds what the producer makes when it is called again
+            to what it made before, which lives on.
+        items: the outputs.
+    """
 
     consumers: frozenset[int]
+    accumulates: bool
     items: tuple[CarriedItem, ...]
 
 
@@ -221,13 +229,16 @@ def _link(units: list[Unit]) -> None:
             if s.category not in PERSISTENT and not _is_saved(u.graph, s):
                 takers.setdefault(s.identity, set()).add(u.id)
         u.sources = sources
-    bundles: dict[tuple[int, frozenset[int]], list[CarriedItem]] = {}
+    bundles: dict[tuple[int, frozenset[int], bool], list[CarriedItem]] = {}
     for identity, consumers in takers.items():
         maker, live = makers[identity]
         item = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
-        bundles.setdefault((maker.id, frozenset(consumers)), []).append(item)
-    for (id, group), items in bundles.items():
-        units[id].bundles += (Bundle(group, tuple(items)),)
+        gradient = (
+            live.storage.category is Category.GRADIENT and maker.graph.kind is GraphKind.BACKWARD
+        )
+        bundles.setdefault((maker.id, frozenset(consumers), gradient), []).append(item)
+    for (id, group, gradient), items in bundles.items():
+        units[id].bundles += (Bundle(group, gradient, tuple(items)),)
     _share(units)
 
 

@@ -27,7 +27,8 @@ waiting, and a persistent identity exists once.
 
 Everything carried is a lower bound. What is **not seen**: tensors that eager code makes
 or keeps outside compiled calls (an eager loss, gradients between a backward and an eager
-optimizer, outputs the user keeps, data batches between calls); the saved memory of a
+optimizer, gradients summed in ``.grad`` over several backwards where the observed backward was
+not the first, outputs the user keeps, data batches between calls); the saved memory of a
 forward whose backward is not in the log, once that forward has returned (we cannot know
 when the user dropped it); temporaries of a call that runs at the same time on another
 thread (a call meets what calls that returned before it left behind); parameters other

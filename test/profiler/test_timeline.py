@@ -103,6 +103,16 @@ def test_gradient_is_handed_on_to_the_optimizer() -> None:
     assert (gradient.graph, gradient.hold) == (1, Hold.CALL)
 
 
+def test_gradients_accumulate() -> None:
+    profile = training()
+    profile.calls = calls(*[(0, 0), (1, 0)] * 2, (2, 0))
+    timeline = Timeline(profile)
+    # The second backward makes its own gradient, which is then added to the first one.
+    assert ("buf1", "handed_on", 4) in names(timeline, 3, 3)
+    assert ("buf1", "call", 4) in names(timeline, 3, 3)
+    assert [between for *_, between in mib(profile)] == [15, 10, 19, 10, 10]
+
+
 def test_no_gradient_is_handed_on_to_an_optimizer_that_is_not_called() -> None:
     profile = training()
     profile.calls = calls((2, 0), (0, 0), (1, 0), (0, 0), (1, 0))
@@ -385,6 +395,8 @@ def plain_entry_and_peak(profile: Profile, k: int) -> tuple[int, int]:
         )
         following = next((c for c in range(call + 1, len(log)) if log[c] == log[call]), len(log))
         for s in made:
+            if s.category is Category.GRADIENT:  # added to, not replaced
+                following = len(log)
             takers = {
                 (g.id, q)
                 for g in profile.graphs

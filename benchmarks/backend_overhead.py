@@ -94,12 +94,13 @@ def main() -> None:
             for work, build in works.items():
                 console.print(f"steady state: {work} ...", style="dim")
                 steady += measure_steady(work, build, args.rounds)
+                write(args.out, steady, compiles, args)
     if args.only != "steady":
         for name in args.models:
             console.print(f"compile time: {name} ...", style="dim")
             compiles += measure_compile(name, args.compile_rounds)
+            write(args.out, steady, compiles, args)
     show(console, steady, compiles)
-    write(args.out, steady, compiles, args)
     console.print(f"written to {args.out}")
 
 
@@ -346,7 +347,7 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("steady", "compile"), help="one half of it")
-    parser.add_argument("--models", nargs="+", choices=tuple(zoo.MODELS), default=MODELS)
+    parser.add_argument("--models", nargs="*", choices=tuple(zoo.MODELS), default=MODELS)
     parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks (200)")
     parser.add_argument("--compile-rounds", type=int, default=3, help="processes each (3)")
     parser.add_argument(

@@ -118,18 +118,63 @@ clear_cublas_workspaces: Callable[[], None] = _bind("_cuda_clearCublasWorkspaces
 history_enabled: Callable[[], bool] = _bind("_cuda_isHistoryEnabled")
 
 
+def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
+    """Finish what a capture that failed to begin or to end has left undone.
+
+    Until 2.11, ``CUDAGraph`` tells the allocator and the generators that a capture has ended
+    only after ending it has succeeded: without this, the allocator defers frees for ever,
+    and drawing a random number on the device raises. Later versions do it themselves, in
+    the graph's destructor, and doing it twice aborts the process.
+
+    Returns:
+        Whether the device's generator has a new state: recordings that draw random numbers
+        still have the former one.
+    """
+    if torch_version() >= (2, 12):
+        return False
+    try:
+        end_allocate_to_pool(device, pool)
+    except RuntimeError:  # the allocator was told
+        pass
+    else:
+        release_pool(device, pool)
+    generator = torch.cuda.default_generators[device]
+    try:
+        torch.rand(1, device=torch.device("cuda", device), generator=generator)
+    except RuntimeError:  # "Offset increment outside graph capture"
+        fresh = torch.Generator(torch.device("cuda", device))
+        fresh.manual_seed(generator.initial_seed())
+        with contextlib.suppress(RuntimeError):
+            fresh.set_state(generator.get_state())
+        generator.graphsafe_set_state(fresh)
+        return True
+    return False
+
+
+def torch_version() -> tuple[int, int]:
+    """``(major, minor)``."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """Segments of the caching allocator, of one pool or all.
 
     Asking for a pool by name is also cheaper, where this torch can.
     """
-    if pool is not None:
+    wanted: tuple[int, int] = (0, 0) if pool is None else pool
+    # Torch 2.12 and later can leave out the history of allocations, which is the slow part.
+    for argument in ((*wanted, False), wanted, None):
+        if pool is None and argument == wanted:
+            continue
         try:
-            segments = _C._cuda_memorySnapshot(pool)["segments"]
+            segments = _C._cuda_memorySnapshot(argument)["segments"]
+            break
         except TypeError:
-            segments = _C._cuda_memorySnapshot(None)["segments"]
-        return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
-    return _C._cuda_memorySnapshot(None)["segments"]  # type: ignore[no-any-return]
+            continue
+    if pool is None:
+        return segments  # type: ignore[no-any-return]
+    return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
 
 
 @contextlib.contextmanager

@@ -64,6 +64,12 @@ class GraphedFunction:
             return self._plainly(inputs)
         if not self._warned:
             self._warned = compat.warn_many_shapes(runners, key)
+        try:
+            get_container(self._options["device_index"]).get_tree_manager()
+        except Exception as e:
+            # Making a pool takes memory and a capture; without one there are no graphs yet.
+            compat.log.warning("no pool for CUDA graphs: %s: %s", type(e).__name__, e)
+            return self._plainly(inputs)
         checked = tuple(compat.alignment_checked_inputs(inputs, self._static))
         static = tuple(compat.aligned_static_inputs(inputs, self._static))
         compat.align_inputs(inputs, checked)
@@ -132,6 +138,7 @@ def cudagraphify(
     key: tuple[int, ...] = (),
     record: Any = None,
     partition: int | None = None,
+    graph_outputs: tuple[int | None, ...] | None = None,
     **unused: Any,
 ) -> tuple[Runner, list[Output]]:
     """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
@@ -154,6 +161,7 @@ def cudagraphify(
         key: the integers among ``inputs``.
         record: ``profiler.model.GraphRecord`` of the graph, for messages and the ledger.
         partition: number of the partition, None if ``model`` is the whole graph.
+        graph_outputs: for each output of a partition, which output of the graph it is.
         **unused: what other versions of torch pass and these trees take from
             ``torch._inductor.config`` when it matters.
 
@@ -186,6 +194,7 @@ def cudagraphify(
         key=key,
         record=record,
         partition=partition,
+        graph_outputs=graph_outputs,
         alignment_checked=alignment_checked,
     )
     container.add_strong_reference(runner)

@@ -15,8 +15,10 @@ def output_origin(function: Function, index: int) -> str:
     """Where an output comes from, as far as is known: FX node, source line, module."""
     parts = []
     record = function.record
-    if record is not None and function.partition is None and index < len(record.outputs):
-        value = record.outputs[index]
+    mapping = function.graph_outputs
+    at = index if mapping is None else mapping[index] if index < len(mapping) else None
+    if record is not None and at is not None and at < len(record.outputs):
+        value = record.outputs[at]
         node = record.nodes.get(value.name)
         parts.append(f"FX node {value.name}")
         frame = value.frame or (node.frame.location if node and node.frame else None)

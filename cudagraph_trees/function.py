@@ -59,6 +59,8 @@ class Function:
         alignment_checked: inputs that the code takes for aligned and that may not be.
         loose: inputs that are not static.
         partition: number of this partition of the graph, None if it has only one.
+        graph_outputs: for each output, which output of the whole graph it is, None for what
+            only another partition reads. None where the function is the whole graph.
     """
 
     id: FunctionID
@@ -75,6 +77,7 @@ class Function:
     key: tuple[int, ...] = ()
     record: GraphRecord | None = None
     partition: int | None = None
+    graph_outputs: tuple[int | None, ...] | None = None
     alignment_checked: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     label: str = field(default="")

@@ -25,6 +25,9 @@ from .device.protocol import Input, Model, Output
 from .entry import cudagraphify, cudagraphify_impl
 
 
+OnWrap = Callable[[dict[str, Any]], None]
+
+
 def _mark_warmup_incomplete() -> None:
     """Ask for another warm-up of the function that is being warmed up now, if one is."""
     for manager in all_managers():
@@ -32,7 +35,7 @@ def _mark_warmup_incomplete() -> None:
 
 
 def _wrap_for_inductor(
-    model: Model, static_input_idxs: Sequence[int] = (), **options: Any
+    model: Model, static_input_idxs: Sequence[int], options: dict[str, Any]
 ) -> Callable[[list[Input]], list[Output]]:
     """In the place of ``compile_fx.cudagraphify``, with one layer less."""
     options.setdefault("compile_id", compat.current_compile_id())
@@ -57,16 +60,16 @@ class InductorTrees:
     """These trees in the place of torch's, from construction to ``undo()`` or the end of a
     ``with`` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wrap: OnWrap | None = None) -> None:
         self._saved: list[tuple[object, str, object]] = []
+        self._on_wrap = on_wrap
         for module, names in self._replacements().items():
             for name, ours in names.items():
                 if hasattr(module, name):
                     self._saved.append((module, name, getattr(module, name)))
                     setattr(module, name, ours)
 
-    @staticmethod
-    def _replacements() -> dict[Any, dict[str, object]]:
+    def _replacements(self) -> dict[Any, dict[str, object]]:
         import torch._inductor.compile_fx as compile_fx
         import torch._inductor.cudagraph_trees as trees
 
@@ -81,7 +84,7 @@ class InductorTrees:
                 ),
                 "mark_warmup_incomplete": _mark_warmup_incomplete,
             },
-            compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify)},
+            compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify, self._on_wrap)},
         }
         # Binds the name when it is imported.
         optimizer = sys.modules.get("torch._dynamo.variables.optimizer")
@@ -107,12 +110,14 @@ class InductorTrees:
         self.undo()
 
 
-def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _inductor_entry(theirs: Callable[..., Any], on_wrap: OnWrap | None) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def entry(model: Model, static_input_idxs: Sequence[int] = (), **options: Any) -> Any:
         if not compat.triton_config.cudagraph_trees:
             return theirs(model, static_input_idxs, **options)
-        return _wrap_for_inductor(model, static_input_idxs, **options)
+        if on_wrap is not None:
+            on_wrap(options)
+        return _wrap_for_inductor(model, static_input_idxs, options)
 
     return entry
 
@@ -122,11 +127,15 @@ def _reset_both(theirs: Callable[[], None]) -> None:
     theirs()
 
 
-def use_in_inductor() -> InductorTrees:
+def use_in_inductor(on_wrap: OnWrap | None = None) -> InductorTrees:
     """Make ``torch.compile(mode="reduce-overhead")`` use these trees.
 
     Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
     its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it
     is called.
+
+    Args:
+        on_wrap: called with the keyword arguments of each function that is wrapped, which it
+            may complete (``record``, ``partition``, …) until the function is first called.
     """
-    return InductorTrees()
+    return InductorTrees(on_wrap)

@@ -99,7 +99,7 @@ class CUDAGraphTreeManager:
         self.settings = settings if settings is not None else current_settings()
         with capture_lock:
             self.pool = device.create_pool(self.settings.pool_initial)
-        self.ledger = TreeLedger(str(device.device), self.pool.reserved_bytes)
+        self.ledger = TreeLedger(str(device.device), lambda: self.pool.reserved_bytes())
         self.roots: dict[FunctionID, list[CUDAGraphNode]] = defaultdict(list)
         self.ids_to_funcs: dict[FunctionID, Function] = {}
         self.warmed_up_functions: set[FunctionID] = set()
@@ -149,6 +149,7 @@ class CUDAGraphTreeManager:
         key: tuple[int, ...] = (),
         record: GraphRecord | None = None,
         partition: int | None = None,
+        graph_outputs: tuple[int | None, ...] | None = None,
         alignment_checked: Sequence[int] = (),
     ) -> tuple[Callable[[list[Input]], list[Output]], list[Output]]:
         """Wrap a function and call it for the first time.
@@ -171,6 +172,7 @@ class CUDAGraphTreeManager:
             key,
             record,
             partition,
+            graph_outputs,
             tuple(alignment_checked),
         )
         function.loose = tuple(i for i in range(len(inputs)) if i not in function.static_input_idxs)
@@ -423,6 +425,8 @@ class CUDAGraphTreeManager:
             error.add_note(f"memprof: {e}") if hasattr(error, "add_note") else None
             raise error from None
         self.note(LedgerKind.TREE_FAILURE, function, reason)
+        if self.pool.damaged:
+            self._start_over("a failed capture left the device's generator with another state")
         compat.log.warning(
             "%s of %s failed; it runs without a graph. %s: %s",
             what,
@@ -431,6 +435,24 @@ class CUDAGraphTreeManager:
             error,
         )
         return self._run_plainly(function, inputs, reason, note=False)
+
+    def _start_over(self, reason: str) -> None:
+        """Drop all recordings and take a new pool.
+
+        The allocator's books must be right: outputs of the current path own their blocks in
+        the old pool and stay valid for as long as they are held.
+        """
+        for node in list(self.nodes()):
+            self.note(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.id.id)
+            self.ledger.retire(node)
+            node.release()
+        self.roots.clear()
+        self._roots.clear()
+        self.current_node = None
+        for by_place in (self._skipped, self._rerecorded, self._churn, self._demoted):
+            by_place.clear()
+        self.pool.release()
+        self.pool = self.device.create_pool(self.settings.pool_initial)
 
     def _run_plainly(
         self, function: Function, inputs: list[Input], reason: str, *, note: bool = True

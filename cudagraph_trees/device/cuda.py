@@ -55,21 +55,27 @@ class CudaPool:
             self.stream = torch.cuda.Stream()
             self.stream.wait_stream(torch.cuda.current_stream())
             self.handle: tuple[int, int] = torch.cuda.graph_pool_handle()
+            self.damaged = False
             # The allocator keeps a pool for as long as a graph that was captured into it.
             self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-            with (
-                warnings.catch_warnings(),
-                torch.cuda.graph(
-                    self._keep_alive,
-                    pool=self.handle,
-                    stream=self.stream,
-                    capture_error_mode="thread_local",
-                ),
-            ):
-                warnings.simplefilter("ignore")  # "the graph is empty"
-                if initial_bytes:
-                    # Freed at once; the segment stays in the pool.
-                    torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
+            caller, rng = torch.cuda.current_stream(), compat.rng_state(self.device)
+            try:
+                self._capture_nothing(self._keep_alive, initial_bytes)
+            except BaseException:
+                self._end_failed_capture(self._keep_alive, caller, rng)
+                raise
+
+    def _capture_nothing(self, graph: torch.cuda.CUDAGraph, initial_bytes: int) -> None:
+        with (
+            warnings.catch_warnings(),
+            torch.cuda.graph(
+                graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
+            ),
+        ):
+            warnings.simplefilter("ignore")  # "the graph is empty"
+            if initial_bytes:
+                # Freed at once; the segment stays in the pool.
+                torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:
@@ -101,8 +107,9 @@ class CudaPool:
             with compat.preserve_rng_state():
                 return CudaCapturedRun(None, self.warm_up(function, inputs))
         graph = torch.cuda.CUDAGraph()
+        caller = torch.cuda.current_stream(self.device)
+        rng, host_rng = compat.rng_state(self.device), torch.get_rng_state()
         with (
-            compat.preserve_rng_state(),
             torch.cuda.device(self.index),
             compat.fresh_cublas_workspaces(),
         ):
@@ -115,22 +122,22 @@ class CudaPool:
                     with compat.control_flow_capture():
                         outputs = function.model(inputs)
             except BaseException:
-                self._end_failed_capture(graph)
+                self._end_failed_capture(graph, caller, rng)
                 raise
+        compat.set_rng_state(rng, self.device)
+        torch.set_rng_state(host_rng)
         if not isinstance(outputs, (list, tuple)):
             outputs = (outputs,)
         return CudaCapturedRun(graph, list(outputs))
 
-    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Put the allocator back if torch left it thinking that a capture goes on.
-
-        ``CUDAGraph::capture_end`` tells the allocator last: if ending the capture fails,
-        nobody does, and every later allocation of the stream would go to the pool.
-        """
-        # "not recording to this pool" is what it says when there is nothing to end.
-        with contextlib.suppress(RuntimeError):
-            compat.end_allocate_to_pool(self.index, self.handle)
-            compat.release_pool(self.index, self.handle)
+    def _end_failed_capture(
+        self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream, rng: torch.Tensor
+    ) -> None:
+        """Put streams, allocator and generator back after a capture that failed."""
+        torch.cuda.set_stream(caller)
+        if compat.end_failed_capture(self.index, self.handle):
+            torch.cuda.set_rng_state(rng, self.device)
+            self.damaged = True
         with contextlib.suppress(RuntimeError):
             graph.reset()
 

@@ -173,10 +173,13 @@ class Pool(Protocol):
         device: which one it lies on.
         handle: the allocator's own name for it: on CUDA a pair of integers, as
             ``torch.cuda.graph_pool_handle()`` gives.
+        damaged: a failed capture has left the device in a state in which older captured
+            runs must not be replayed. The manager drops them and takes a new pool.
     """
 
     device: torch.device
     handle: Any
+    damaged: bool
 
     def allocating(self) -> AbstractContextManager[None]:
         """Within it, allocations of the calling thread come out of this pool.

@@ -21,14 +21,17 @@ the compiled model.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
 import platform
+import select
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,45 +82,57 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return took
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
+def _anonymous(pid: int | str) -> int:
+    """Resident bytes of a process that no file backs."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
+    raise RuntimeError(f"/proc/{pid}/status has no RssAnon")
 
 
 def added_memory(work: Callable[[], Any]) -> tuple[int, int]:
-    """(most, held at the end) bytes by which ``work`` grows the resident set, in a fork."""
+    """(most, held at the end) bytes by which ``work`` grows the resident set, in a fork.
+
+    The parent samples the child every millisecond. Pages of libraries, which a fork maps
+    anew as it touches them, do not count.
+    """
+    begin_read, begin_write = os.pipe()
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(read)
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # forget the high-water mark
-        before = _status("VmRSS")
+        # What the recording has freed would otherwise be used again without being counted.
+        ctypes.CDLL(None).malloc_trim(0)
+        before = _anonymous("self")
+        os.write(begin_write, b".")
         result = work()
         gc.collect()
-        figures = [_status("VmHWM") - before, _status("VmRSS") - before]
-        os.write(write, json.dumps(figures).encode())
+        os.write(write, json.dumps([before, _anonymous("self") - before]).encode())
         del result
         os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
+    os.read(begin_read, 1)
+    most = 0
+    while not select.select([read], [], [], 0.001)[0]:
+        most = max(most, _anonymous(pid))
+    before, held = json.loads(os.read(read, 1000))
     os.waitpid(pid, 0)
-    most, held = json.loads(text)
-    return most, held
+    for fd in (begin_read, begin_write, read, write):
+        os.close(fd)
+    return max(most - before, held), held
 
 
 def side_by_side(steps: int, rounds: int) -> dict[str, Any]:
-    prof = record(steps)
     contenders = {"torch": analyse_torch, "memprof": analyse_memprof}
+    small = record(1)
+    for work in contenders.values():  # imports and caches
+        work(small)
+    prof = record(steps)
     # Memory first: later, analyses would reuse what earlier ones have left to the allocator.
-    memory = {n: added_memory(lambda work=w: work(prof)) for n, w in contenders.items()}  # type: ignore[misc]
+    memory = {n: added_memory(partial(w, prof)) for n, w in contenders.items()}
     times: dict[str, list[float]] = {n: [] for n in contenders}
     for _ in range(rounds):
         for name, work in contenders.items():
-            times[name].append(cpu_seconds(lambda work=work: work(prof)))  # type: ignore[misc]
+            times[name].append(cpu_seconds(partial(work, prof)))
     events = analyse_memprof(prof)[0].columns.events
     out: dict[str, Any] = {"events": events, "steps": steps}
     for name in contenders:
@@ -139,7 +154,7 @@ def growth(targets: list[int], per_step: float) -> list[dict[str, float]]:
     out = []
     for target in targets:
         prof = record(max(1, round(target / per_step)))
-        seconds = min(cpu_seconds(lambda: analyse_memprof(prof)) for _ in range(2))
+        seconds = min(cpu_seconds(partial(analyse_memprof, prof)) for _ in range(2))
         events = analyse_memprof(prof)[0].columns.events
         out.append({"events": events, "seconds": seconds, "us_per_event": seconds / events * 1e6})
         del prof
@@ -155,7 +170,7 @@ def compilation(backend: str, rounds: int) -> dict[str, Any]:
     out: dict[str, Any] = {"backend": backend}
     for name, prof in (("cold", cold), ("warm", warm)):
         seconds = statistics.median(
-            cpu_seconds(lambda: analyse_memprof(prof)) for _ in range(rounds)
+            cpu_seconds(partial(analyse_memprof, prof)) for _ in range(rounds)
         )
         columns = analyse_memprof(prof)[0].columns
         out[name] = {

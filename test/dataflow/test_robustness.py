@@ -1,0 +1,264 @@
+"""Traces that are cut off, odd or contradictory: no assertion, sensible output."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import memprof.profiler as ours
+from memprof.profiler.dataflow import peak_report, profile_memory
+from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.graph import InvalidDataFlow
+from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.timeline import Action
+
+from .fake_trace import Event, OutOfMemory, Result, Tensor, alloc, fakes, node, op  # noqa: F401
+from .models import mlp, optimizer, profiled, train
+
+
+def entries(profile: ours.DataFlowProfile) -> list[tuple[str, int, int]]:
+    t = profile.timeline
+    return [
+        (Action(a).name, int(k), int(n))
+        for a, k, n in zip(t.action.tolist(), t.key.tolist(), t.size.tolist(), strict=True)
+    ]
+
+
+def test_an_empty_trace() -> None:
+    with profiled() as prof:
+        pass
+    profile = profile_memory(prof)
+    assert len(profile.graph) == 0
+    assert profile.devices == []
+    with pytest.raises(ValueError, match="no memory events"):
+        peak_report(profile, "cpu")
+
+
+def test_what_is_no_result_is_named() -> None:
+    with pytest.raises(TypeError, match="a dict is not a profiler result"):
+        profile_memory({})
+    prof = profiled()
+    with pytest.raises(ValueError, match="leave its `with` block"):
+        profile_memory(prof)
+    with torch.profiler.profile(profile_memory=True) as prof:
+        pass
+    with pytest.raises(ValueError, match="without record_shapes=True, with_stack=True"):
+        profile_memory(prof)
+
+
+def test_an_unknown_device_is_answered_with_the_known() -> None:
+    with profiled() as prof:
+        torch.ones(3)
+    with pytest.raises(ValueError, match=r"nothing in this trace is on 'cuda:7'; it has \['cpu'\]"):
+        peak_report(profile_memory(prof), "cuda:7")
+
+
+def test_a_trace_that_begins_in_the_backward() -> None:
+    case = mlp()
+    opt = optimizer("adam", case.model)
+    train(case, opt, 1)
+    loss = case.loss(case.model, case.batch())
+    with profiled() as prof:
+        loss.backward()
+        opt.step()
+    profile = profile_memory(prof, modules=case.model, optimizers=opt)
+    report = peak_report(profile, "cpu")
+    assert sum(s.bytes for s in report.categories) == report.bytes > 0
+    parameters = sum(p.nbytes for p in case.model.parameters())
+    assert {s.name: s.bytes for s in report.categories}["parameter"] == parameters
+
+
+def test_a_trace_that_ends_in_the_forward() -> None:
+    case = mlp()
+    x = case.batch()
+    with profiled() as prof:
+        loss = case.loss(case.model, x)
+    report = peak_report(profile_memory(prof), "cpu")
+    # THEN what the forward leaves behind is activations, and the batch an input
+    by_name = {s.name: s.bytes for s in report.categories}
+    assert by_name["activation"] >= 16 * (128 + 64 + 10) * 4
+    assert by_name["input"] == x.nbytes
+    assert by_name["parameter"] == sum(p.nbytes for p in case.model.parameters())
+    del loss
+
+
+def test_forward_only_without_gradients() -> None:
+    case = mlp()
+    with torch.no_grad(), profiled() as prof:
+        case.model(case.batch())
+    report = peak_report(profile_memory(prof), "cpu")
+    by_name = {s.name: s.bytes for s in report.categories}
+    assert by_name["parameter"] == sum(p.nbytes for p in case.model.parameters())
+    assert "unknown" not in by_name
+
+
+def test_zero_size_tensors() -> None:
+    empty = torch.empty(0, 5)
+    with profiled() as prof:
+        torch.cat([empty, torch.ones(2, 5)]) + torch.empty(0, 5).sum()
+    profile = profile_memory(prof)
+    assert peak_report(profile, "cpu").bytes < 1000
+    assert (profile.storages.size >= 0).all()
+
+
+def test_freed_before_and_after_the_trace() -> None:
+    before = torch.ones(1024)
+    with profiled() as prof:
+        before.add_(1)
+        kept = before * 2
+        del before
+    profile = profile_memory(prof)
+    report = peak_report(profile, "cpu")
+    assert report.bytes >= 8192
+    table = by_category(profile, "cpu")
+    assert (table.bytes >= 0).all()
+    # The CPU allocator does not report the release of what it did not see allocated, so
+    # `before` stays to the end.
+    assert int(table.bytes[-1].sum()) == kept.nbytes + 4096
+
+
+def test_operators_without_a_schema_and_ranges() -> None:
+    with (
+        profiled() as prof,
+        torch.profiler.record_function("not::an operator"),
+        torch.profiler.record_function("aten::no_such_operator"),
+    ):
+        y = torch.ones(64) + 1
+    profile = profile_memory(prof)
+    names = [profile.columns.names[i] for i in profile.columns.leaves.name.tolist() if i >= 0]
+    assert names == ["aten::ones", "aten::add"]
+    del y
+
+
+def test_several_threads() -> None:
+    def work() -> None:
+        case = mlp()
+        train(case, optimizer("adam", case.model), 1)
+
+    with profiled(
+        experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    ) as prof:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for t in threads:
+            t.start()
+        work()
+        for t in threads:
+            t.join()
+    profile = profile_memory(prof)
+    assert len({thread for _, thread in profile.columns.threads}) >= 2
+    assert (by_category(profile, "cpu").bytes.sum(axis=1) >= 0).all()
+
+
+@pytest.mark.usefixtures("fakes")
+class TestContradictions:
+    def test_a_double_free_is_a_problem_not_an_error(self) -> None:
+        profile = profile_memory(
+            Result(
+                op("aten::empty", [], alloc(64, 16, 1, 1)),
+                op("aten::relu", [Tensor(1, 1, 64)], alloc(64, -16, 1, 1), alloc(64, -16, 1, 1)),
+            )
+        )
+        assert [p.kind for p in profile.graph.problems] == ["double_free"]
+        with pytest.raises(InvalidDataFlow, match="tensor id 1 and allocation 1 is released twice"):
+            profile.graph.validate()
+        assert entries(profile)[0] == ("CREATE", 0, 16)
+
+    def test_written_to_before_it_is_allocated(self) -> None:
+        t = Tensor(1, 1, 64)
+        profile = profile_memory(Result(op("aten::zero_", [t]), alloc(64, 16, 1, 1)))
+        assert [p.kind for p in profile.graph.problems] == ["version_mismatch"]
+        assert len(profile.timeline) == 2
+
+    def test_allocated_twice_under_one_name(self) -> None:
+        profile = profile_memory(Result(alloc(64, 16, 1, 1), alloc(64, 16, 1, 1)))
+        assert [p.kind for p in profile.graph.problems] == ["duplicate_version"]
+
+    def test_several_devices_with_a_caching_allocator(self) -> None:
+        # GIVEN one storage on each of three devices, the largest on the second GPU
+        profile = profile_memory(
+            Result(
+                alloc(64, 16, 1, 1),
+                alloc(64, 512, 2, 2, "cuda:0"),
+                alloc(64, 1024, 3, 3, "cuda:1"),
+                alloc(64, -512, 2, 2, "cuda:0"),
+            )
+        )
+        assert profile.devices == ["cpu", "cuda:0", "cuda:1"]
+        peaks = {d: peak_report(profile, d) for d in profile.devices}
+        assert {d: r.bytes for d, r in peaks.items()} == {"cpu": 16, "cuda:0": 512, "cuda:1": 1024}
+        # THEN what the allocator says of itself is reported, where there is one
+        assert peaks["cpu"].allocator_reserved is None
+        assert peaks["cuda:1"].allocator_reserved == 4096
+        assert peaks["cuda:1"].allocator_allocated == 1000
+
+    def test_storages_without_a_tensor(self) -> None:
+        # GIVEN scratch within an operator, a release without an allocation, and an address
+        # allocated twice
+        profile = profile_memory(
+            Result(
+                op(
+                    "aten::mm",
+                    [Tensor(8, 8, 8), Tensor(9, 9, 9)],
+                    alloc(64, 100),
+                    alloc(64, -100),
+                ),
+                alloc(128, -50),
+                alloc(192, 10),
+                alloc(192, 20),
+            )
+        )
+        assert entries(profile) == [
+            ("PREEXISTING", -1, 50),
+            ("PREEXISTING", 0, 16),
+            ("PREEXISTING", 1, 16),
+            ("CREATE", -1, 100),
+            ("DESTROY", -1, 100),
+            ("DESTROY", -1, 50),
+            ("CREATE", -1, 10),
+            ("INCREMENT_VERSION", -1, 20),
+        ]
+        assert Category(int(profile.corrected.of_block[0])) is Category.TEMPORARY
+        report = peak_report(profile, "cpu")
+        assert sum(report.unknown.values()) == 50 + 2 * 16
+
+    def test_addresses_and_threads_of_64_bits(self) -> None:
+        profile = profile_memory(Result(alloc((1 << 63) + 5, 16, 1, 1, thread=(1 << 64) - 1)))
+        assert int(profile.columns.keys.ptr[0]) % (1 << 64) == (1 << 63) + 5
+
+    def test_out_of_memory_is_noted(self) -> None:
+        profile = profile_memory(Result(Event(OutOfMemory(), start=7)))
+        assert profile.columns.out_of_memory == [7]
+
+    def test_a_million_events_take_time_in_proportion(self) -> None:
+        import time
+
+        def seconds(n: int) -> float:
+            roots = []
+            for i in range(n):
+                t = Tensor(i, i, 64)
+                roots.append(op("aten::relu_", [t], alloc(64, 16, i, i), start=3 * i))
+                roots.append(alloc(64, -16, i, i, start=3 * i + 1))
+            start = time.process_time()
+            profile = profile_memory(Result(*roots))
+            assert profile.columns.events == 3 * n
+            return time.process_time() - start
+
+        seconds(1000)
+        small, large = seconds(10_000), seconds(80_000)
+        assert large / small < 8 * 2
+
+    def test_a_node_of_the_backward_is_a_leaf(self) -> None:
+        g = Tensor(1, 1, 64)
+        profile = profile_memory(
+            Result(
+                node(
+                    "torch::autograd::AccumulateGrad",
+                    [g],
+                    op("aten::detach", [g]),
+                )
+            )
+        )
+        assert profile.graph.backward.tolist() == [True]
+        assert profile.category(0, 0) is Category.GRADIENT

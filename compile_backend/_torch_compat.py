@@ -246,6 +246,22 @@ def generated_globals(compiled: Any) -> dict[str, Any] | None:
     return None
 
 
+def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:
+    """For each partition, and each of its outputs: which output of the graph it is.
+
+    Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
+    first stands for all, since they are the same tensor. No partitions: an empty list.
+    """
+    found = []
+    for partition in getattr(compiled, "partition_maps", None) or ():
+        outputs = [
+            (o[0] if o else None) if isinstance(o, (list, tuple)) else o
+            for o in partition.output_index_mapping
+        ]
+        found.append(tuple(outputs))
+    return found
+
+
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:

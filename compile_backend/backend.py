@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _torch_compat
+from .graphs import runs_on_cuda
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
 from .options import split_options
@@ -44,14 +45,15 @@ def memprof(
     """
     own, inductor = split_options(options, mode)
     RUNTIME.options.update(own.non_default())
-    # Graph trees are memprof's own; torch's must not wrap as well.
-    inductor["triton.cudagraphs"] = False
+    # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
+    graphs = own.graphs is not False and runs_on_cuda(gm, example_inputs)
+    inductor["triton.cudagraphs"] = graphs
     try:
         sources = dynamo_inputs(gm, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
         sources = None
-    inner = InnerCompile(own, sources, RUNTIME)
+    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs)
     return _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
 
 

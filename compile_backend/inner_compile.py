@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
+from .graphs import GraphsStage
 from .metadata.codec import to_builtins
 from .metadata.compile_state import CompileConfig, CompileState
 from .metadata.dynamo_input import DynamoInput
@@ -40,6 +41,7 @@ class InnerCompile:
         options: memprof's.
         dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
         runtime: where graphs are recorded.
+        graphs: whether CUDA code is to run in graph trees.
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class InnerCompile:
         options: Options,
         dynamo_inputs: tuple[DynamoInput, ...] | None,
         runtime: Runtime,
+        *,
+        graphs: bool = False,
     ) -> None:
         self.options = options
         self.dynamo_inputs = dynamo_inputs
         self.runtime = runtime
+        self.graphs = graphs
         self._forward: ForwardDescription | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
 
@@ -62,6 +67,7 @@ class InnerCompile:
         The signature of torch's ``compile_fx_inner`` grows from version to version;
         what is not named here is passed on.
         """
+        box = kwargs.get("cudagraphs")
         kwargs["cudagraphs"] = _torch_compat.no_cudagraphs()
 
         def compile_plainly(state: CompileState | None = None) -> Any:
@@ -75,7 +81,12 @@ class InnerCompile:
                 self._forward_nodes if state.kind is GraphKind.BACKWARD else None,
                 compile_plainly,
             )
-            stages = [ObserveStage(graph, self.runtime, self.options), attribute]
+            stages: list[CompileStage[Any]] = [
+                ObserveStage(graph, self.runtime, self._observation()),
+                attribute,
+            ]
+            if self.graphs:
+                stages.append(GraphsStage(graph.record, self.runtime.ledger, kwargs, box))
         except Exception as error:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
@@ -103,6 +114,12 @@ class InnerCompile:
         except Exception as error:
             self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
         return compiled
+
+    def _observation(self) -> Options:
+        """With graph trees one observed call is enough: their warm-up is the second."""
+        if not self.graphs:
+            return self.options
+        return dataclasses.replace(self.options, observe_runs=min(self.options.observe_runs, 1))
 
     def _begin(
         self, gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]

@@ -33,12 +33,15 @@ class Options:
             Two by default, because a first call can allocate what later ones do not
             (packed weights, handles of libraries). 0 turns observation off: memory is
             then known by graph and line only as far as the generated code tells.
+        graphs: run compiled code in graph trees: CUDA graphs on a GPU. None, the default,
+            is on where compiled code runs on CUDA, as with ``mode="reduce-overhead"``.
         max_programs: how many combinations of sizes are observed per graph; calls with
             further ones are counted as unobserved.
     """
 
     observe_runs: int = 2
     max_programs: int = 64
+    graphs: bool | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

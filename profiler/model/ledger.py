@@ -15,6 +15,8 @@ class LedgerKind(str, Enum):
     """Compiled again, past a cache, because the cached artifact had no provenance."""
     OBSERVED = "observed"
     NOT_OBSERVED = "not_observed"
+    NOT_GRAPHED = "not_graphed"
+    """Compiled code that runs on a GPU and that no CUDA graph holds."""
     FALLBACK = "fallback"
     """memprof failed inside and the plain Inductor callable runs in its place."""
     RESET = "reset"

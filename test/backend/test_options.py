@@ -31,6 +31,7 @@ def test_mode_comes_first_and_options_override_it() -> None:
         ({"observe_runs": "2"}, "option 'observe_runs' must be int, but is '2' (str)"),
         ({"observe_runs": True}, "option 'observe_runs' must be int, but is True (bool)"),
         ({"observe_runs": -1}, "option 'observe_runs' is -1; it must be 0 or more"),
+        ({"graphs": "yes"}, "option 'graphs' must be bool or NoneType, but is 'yes' (str)"),
         ({"max_autotune": "yes"}, "option 'max_autotune' must be bool, but is 'yes' (str)"),
     ],
 )

@@ -1,4 +1,7 @@
-"""On real models memprof knows where the bytes are from, and how many there are."""
+"""On real models memprof knows where the bytes are from, and how many there are.
+
+The figures are printed: ``make pytest ARGS='test/acceptance/test_models_attribution.py -rP'``.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,11 @@ def test_forward_and_backward_are_observed(measured: Measured) -> None:
 def test_bytes_are_attributed_to_a_node_and_a_source(measured: Measured) -> None:
     for graph, program, _ in measured.calls:
         to_node, to_source, missing = _attributed(graph, program)
+        all_bytes = program.allocated_bytes
+        print(
+            f"{graph.label}: allocates {all_bytes}, "
+            f"to a node {to_node / all_bytes:.2%}, to a source {to_source / all_bytes:.2%}"
+        )
         assert to_node >= 0.99 * program.allocated_bytes, (graph.label, missing)
         assert to_source >= 0.99 * program.allocated_bytes, (graph.label, missing)
 
@@ -84,6 +92,10 @@ def test_peak_is_the_allocators(measured: Measured) -> None:
     for graph, program, truth in measured.calls:
         external = sum(s.nbytes for s in program.storages if s.origin is Origin.EXTERNAL)
         peak = program.peak()[1]
+        print(
+            f"{graph.label}: above the inputs {peak - program.entry_bytes}, "
+            f"by the allocator {truth.peak_delta}"
+        )
         # Above the entry of the call, which is where an error would show ...
         assert peak - program.entry_bytes == pytest.approx(truth.peak_delta, rel=0.01), graph.label
         # ... and with the inputs, which alone must be exact.

@@ -68,7 +68,7 @@ class GraphedFunction:
             get_container(self._options["device_index"]).get_tree_manager()
         except Exception as e:
             # Making a pool takes memory and a capture; without one there are no graphs yet.
-            compat.log.warning("no pool for CUDA graphs: %s: %s", type(e).__name__, e)
+            compat.log.warning("no pool for CUDA graphs: %s: %s", type(e).__name__, str(e))
             return self._plainly(inputs)
         checked = tuple(compat.alignment_checked_inputs(inputs, self._static))
         static = tuple(compat.aligned_static_inputs(inputs, self._static))

@@ -24,7 +24,6 @@ from .container import (
 from .device.protocol import Input, Model, Output
 from .entry import cudagraphify, cudagraphify_impl
 
-
 OnWrap = Callable[[dict[str, Any]], None]
 
 

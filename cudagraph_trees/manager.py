@@ -432,7 +432,8 @@ class CUDAGraphTreeManager:
             what,
             function.label,
             type(error).__name__,
-            error,
+            # Not the exception: a log record lives on, and with it the frames of the failure.
+            str(error),
         )
         return self._run_plainly(function, inputs, reason, note=False)
 

@@ -96,7 +96,7 @@ def _tries(buffers: Sequence[Lifetime]) -> Iterator[list[int]]:
 
 _ROUNDS = 100
 _EFFORT = 10_000_000
-"""Rounds × buffers² at most, about a second."""
+"""Rounds times buffers squared at most; about a second."""
 
 _Order = Callable[[Sequence[Lifetime]], Callable[[int], tuple[int, ...]]]
 

@@ -1,0 +1,193 @@
+"""Every allocator, capture and instantiate call fails in turn: right answers, nothing leaked."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, live_blocks, manager, next_step, no_manager, pool_segments, same
+
+pytestmark = pytest.mark.simgpu
+
+N = 1 << 19
+CAPTURE_INVALIDATED = 901
+OUT_OF_MEMORY = 2
+
+
+def program() -> tuple[ExecutionState | None, bool]:
+    """Two functions, six steps, values checked throughout.
+
+    Returns:
+        The state at the end, and whether the ledger tells of a failure.
+    """
+    w = torch.ones(N, device="cuda")
+    f = graphed(lambda w, x: [w * x + 1, torch.relu(w * x) * 3], [w, w], static=(0,))
+    g = graphed(lambda a, b: [a - b, a * 2], [w, w])
+    for i in range(6):
+        next_step()
+        a, b = f([w, torch.full((N,), float(i), device="cuda")])
+        c, d = g([a, b])
+        del a, b
+        same(c[:1], torch.full((1,), i + 1.0 - 3 * i))
+        same(d[:1], torch.full((1,), 2.0 * (i + 1)))
+        del c, d
+        assert torch.rand(1, device="cuda").shape == (1,)
+    if no_manager():
+        return None, False
+    failed = any(e.kind is LedgerKind.TREE_FAILURE for e in manager().entries())
+    return manager().path_state, failed
+
+
+def clean() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize(
+    ("api", "error"),
+    [
+        ("cudaMalloc", OUT_OF_MEMORY),
+        ("cudaStreamBeginCapture", CAPTURE_INVALIDATED),
+        ("cudaStreamEndCapture", CAPTURE_INVALIDATED),
+        ("cudaGraphInstantiateWithFlags", OUT_OF_MEMORY),
+    ],
+)
+def test_each_call_fails_in_turn(api: str, error: int) -> None:
+    import simgpu
+
+    # GIVEN how often the program makes the call
+    reset_cudagraph_trees()
+    clean()
+    program()
+    reset_cudagraph_trees()
+    clean()
+    before = simgpu.calls(api)
+    program()
+    calls = simgpu.calls(api) - before
+    assert calls > 0
+    told = 0
+    for k in range(calls):
+        reset_cudagraph_trees()
+        clean()
+        # WHEN one of them fails
+        simgpu.fail(api, k, error)
+        state, failed = program()
+        simgpu.fail(api, 1 << 40, error)
+        # THEN the answers were right (``program`` looks), it was replaying at the end, and
+        assert state is ExecutionState.EXECUTION
+        told += failed
+        # nothing is left on the device
+        reset_cudagraph_trees()
+        clean()
+        assert simgpu.active_captures() == 0
+        assert live_blocks() == 0
+        assert pool_segments() == []
+        assert simgpu.live(simgpu.EXECS) == 0
+        assert simgpu.live(simgpu.GRAPHS) == 0
+        assert torch.cuda.memory_allocated() == 0
+    # The allocator itself may try again, having emptied its cache.
+    assert told > 0 or api == "cudaMalloc"
+
+
+def test_an_operation_that_cannot_be_captured() -> None:
+    # GIVEN a function that waits for the device, which a capture forbids
+    runs = []
+
+    def foo(x: torch.Tensor) -> list[torch.Tensor]:
+        runs.append(1)
+        torch.cuda.synchronize()
+        return [x + 1]
+
+    f = graphed(foo, [torch.ones(4, device="cuda")])
+    for i in range(6):
+        next_step()
+        (y,) = f([torch.full((4,), float(i), device="cuda")])
+        same(y, torch.full((4,), i + 1.0))
+        del y
+    # THEN it ran without a graph each time, and after two attempts no more are made
+    failures = [e for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
+    assert sum(e.count for e in failures) == 2
+    skips = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
+    assert sum(e.count for e in skips) == 3
+    assert list(manager().get_roots()) == []
+
+
+def test_a_failure_below_a_replayed_node_leaves_its_outputs_alone() -> None:
+    f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
+
+    def bad(x: torch.Tensor) -> list[torch.Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            y = x * 3  # a block that the failed run must not leave behind
+            raise NotImplementedError(f"not while capturing, {y.shape}")
+        return [x * 3]
+
+    g = graphed(bad, [torch.ones(4, device="cuda")])
+    for i in range(6):
+        next_step()
+        a, b = f([torch.full((4,), float(i), device="cuda")])
+        (c,) = g([a])
+        same(a, torch.full((4,), i + 1.0))
+        same(b, torch.full((4,), i + 2.0))
+        same(c, torch.full((4,), 3.0 * (i + 1)))
+        del a, b, c
+    assert live_blocks() == 0
+
+
+def test_the_programs_own_error_reaches_the_user() -> None:
+    def foo(x: torch.Tensor) -> list[torch.Tensor]:
+        raise KeyError("mine")
+
+    f = graphed(foo, [torch.ones(4, device="cuda")])
+    for _ in range(4):
+        next_step()
+        with pytest.raises(KeyError, match="mine"):
+            f([torch.ones(4, device="cuda")])
+
+
+def test_a_failed_warm_up_does_not_write_twice() -> None:
+    # GIVEN a function that adds to a buffer and fails afterwards, the first time
+    buffer = torch.zeros(4, device="cuda")
+    failed = []
+
+    def foo(b: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        b.add_(x)
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("out of something")
+        return [b + 1]
+
+    f = graphed(foo, [buffer, buffer], static=(0,), mutated_input_idxs=(0,))
+    for i in range(5):
+        next_step()
+        (y,) = f([buffer, torch.ones(4, device="cuda")])
+        same(buffer, torch.full((4,), i + 1.0))
+        same(y, torch.full((4,), i + 2.0))
+        del y
+
+
+def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
+    # GIVEN a function that keeps a tensor of the pool in a global, say a cache
+    kept = []
+
+    def foo(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        if torch.cuda.is_current_stream_capturing():
+            kept.append(y)
+        return [y * 2]
+
+    f = graphed(foo, [torch.ones(4, device="cuda")])
+    for i in range(5):
+        next_step()
+        (y,) = f([torch.full((4,), float(i), device="cuda")])
+        same(y, torch.full((4,), 2.0 * (i + 1)))
+        del y
+    # THEN the function runs without a graph, and the ledger says what is wrong
+    reasons = [e.reason for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
+    assert any("not tracked as outputs" in r for r in reasons)
+    kept.clear()

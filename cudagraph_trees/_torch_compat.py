@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import torch
 
 _C: Any = torch._C
+_dynamo_guards: Any = torch._C._dynamo.guards
+_dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
 

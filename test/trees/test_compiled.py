@@ -1,0 +1,284 @@
+"""Plain ``torch.compile(mode="reduce-overhead")`` on these trees, against eager on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.profiler.model import LedgerKind
+
+from .support import VALUES, manager, same
+
+pytestmark = pytest.mark.simgpu
+
+
+@pytest.fixture(autouse=True)
+def _ours() -> Iterator[None]:
+    with use_in_inductor(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Net(torch.nn.Module):
+    def __init__(self, graph_break: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(16, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.drop = torch.nn.Dropout(dropout)
+        self.b = torch.nn.Linear(32, 8)
+        self.graph_break = graph_break
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(torch.relu(self.norm(self.a(x))))
+        if self.graph_break:
+            torch._dynamo.graph_break()
+        return self.b(y).square().mean()
+
+
+def pair(**options: object) -> tuple[Net, Net]:
+    """The same model on the CPU and on the device."""
+    torch.manual_seed(0)
+    model = Net(**options)  # type: ignore[arg-type]
+    return copy.deepcopy(model), model.cuda()
+
+
+def recordings_after(step_3: list[int]) -> int:
+    return len(list(manager().nodes())) - step_3[0]
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("graph_break", [False, True], ids=["whole", "broken"])
+def test_training(graph_break: bool, micro_batches: int, marks: bool) -> None:
+    reference, model = pair(graph_break=graph_break)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (reference, model)]
+    compiled = torch.compile(model, mode="reduce-overhead")
+    recorded = []
+    for i in range(10):
+        if marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        for _ in range(micro_batches):
+            x = torch.randn(4, 16)
+            expected = reference(x)
+            expected.backward()
+            loss = compiled(x.cuda())
+            loss.backward()
+            same(loss, expected)
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            same(p.grad, q.grad)
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+        if i >= 3:
+            recorded.append(len(list(manager().nodes())))
+    # Pure replay: no recording after step 3.
+    assert len(set(recorded)) == 1
+    assert manager().path_state is ExecutionState.EXECUTION
+
+
+def test_dynamic_batch_sizes() -> None:
+    reference, model = pair()
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=True)
+    for n in (4, 5, 4, 6, 5, 4, 6, 6, 5, 4):
+        x = torch.randn(n, 16)
+        loss = compiled(x.cuda())
+        loss.backward()
+        expected = reference(x)
+        expected.backward()
+        same(loss, expected)
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            same(p.grad, q.grad)
+
+
+@pytest.mark.skipif(not VALUES, reason="nothing is computed")
+def test_dropout_differs_from_replay_to_replay_and_repeats_with_its_seed() -> None:
+    drop = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.25), mode="reduce-overhead")
+    x = torch.ones(4096, device="cuda")
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        out = []
+        for _ in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            out.append(drop(x).cpu())
+        return out
+
+    run()  # warm-up and recording
+    first, second = run(), run()
+    assert len({tuple(o.nonzero().flatten().tolist()) for o in first}) == 6
+    same(first, second)
+    for o in first:
+        assert 0.2 < (o == 0).float().mean().item() < 0.3
+        same(o[o != 0], torch.full_like(o[o != 0], 1 / 0.75))
+
+
+def test_inference_loop_that_keeps_every_output_is_told() -> None:
+    f = torch.compile(lambda x: x * 2, mode="reduce-overhead")
+    outs = [f(torch.full((4,), float(i), device="cuda")) for i in range(6)]
+    same(outs[-1], torch.full((4,), 10.0))
+    for i, o in enumerate(outs[:-1]):
+        with pytest.raises(RuntimeError, match=rf"made in step {i + 1} .*step {i + 2}, which"):
+            o.sum()
+
+
+def test_one_functions_output_is_the_next_ones_input() -> None:
+    # Two invocations of torch.compile, so two steps to torch; without a mark torch's trees
+    # raise here.
+    f = torch.compile(lambda x: x * 2, mode="reduce-overhead")
+    g = torch.compile(lambda x: x + 1, mode="reduce-overhead")
+    for i in range(6):
+        same(g(f(torch.full((4,), float(i), device="cuda"))), torch.full((4,), 2.0 * i + 1))
+
+
+def test_a_compiled_optimizer() -> None:
+    reference, model = pair()
+    theirs = torch.optim.Adam(reference.parameters(), lr=0.01)
+    ours = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), capturable=True)
+    compiled = torch.compile(model, mode="reduce-overhead")
+    update = torch.compile(ours.step, mode="reduce-overhead")
+    for _ in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(4, 16)
+        reference(x).backward()
+        compiled(x.cuda()).backward()
+        theirs.step()
+        update()
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            same(p, q)
+        theirs.zero_grad()
+        ours.zero_grad()
+
+
+def test_buffers_that_are_written_to() -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(8)
+    reference = copy.deepcopy(norm)
+    norm = norm.cuda()
+    compiled = torch.compile(norm, mode="reduce-overhead")
+    for _ in range(5):
+        x = torch.randn(16, 8)
+        same(compiled(x.cuda()), reference(x))
+        same(norm.running_mean, reference.running_mean)
+        same(norm.running_var, reference.running_var)
+
+
+def test_writing_to_an_input_runs_without_a_graph() -> None:
+    from torch._dynamo.utils import counters
+
+    def foo(x: torch.Tensor) -> torch.Tensor:
+        x.add_(2)
+        return x * 1.5
+
+    f = torch.compile(foo, mode="reduce-overhead")
+    counters.clear()
+    for _ in range(4):
+        x = torch.ones(4, device="cuda")
+        same(f(x), torch.full((4,), 4.5))
+        same(x, torch.full((4,), 3.0))
+    assert list(manager().get_roots()) == []
+    assert counters["inductor"]["cudagraph_skips"] == 1
+    (skip,) = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
+    assert skip.count == 4
+
+
+def test_writing_to_a_graphs_output_is_graphed() -> None:
+    f = torch.compile(lambda x: x + 1, mode="reduce-overhead")
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(3)
+        return x + 1
+
+    g = torch.compile(write, mode="reduce-overhead")
+    for i in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        y = f(torch.full((4,), float(i), device="cuda"))
+        z = g(y)
+        same(y, torch.full((4,), 3.0 * (i + 1)))
+        same(z, torch.full((4,), 3.0 * (i + 1) + 1))
+    assert manager().path_state is ExecutionState.EXECUTION
+
+
+def test_other_parameters_are_another_recording_and_come_back() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).cuda()
+    compiled = torch.compile(model, mode="reduce-overhead")
+    first, second = model.weight, torch.nn.Parameter(torch.randn(8, 8, device="cuda"))
+    x = torch.randn(2, 8, device="cuda")
+    with torch.no_grad():
+        for weight in (first, second, first, second):
+            model.weight = weight
+            for _ in range(4):
+                same(compiled(x), x @ weight.T + model.bias)
+    assert len(list(manager().get_roots())) == 2
+
+
+def test_unsafe_operators_between_partitions() -> None:
+    def foo(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = (y.cpu() + 1).cuda()  # leaves the device
+        return z * y
+
+    f = torch.compile(foo, mode="reduce-overhead")
+    with torch._inductor.config.patch(graph_partition=True):
+        for i in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.full((4,), float(i), device="cuda")
+            same(f(x), torch.full((4,), (2.0 * i + 1) * 2 * i))
+    nodes = list(manager().nodes())
+    assert len(nodes) == 2
+    assert nodes[1].parent is nodes[0]
+
+
+def test_views_expanded_and_misaligned_inputs() -> None:
+    f = torch.compile(lambda x, y: (x + y).sum(0), mode="reduce-overhead", dynamic=False)
+    for i in range(5):
+        x = torch.full((1, 64), float(i), device="cuda").expand(4, 64)
+        y = torch.arange(257.0, device="cuda")[1:].view(4, 64)
+        same(f(x, y), (x.cpu() + y.cpu()).sum(0))
+
+
+def test_outputs_that_are_aliases() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 8, device="cuda"))
+
+    def foo(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return y, y[2:], y.T, weight.T, weight[1:3], torch.zeros(0, device="cuda"), x[0:0]
+
+    f = torch.compile(foo, mode="reduce-overhead")
+    with torch.no_grad():
+        for i in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.full((8, 8), float(i), device="cuda")
+            out = f(x)
+            expected = foo(x)
+            same(list(out), list(expected))
+            storages = [o.untyped_storage()._cdata for o in out]
+            assert storages[0] == storages[1] == storages[2]
+            assert storages[3] == storages[4] == weight.untyped_storage()._cdata
+
+
+def test_nothing_is_left_after_reset() -> None:
+    _, model = pair(graph_break=True)
+    compiled = torch.compile(model, mode="reduce-overhead")
+    for _ in range(5):
+        compiled(torch.randn(4, 16, device="cuda")).backward()
+    model.zero_grad()
+    torch._dynamo.reset()
+    reset_cudagraph_trees()
+    del compiled, model
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert all_managers() == []
+    import simgpu
+
+    assert simgpu.live(simgpu.EXECS) == 0
+    assert simgpu.live(simgpu.GRAPHS) == 0
+    assert torch.cuda.memory_allocated() == 0

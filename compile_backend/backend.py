@@ -11,7 +11,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from . import _torch_compat
+from memprof.cudagraph_trees.container import reset_cudagraph_trees
+
+from . import _torch_compat, graphs_cpu
 from .graphs import runs_on_cuda
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
@@ -58,8 +60,10 @@ def memprof(
 
 
 def reset() -> None:
-    """Called by ``torch._dynamo.reset()``."""
+    """Called by ``torch._dynamo.reset()``: forget graphs, and drop the trees' recordings."""
     RUNTIME.reset()
+    graphs_cpu.reset()
+    reset_cudagraph_trees()
 
 
 memprof.reset = reset  # type: ignore[attr-defined]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch._C import _profiler as _kineto
 
-TorchOp: type = _kineto._ExtraFields_TorchOp
-Allocation: type = _kineto._ExtraFields_Allocation
-PyCall: type = _kineto._ExtraFields_PyCall
-PyCCall: type = _kineto._ExtraFields_PyCCall
-OutOfMemory: type = _kineto._ExtraFields_OutOfMemory
-TensorMetadata: type = _kineto._TensorMetadata
+TorchOp: Any = _kineto._ExtraFields_TorchOp
+Allocation: Any = _kineto._ExtraFields_Allocation
+PyCall: Any = _kineto._ExtraFields_PyCall
+PyCCall: Any = _kineto._ExtraFields_PyCCall
+OutOfMemory: Any = _kineto._ExtraFields_OutOfMemory
+TensorMetadata: Any = _kineto._TensorMetadata
 RecordScope: Any = _kineto.RecordScope
 BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
 

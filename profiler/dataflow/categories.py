@@ -18,6 +18,7 @@ graph of ids, a breadth-first search.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import Enum
 
@@ -111,12 +112,12 @@ class _Deduction:
         seen[self.id_of_value[self.reads[source[self.reads]]]] = True
 
         reading = self.id_of_value[self.reads]
-        readers = np.repeat(np.arange(len(self.graph)), np.diff(self.read_bounds))
+        readers = np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
         order = np.argsort(reading, kind="stable")
-        readers_of = readers[order].tolist()
-        starts = np.searchsorted(reading[order], np.arange(len(seen) + 1)).tolist()
-        made = self.id_of_value[self.makes].tolist()
-        bounds = self.make_bounds.tolist()
+        readers_of = memoryview(readers[order])
+        starts = memoryview(np.searchsorted(reading[order], np.arange(len(seen) + 1)))
+        del reading, readers, order
+        made, bounds = memoryview(self.id_of_value[self.makes]), memoryview(self.make_bounds)
 
         todo = np.flatnonzero(seen).tolist()
         done = bytearray(seen.tobytes())
@@ -137,11 +138,11 @@ class _Deduction:
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
-        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
-        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
+        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
+        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
         for node in range(len(self.graph) - 1, -1, -1):
-            touched = reads[read_bounds[node] : read_bounds[node + 1]]
-            touched += makes[make_bounds[node] : make_bounds[node + 1]]
+            touched = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
+            touched += makes[make_bounds[node] : make_bounds[node + 1]].tolist()
             for value in touched:
                 if contributes[value]:
                     for other in touched:
@@ -162,17 +163,17 @@ class _Deduction:
         category = self.current()
         gradient = set(np.flatnonzero(category == GRADIENT).tolist())
         forward = set(np.flatnonzero(category == INPUT).tolist())
-        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
-        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
+        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
+        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
         candidate = bytearray(len(category))
-        backward = self.graph.backward.tolist()
+        backward = self.graph.backward.tobytes()
         for node in range(len(self.graph)):
             if backward[node]:
                 continue
-            read = reads[read_bounds[node] : read_bounds[node + 1]]
+            read = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
             if forward.isdisjoint(read):
                 continue
-            made = makes[make_bounds[node] : make_bounds[node + 1]]
+            made = makes[make_bounds[node] : make_bounds[node + 1]].tolist()
             if not (gradient.isdisjoint(read) and gradient.isdisjoint(made)):
                 continue
             forward.update(made)
@@ -198,12 +199,12 @@ class _Deduction:
     def activations(self) -> None:
         """Flood forward from the inputs."""
         category = bytearray(self.current().tobytes())
-        reads, read_bounds = self.reads.tolist(), self.read_bounds.tolist()
-        makes, make_bounds = self.makes.tolist(), self.make_bounds.tolist()
-        backward = self.graph.backward.tolist()
+        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
+        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
+        backward = self.graph.backward.tobytes()
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
-        found = []
+        found = array("i")
         for node in range(len(self.graph)):
             if backward[node]:
                 continue
@@ -213,20 +214,20 @@ class _Deduction:
                     found.append(v)
                     if not category[v]:
                         category[v] = ACTIVATION
-        self.set_default(np.asarray(found, np.int64), ACTIVATION)
+        self.set_default(np.asarray(found), ACTIVATION)
 
     def autograd_detail(self) -> None:
         """What the backward makes anew, or from what is unknown."""
         category = bytearray(self.current().tobytes())
         makes = self.makes[np.repeat(self.graph.backward, np.diff(self.make_bounds))]
-        found = []
-        version = self.graph.value_version[makes].tolist()
-        for value, number in zip(makes.tolist(), version, strict=True):
+        found = array("i")
+        version = memoryview(self.graph.value_version[makes])
+        for value, number in zip(memoryview(makes), version, strict=True):
             if number == 0 or category[value - 1] in (UNKNOWN, AUTOGRAD_DETAIL):
                 found.append(value)
                 if not category[value]:
                     category[value] = AUTOGRAD_DETAIL
-        self.set_default(np.asarray(found, np.int64), AUTOGRAD_DETAIL)
+        self.set_default(np.asarray(found), AUTOGRAD_DETAIL)
 
     def run(self) -> Categories:
         columns, graph = self.columns, self.graph
@@ -250,7 +251,7 @@ class _Deduction:
 
 def _bounds(chosen: Bools, bounds: Ints) -> Ints:
     """Bounds of the chosen edges of each node, from those of all its edges."""
-    return np.concatenate([[0], np.cumsum(chosen)])[bounds]
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(chosen, dtype=np.int32)])[bounds]
 
 
 def deduce(columns: EventColumns, graph: Graph, given: Bytes | None = None) -> Categories:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[Any]
+"""Rows and counts are of 32 bits, times, addresses and sizes of 64."""
 Bytes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
@@ -247,8 +248,13 @@ class EventColumns:
         return sum(getattr(t, name).nbytes for t in tables for name in type(t).__dataclass_fields__)
 
 
-def frozen(values: Any, dtype: Any = np.int64) -> npt.NDArray[Any]:
-    """``values`` as a read-only array."""
+def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
+    """``values`` as a read-only array; an ``array.array`` is not copied."""
     out = np.asarray(values, dtype=dtype)
     out.flags.writeable = False
     return out
+
+
+def rows(values: Any) -> Ints:
+    """``values`` as a read-only column of row numbers or counts."""
+    return frozen(values, np.int32)

@@ -350,7 +350,7 @@ def _inputs(
         if graph is not None and graph.kind is GraphKind.BACKWARD:
             graph = None
         if graph is None or len(graph.inputs) != len(function.keys):
-            roles = [(Role.UNKNOWN, None)] * len(function.keys)
+            roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
         else:
             roles = [(v.role, v.fqn) for v in graph.inputs]
         for key, (role, name) in zip(function.keys, roles, strict=True):

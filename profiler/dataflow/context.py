@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen
+from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen, rows
 from .graph import Graph
 
 PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
@@ -62,7 +62,7 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
     backward = backward | (_at(scopes.backward.astype(np.int64), scope) > FORWARD)
     optimizer = _optimizer_steps(columns)
     inside = (module >= 0) & (_at(scopes.start, module) >= _at(scopes.start, optimizer))
-    optimizer = np.where(backward | inside, -1, optimizer)
+    optimizer = np.where(backward | inside, np.int32(-1), optimizer)
 
     by_sequence = _module_of_backward(columns, nearest_module)
     if len(allocations):
@@ -79,7 +79,7 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
         optimizer=frozen(optimizer),
         module=frozen(module),
         compiled=frozen(compiled),
-        step=frozen(np.searchsorted(ends, allocations.start, side="left")),
+        step=rows(np.searchsorted(ends, allocations.start, side="left")),
         steps=frozen(ends),
     )
 
@@ -87,8 +87,8 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
 def _at(column: Ints, rows: Ints) -> Ints:
     """``column[rows]``, -1 where ``rows`` is -1."""
     if not len(column):
-        return np.full(len(rows), -1, np.int64)
-    return np.where(rows >= 0, column[rows], -1)
+        return np.full(len(rows), -1, np.int32)
+    return np.where(rows >= 0, column[rows], column.dtype.type(-1))
 
 
 def _ancestors(columns: EventColumns) -> tuple[Ints, Ints]:
@@ -104,7 +104,7 @@ def _ancestors(columns: EventColumns) -> tuple[Ints, Ints]:
         if around < 0 and kind in (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE):
             around = row
         compiled.append(around)
-    return np.asarray(module, np.int64), np.asarray(compiled, np.int64)
+    return np.asarray(module, np.int32), np.asarray(compiled, np.int32)
 
 
 def _optimizer_steps(columns: EventColumns) -> Ints:
@@ -114,7 +114,7 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
     allocates is mostly not the optimizer's.
     """
     scopes, allocations, leaves = columns.scopes, columns.allocations, columns.leaves
-    out = np.full(len(allocations), -1, np.int64)
+    out = np.full(len(allocations), -1, np.int32)
     rows = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
     if not len(rows) or not len(allocations):
         return out
@@ -140,7 +140,7 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
 def _module_of_backward(columns: EventColumns, nearest_module: Ints) -> Ints:
     """Of every leaf in the backward: the module row of the forward operator."""
     leaves = columns.leaves
-    out = np.full(len(leaves), -1, np.int64)
+    out = np.full(len(leaves), -1, np.int32)
     forward = np.flatnonzero((leaves.backward == FORWARD) & (leaves.sequence >= 0))
     forward = forward[np.argsort(leaves.start[forward], kind="stable")]
     # A number that does not grow was recorded with gradients off, or is another thread's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,8 @@ def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
         ImportError: pyarrow is not installed.
     """
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        pa = import_module("pyarrow")
+        pq = import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError(
             "writing Parquet needs pyarrow: pip install 'memprof[parquet]', or export to JSON"

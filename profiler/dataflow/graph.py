@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import NODE, Bools, Bytes, EventColumns, Ints, frozen
+from .columns import NODE, Bools, Bytes, EventColumns, Ints, frozen, rows
 from .schema import AMBIGUOUS, READ, WRITTEN
 
 FREED, ALLOCATED = 8, 16
@@ -92,17 +92,17 @@ class Graph:
     @property
     def allocates(self) -> Bools:
         """Edges that make their storage."""
-        return (self.flags & ALLOCATED) != 0
+        return np.asarray((self.flags & ALLOCATED) != 0)
 
     @property
     def frees(self) -> Bools:
         """Edges that release their storage."""
-        return (self.flags & FREED) != 0
+        return np.asarray((self.flags & FREED) != 0)
 
     @property
     def intermediate(self) -> Bools:
         """Edges whose storage lives only in their node."""
-        return (self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED
+        return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
     def validate(self) -> None:
         """Check that this is a graph without cycles and with one creator a value.
@@ -117,39 +117,12 @@ class Graph:
 
 def build_graph(columns: EventColumns) -> Graph:
     """The data-flow graph of a trace. Contradictions end up in ``problems``."""
-    leaves, uses, allocations, keys = (
-        columns.leaves,
-        columns.uses,
-        columns.allocations,
-        columns.keys,
-    )
-    order = np.argsort(leaves.start, kind="stable")
-    node_of = np.empty(len(leaves), np.int64)
-    node_of[order] = np.arange(len(leaves))
-
-    named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0))
-    node = np.concatenate([node_of[uses.leaf], node_of[allocations.leaf[named]]])
-    key = np.concatenate([uses.key, allocations.key[named]])
-    effect = np.concatenate(
-        [uses.effect, np.where(allocations.size[named] > 0, ALLOCATED, FREED).astype(np.uint8)]
-    )
-    by_rank = np.empty(len(keys), np.int64)
-    by_rank[keys.rank] = np.arange(len(keys))
-
-    # Put together what one node does to one storage.
-    place = node * max(len(keys), 1) + (keys.rank[key] if len(key) else key)
-    sequence = np.argsort(place, kind="stable")
-    place, effect = place[sequence], effect[sequence]
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
-    flags = np.bitwise_or.reduceat(effect, starts) if len(starts) else effect
-    edge_node = place[starts] // max(len(keys), 1)
-    edge_key = by_rank[place[starts] % max(len(keys), 1)]
-
-    problems = []
-    if len(starts):
-        freed = np.add.reduceat((effect == FREED).astype(np.int64), starts)
-        for e in np.flatnonzero(freed > 1).tolist():
-            problems.append(_problem(columns, "double_free", order, edge_node[e], edge_key[e]))
+    leaves, keys = columns.leaves, columns.keys
+    order = np.argsort(leaves.start, kind="stable").astype(np.int32)
+    node_of = np.empty(len(leaves), np.int32)
+    node_of[order] = np.arange(len(leaves), dtype=np.int32)
+    edge_node, edge_key, flags, twice = _edges(columns, node_of)
+    problems = [_problem(columns, "double_free", order, edge_node[e], edge_key[e]) for e in twice]
 
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
     uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
@@ -159,45 +132,80 @@ def build_graph(columns: EventColumns) -> Graph:
 
     # The version before an edge: how many edges of its key have written so far.
     by_key = np.argsort(edge_key, kind="stable")
-    written = np.cumsum(bumps[by_key]) - bumps[by_key]
+    sorted_bumps = bumps[by_key]
+    written = np.cumsum(sorted_bumps, dtype=np.int32) - sorted_bumps
     firsts = np.flatnonzero(np.diff(edge_key[by_key], prepend=-1))
-    lengths = np.diff(np.append(firsts, len(by_key)))
-    version = np.empty(len(edge_key), np.int64)
-    version[by_key] = written - np.repeat(written[firsts], lengths)
+    written -= np.repeat(written[firsts], np.diff(np.append(firsts, len(by_key))))
+    version = np.empty(len(edge_key), np.int32)
+    version[by_key] = written
+    del by_key, sorted_bumps, written
 
     count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
-    first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
-    value_key = np.repeat(np.arange(len(keys)), count)
-    in_value = np.where(allocates, -1, first_value[edge_key] + version)
-    out_value = np.where(
-        allocates & ~frees,
-        first_value[edge_key],
-        np.where(bumps, first_value[edge_key] + version + 1, -1),
-    )
-    late = np.flatnonzero(allocates & (version > 0))
-    for e in late.tolist():
+    first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
+    value_key = np.repeat(np.arange(len(keys), dtype=np.int32), count)
+    now = first_value[edge_key] + version
+    in_value = np.where(allocates, np.int32(-1), now)
+    makes = allocates & ~frees
+    out_value = np.where(bumps, now + np.int32(1), np.int32(-1))
+    out_value[makes] = first_value[edge_key[makes]]
+    for e in np.flatnonzero(allocates & (version > 0)).tolist():
         problems.append(_problem(columns, "version_mismatch", order, edge_node[e], edge_key[e]))
-    made = np.flatnonzero(allocates & ~frees)
+    made = np.flatnonzero(makes)
     _, first_made = np.unique(edge_key[made], return_index=True)
-    again = np.setdiff1d(made, made[first_made])
-    for e in again.tolist():
+    for e in np.setdiff1d(made, made[first_made]).tolist():
         problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
 
     return Graph(
         leaf=frozen(order),
-        backward=frozen(leaves.backward[order] == NODE, np.bool_),
+        backward=frozen(leaves.backward[order] == NODE),
         edge_node=frozen(edge_node),
         edge_key=frozen(edge_key),
-        flags=frozen(flags, np.uint8),
-        mutated=frozen(mutated, np.bool_),
-        version=frozen(np.where(allocates, -1, version)),
+        flags=frozen(flags),
+        mutated=frozen(mutated),
+        version=frozen(np.where(allocates, np.int32(-1), version)),
         in_value=frozen(in_value),
         out_value=frozen(out_value),
-        bounds=frozen(np.searchsorted(edge_node, np.arange(len(leaves) + 1))),
+        bounds=rows(np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32))),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
-        value_version=frozen(np.arange(len(value_key)) - first_value[value_key]),
+        value_version=frozen(np.arange(len(value_key), dtype=np.int32) - first_value[value_key]),
         problems=problems,
+    )
+
+
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, list[int]]:
+    """Node, key and flags of every edge, sorted by node and key rank; and those of them
+    that release their storage twice."""
+    uses, allocations, keys = columns.uses, columns.allocations, columns.keys
+    named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0))
+    # Node and key in one number, so that one sort puts together what belongs together.
+    n = max(len(keys), 1)
+    place = np.concatenate([node_of[uses.leaf], node_of[allocations.leaf[named]]]).astype(np.int64)
+    place *= n
+    key = np.concatenate([uses.key, allocations.key[named]])
+    if len(key):
+        place += keys.rank[key]
+    del key
+    change = np.where(allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED))
+    effect = np.concatenate([uses.effect, change])
+    sequence = np.argsort(place, kind="stable")
+    place = place[sequence]
+    effect = effect[sequence]
+    del sequence
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    if not len(starts):
+        empty = np.zeros(0, np.int32)
+        return empty, empty, effect, []
+    flags = np.bitwise_or.reduceat(effect, starts)
+    freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
+    place = place[starts]
+    by_rank = np.empty(len(keys), np.int32)
+    by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
+    return (
+        (place // n).astype(np.int32),
+        by_rank[place % n],
+        flags,
+        np.flatnonzero(freed > 1).tolist(),
     )
 
 

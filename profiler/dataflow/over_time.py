@@ -16,7 +16,7 @@ from .categories import (
     TEMPORARY,
     UNKNOWN,
 )
-from .columns import Ints
+from .columns import Bytes, Ints
 from .profile import DataFlowProfile
 from .storages import DESTROY, INCREMENT_VERSION
 
@@ -53,7 +53,7 @@ COLORS = (
     "#9a9a9a",
 )
 
-_POSITION = np.empty(len(ORDER), np.int64)
+_POSITION = np.empty(len(ORDER), np.uint8)
 _POSITION[list(ORDER)] = np.arange(len(ORDER))
 
 
@@ -70,21 +70,25 @@ class BytesByCategory:
     bytes: Ints
 
 
-def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Ints, Ints]:
+def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     """Times (ns, -1 for before the trace), columns of ``ORDER`` and signed bytes.
 
     An increment of a version is two changes: out of one category, into the other.
     """
     t = profile.timeline
     before, after = profile.entry_categories()
-    rows = np.flatnonzero(t.device == device)
+    rows = np.flatnonzero(t.device == device).astype(np.int32)
     twice = t.action[rows] == INCREMENT_VERSION
-    entry = np.repeat(rows, 1 + twice)
+    entry = np.repeat(rows, 1 + twice.view(np.uint8))
     second = np.zeros(len(entry), np.bool_)
-    second[np.cumsum(1 + twice)[twice] - 1] = True
-    leaving = (t.action[entry] == DESTROY) | ((t.action[entry] == INCREMENT_VERSION) & ~second)
-    column = _POSITION[np.where(second, after[entry], before[entry])]
-    return t.time[entry], column, np.where(leaving, -t.size[entry], t.size[entry])
+    second[1:] = entry[1:] == entry[:-1]
+    action = t.action[entry]
+    leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
+    column = before[entry]
+    column[second] = after[entry[second]]
+    size = t.size[entry]
+    np.negative(size, out=size, where=leaving)
+    return t.time[entry], _POSITION[column], size
 
 
 def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
@@ -111,11 +115,15 @@ def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:
     return _accumulate(us, column, size)
 
 
-def _accumulate(time: Ints, column: Ints, size: Ints) -> BytesByCategory:
-    times, at = np.unique(time, return_inverse=True)
+def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
+    # The timeline is sorted by time, so equal times are neighbours.
+    starts = np.diff(time, prepend=-2) != 0
+    times = time[starts]
+    at = np.cumsum(starts, dtype=np.int32)
+    at -= 1
     table = np.zeros((len(times), len(ORDER)), np.int64)
     np.add.at(table, (at, column), size)
-    table = np.cumsum(table, axis=0)
+    np.cumsum(table, axis=0, out=table)
     if len(times) > 1 and times[0] < 0:
         times[0] = times[1]
     return BytesByCategory(times, table)

@@ -101,19 +101,16 @@ class DataFlowProfile:
         t, c = self.timeline, self.corrected
         if not len(t):
             return t.action, t.action
-        first = self.graph.first_value
         keyed = t.key >= 0
-        value = np.where(keyed, first[t.key] + t.version, 0)
+        value = self.graph.first_value[t.key[keyed]] + t.version[keyed]
+        before = np.zeros(len(t), np.uint8)
+        before[keyed] = c.of_value[value]
+        after = before.copy()
         # An increment leads to the next version; nothing else does.
-        after = value + (keyed & (t.action == 3))
-        block = np.where(keyed, 0, t.block)
-        of_value = c.of_value if len(c.of_value) else np.zeros(1, np.uint8)
-        of_block = c.of_block if len(c.of_block) else np.zeros(1, np.uint8)
-        unkeyed = of_block[block]
-        return (
-            np.where(keyed, of_value[value], unkeyed),
-            np.where(keyed, of_value[after], unkeyed),
-        )
+        grows = t.action[keyed] == 3
+        after[np.flatnonzero(keyed)[grows]] = c.of_value[value[grows] + 1]
+        before[~keyed] = after[~keyed] = c.of_block[t.block[~keyed]]
+        return before, after
 
     # -- names ----------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from .columns import (
     ScopeTable,
     UseTable,
     frozen,
+    rows,
 )
 from .schema import SchemaCache
 
@@ -135,14 +136,16 @@ class _Reader:
         self.events = 0
         self.threads: list[tuple[int, int]] = []
 
-        self.key_of: dict[tuple[int | None, int | None], int] = {}
-        self.key_id, self.key_alloc, self.key_ptr, self.key_dev = (array("q") for _ in range(4))
-        self.key_size: list[int] = []  # from tensors
-        self.allocated: set[int] = set()  # keys with an allocation or release so far
+        self.key_of: dict[int, int] = {}  # by id << 32 | allocation
+        self.key_id, self.key_alloc, self.key_ptr, self.key_dev = map(array, "iiqi")
+        self.key_size = array("q")  # from tensors
+        self.allocated = bytearray()  # by key: an allocation or release was seen
 
-        self.leaf: list[array[int]] = [array("q") for _ in range(6)]
-        self.use: list[array[int]] = [array("i"), array("i"), array("B")]
-        self.alloc: list[array[int]] = [array("q") for _ in range(11)]
+        self.leaf: list[array[int]] = [array(c) for c in "iqiBiq"]
+        self.use: list[array[int]] = [array(c) for c in "iiB"]
+        self.alloc: list[array[int]] = [array(c) for c in "iiiqqiqii"]
+        # Row, reserved, allocated: of devices with a caching allocator.
+        self.caching: list[array[int]] = [array(c) for c in "iqq"]
         self.scope: list[array[int]] = [array("q") for _ in range(9)]
         self.gradients, self.parameters, self.states = array("q"), array("q"), array("q")
         self.calls: list[FunctionCall] = []
@@ -152,9 +155,9 @@ class _Reader:
 
     # -- storages -------------------------------------------------------------------
 
-    def new_key(self, id: int | None, allocation: int | None, ptr: int | None, device: Any) -> int:
-        """Number a storage seen for the first time; -1 if the profiler cannot name it."""
-        if id is None or allocation is None or ptr is None:
+    def new_key(self, id: int, allocation: int, ptr: int | None, device: Any) -> int:
+        """Number a storage seen for the first time; -1 if it has no address."""
+        if ptr is None:
             key = -1
         else:
             key = len(self.key_id)
@@ -163,16 +166,19 @@ class _Reader:
             self.key_ptr.append(_signed(ptr))
             self.key_dev.append(self.device(device))
             self.key_size.append(0)
-        self.key_of[id, allocation] = key
+            self.allocated.append(0)
+        self.key_of[id << 32 | allocation] = key
         return key
 
     def tensor(self, t: Any) -> int:
-        """The key of a tensor, with its size noted; -1 if it has none."""
+        """The key of a tensor, with its size noted; -1 if the profiler cannot name it."""
         id, allocation = t.id, t.allocation_id
-        key = self.key_of.get((id, allocation))
+        if id is None or allocation is None:
+            return -1
+        key = self.key_of.get(id << 32 | allocation)
         if key is None:
             key = self.new_key(id, allocation, t.storage_data_ptr, t.device)
-        if key >= 0 and key not in self.allocated:
+        if key >= 0 and not self.allocated[key]:
             self.note_size(key, t)
         return key
 
@@ -210,8 +216,9 @@ class _Reader:
         new_leaf, on_cpu, python_kinds = self.new_leaf, self.on_cpu, self.python_kinds
         kinds, names = self.op_kinds, self.names
         use_leaf, use_key, use_effect = (c.append for c in self.use)
-        (al_event, al_leaf, al_key, al_ptr, al_size, al_dev, al_start, al_op, al_scope,
-         al_reserved, al_allocated) = (c.append for c in self.alloc)  # fmt: skip
+        (al_event, al_leaf, al_key, al_ptr, al_size, al_dev, al_start, al_op, al_scope) = (
+            c.append for c in self.alloc
+        )
 
         stack: list[tuple[Iterator[Any], int, int, int, int]] = []
         events = iter(roots)
@@ -226,12 +233,14 @@ class _Reader:
                 type_ = type(x)
                 if type_ is ALLOC:
                     start, ptr, size = event.start_time_ns, x.ptr, x.alloc_size
-                    identity = (x.id, x.allocation_id)
-                    key = key_of.get(identity)
-                    if key is None:
-                        key = self.new_key(*identity, ptr, x.device)
+                    id, allocation = x.id, x.allocation_id
+                    key = -1
+                    if id is not None and allocation is not None:
+                        key = key_of.get(id << 32 | allocation)
+                        if key is None:
+                            key = self.new_key(id, allocation, ptr, x.device)
                     if key >= 0:
-                        allocated.add(key)
+                        allocated[key] = 1
                         device = key_dev[key]
                     else:
                         device = self.device(x.device)
@@ -244,8 +253,8 @@ class _Reader:
                     al_start(start)
                     al_op(op)
                     al_scope(scope)
-                    al_reserved(-1 if on_cpu[device] else x.total_reserved)
-                    al_allocated(-1 if on_cpu[device] else x.total_allocated)
+                    if not on_cpu[device]:
+                        self.note_allocator(x)
                     continue
 
                 below, back, inside, around = leaf, backward, scope, op
@@ -256,8 +265,11 @@ class _Reader:
                     for value in x.inputs:
                         t = type(value)
                         if t is METADATA:
-                            key = key_of.get((value.id, value.allocation_id))
-                            if key not in allocated:
+                            id = value.id
+                            key = None
+                            if id is not None:
+                                key = key_of.get(id << 32 | (value.allocation_id or 0))
+                            if key is None or key < 0 or not allocated[key]:
                                 key = tensor(value)
                             signature.append(METADATA if key >= 0 else None)
                             keys.append(key)
@@ -417,6 +429,12 @@ class _Reader:
             if inputs and type(inputs[0]) is compat.TensorMetadata:
                 self.member(inputs[0], self.gradients)
 
+    def note_allocator(self, x: Any) -> None:
+        """Note what a caching allocator holds after the latest allocation row."""
+        values = (len(self.alloc[0]) - 1, x.total_reserved, x.total_allocated)
+        for column, value in zip(self.caching, values, strict=True):
+            column.append(value)
+
     def note_function(
         self, event: Any, x: Any, number: int, keys: list[Any], scope: int, backward: int
     ) -> None:
@@ -459,7 +477,7 @@ class _Reader:
         row = len(self.scope[0])
         values = (
             kind, self.names(name), parent, event.start_time_ns, event.end_time_ns,
-            number, identity, backward, event.start_tid,
+            number, identity, backward, _signed(event.start_tid),
         )  # fmt: skip
         for column, value in zip(self.scope, values, strict=True):
             column.append(value)
@@ -469,34 +487,44 @@ class _Reader:
 
     def columns(self) -> EventColumns:
         """What the pass found."""
-        leaf = [frozen(c) for c in self.leaf]
-        leaf[3] = frozen(leaf[3], np.uint8)
+        self.key_of.clear()
+        leaves = LeafTable(*(frozen(c) for c in self.leaf))
         scope = [frozen(c) for c in self.scope]
-        scope[0] = frozen(scope[0], np.uint8)
-        scope[7] = frozen(scope[7], np.uint8)
-        allocations = AllocationTable(*(frozen(c) for c in self.alloc))
+        for column, dtype in ((0, np.uint8), (7, np.uint8)):
+            scope[column] = frozen(scope[column], dtype)
+        n = len(self.alloc[0])
+        told = rows(self.caching[0])
+        allocator = []
+        for known in self.caching[1:]:
+            column_ = np.broadcast_to(np.int64(-1), (n,))
+            if len(told):
+                column_ = np.full(n, -1, np.int64)
+                column_[told] = known
+            allocator.append(frozen(column_))
+        allocations = AllocationTable(*(frozen(c) for c in self.alloc), *allocator)
         devices = list(self.devices)
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations, devices),
-            leaves=LeafTable(*leaf),
-            uses=UseTable(frozen(self.use[0]), frozen(self.use[1]), frozen(self.use[2], np.uint8)),
+            leaves=leaves,
+            uses=UseTable(*(frozen(c) for c in self.use)),
             allocations=allocations,
             scopes=ScopeTable(*scope),
             names=list(self.names.index),
             threads=self.threads,
             devices=devices,
-            gradients=frozen(self.gradients),
-            parameters=frozen(self.parameters),
-            optimizer_states=frozen(self.states),
+            gradients=rows(self.gradients),
+            parameters=rows(self.parameters),
+            optimizer_states=rows(self.states),
             function_calls=self.calls,
             out_of_memory=self.oom,
             skipped_ns=self.skipped_ns,
         )
 
     def key_table(self, allocations: AllocationTable, devices: list[Any]) -> KeyTable:
+        """The storages, their sizes and their order settled."""
         id, allocation, device = (frozen(c) for c in (self.key_id, self.key_alloc, self.key_dev))
-        size = np.asarray(self.key_size, dtype=np.int64)
+        size = np.array(self.key_size, dtype=np.int64)
         # The allocator's word beats a tensor's extent; of several, the first in time.
         known = np.flatnonzero(allocations.key >= 0)
         late_first = known[np.argsort(allocations.start[known], kind="stable")[::-1]]
@@ -506,10 +534,10 @@ class _Reader:
             range(len(devices)),
             key=lambda i: (devices[i].type, -1 if devices[i].index is None else devices[i].index),
         )
-        device_rank = np.empty(len(devices), np.int64)
+        device_rank = np.empty(len(devices), np.int32)
         device_rank[by_name] = np.arange(len(devices))
         order = np.lexsort((device_rank[device], allocation, id)) if len(id) else id
-        rank = np.empty(len(id), np.int64)
+        rank = np.empty(len(id), np.int32)
         rank[order] = np.arange(len(id))
         return KeyTable(
             id=id,
@@ -518,5 +546,5 @@ class _Reader:
             device=device,
             size=frozen(size),
             rank=frozen(rank),
-            tensor_index=frozen(np.unique(id, return_inverse=True)[1] if len(id) else id),
+            tensor_index=rows(np.unique(id, return_inverse=True)[1] if len(id) else id),
         )

@@ -11,6 +11,7 @@ an increment of the version: the release was missed.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +56,8 @@ def lifetimes(columns: EventColumns) -> Storages:
     allocations, keys = columns.allocations, columns.keys
     n = len(keys)
     block_created, block_destroyed, block_size, entries = _blocks(columns)
-    created = np.concatenate([np.full(n, -1, np.int64), block_created])
-    destroyed = np.concatenate([np.full(n, -1, np.int64), block_destroyed])
+    created = np.concatenate([np.full(n, -1, np.int32), block_created])
+    destroyed = np.concatenate([np.full(n, -1, np.int32), block_destroyed])
     known = np.flatnonzero(allocations.key >= 0)
     grows, shrinks = known[allocations.size[known] > 0], known[allocations.size[known] < 0]
     created[allocations.key[grows]] = grows
@@ -83,20 +84,19 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
     """Storages without a tensor: rows that make and release them, sizes, entries."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
-    created: list[int] = []
-    destroyed: list[int] = []
-    size: list[int] = []
-    time: list[int] = []
-    action: list[int] = []
-    subject: list[int] = []
+    created, destroyed, size, time, action, subject = map(array, "iiqqBi")
     live: dict[tuple[int, int], int] = {}
-    device = allocations.device[rows].tolist()
     for row, at, n, t, d in zip(
-        rows.tolist(),
-        allocations.ptr[rows].tolist(),
-        allocations.size[rows].tolist(),
-        allocations.start[rows].tolist(),
-        device,
+        *(
+            memoryview(c)
+            for c in (
+                rows,
+                allocations.ptr[rows],
+                allocations.size[rows],
+                allocations.start[rows],
+                allocations.device[rows],
+            )
+        ),
         strict=True,
     ):
         time.append(t)
@@ -121,5 +121,5 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
         else:
             destroyed[block] = row
         subject.append(-1 - block)
-    entries = (frozen(time), frozen(action), frozen(subject), np.zeros(len(time), np.int64))
+    entries = (frozen(time), frozen(action), frozen(subject), np.zeros(len(time), np.int32))
     return frozen(created), frozen(destroyed), frozen(size), entries

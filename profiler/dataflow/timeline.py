@@ -70,30 +70,41 @@ def build_timeline(
     by_rank = np.argsort(keys.rank)
     before = by_rank[(categories.present & ~has_made)[by_rank]]
     n = len(before)
-    entries.append((np.full(n, -1), np.full(n, PREEXISTING), before, np.zeros(n, np.int64)))
+    entries.append(
+        (
+            np.full(n, -1),
+            np.full(n, PREEXISTING, np.uint8),
+            before.astype(np.int32),
+            np.zeros(n, np.int32),
+        )
+    )
 
     # An edge has up to two entries, its own order kept: made or written, then released.
-    last = np.diff(graph.first_value) - 1
+    last = np.diff(graph.first_value) - np.int32(1)
     allocates, frees = graph.allocates, graph.frees
     first = allocates | graph.mutated
     start = columns.leaves.start[graph.leaf]
     time = np.where(allocates, made_at[graph.edge_key], start[graph.edge_node])
     edge = np.concatenate([np.flatnonzero(first), np.flatnonzero(frees)])
-    action = np.where(allocates, CREATE, INCREMENT_VERSION)[first]
-    action = np.concatenate([action, np.full(int(frees.sum()), DESTROY)])
+    action = np.where(allocates, np.uint8(CREATE), np.uint8(INCREMENT_VERSION))[first]
+    action = np.concatenate([action, np.full(int(frees.sum()), DESTROY, np.uint8)])
     when = np.concatenate([time[first], freed_at[graph.edge_key[frees]]])
     version = np.concatenate(
-        [np.where(allocates, 0, graph.version)[first], last[graph.edge_key[frees]]]
+        [np.where(allocates, np.int32(0), graph.version)[first], last[graph.edge_key[frees]]]
     )
     order = np.argsort(edge * 2 + (action == DESTROY), kind="stable")
     entries.append((when[order], action[order], graph.edge_key[edge][order], version[order]))
 
+    del edge, when, order, before
     time, action, subject, version = (np.concatenate(c) for c in zip(*entries, strict=True))
-    order = np.lexsort((action, time))
+    del entries
+    order = np.lexsort((action, time)).astype(np.int32)
     time, action, subject, version = time[order], action[order], subject[order], version[order]
-    key = np.where(subject >= 0, subject, -1)
-    block = np.where(subject < 0, -1 - subject, -1)
-    storage = np.where(key >= 0, key, n_keys + block)
+    del order
+    key = np.where(subject >= 0, subject, np.int32(-1))
+    block = np.where(subject < 0, -1 - subject, np.int32(-1))
+    storage = np.where(key >= 0, key, block + np.int32(n_keys))
+    del subject
     return Timeline(
         time=frozen(time),
         action=frozen(action, np.uint8),

@@ -92,7 +92,7 @@ def _tensors(node: Any) -> Iterator[tuple[TensorKey | None, TensorKey | None]]:
         if node.name != compat.ACCUMULATE_GRAD or x.scope != compat.BACKWARD_FUNCTION:
             return
         children = node.children
-        first = children[0].extra_fields if children else None
+        first: Any = children[0].extra_fields if children else None
         if (
             type(first) is compat.TorchOp
             and first.name in compat.ACCUMULATE_GRAD_OPS

@@ -16,18 +16,114 @@ Reading order, one idea a file:
 ``outputs``            what an output is an alias of; handing it out again after a replay
 ``node_warmup``        one warm-up run
 ``node_recorded``      one recording and its replays (the hot path)
+``node_program``       the allocation program of a recording
 ``manager``            the tree: which function runs how, and when paths end
 ``path_end``           what becomes of live outputs when their step is over
 ``errors``             what a user is told who touches memory that was reused
 ``recovery``           what happens when a warm-up or a capture fails
+``settings``           what a user can choose
 ``ledger``             everything the manager did, with reasons
 ``budget``             a limit on the pool: eviction, least recently used first
 ``attribution``        every byte of the pool explained
 ``container``          one manager per device and autograd-thread family
 ``entry``              ``cudagraphify``: the function that a compiler calls
 ``inductor``           ``use_in_inductor()``: plain ``mode="reduce-overhead"`` on these trees
+``checks``             looking into a pool from outside
 ``_torch_compat``      every private or version-dependent name of torch that is used here
 =====================  ==================================================================
 
 Nothing below ``manager`` knows the device, and no device knows a node.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checks import check_memory_pool, get_block_addrs, get_cudagraph_segments
+    from .container import TreeManagerContainer, get_container, get_manager, reset_cudagraph_trees
+    from .entry import cudagraphify, cudagraphify_impl
+    from .function import CompilationMode, FunctionID, GraphID
+    from .generations import mark_step_begin
+    from .inductor import InductorTrees, mark_warmup_incomplete, use_in_inductor
+    from .manager import CUDAGraphTreeManager, ExecutionState
+    from .node_recorded import CUDAGraphNode
+    from .node_warmup import CUDAWarmupNode
+    from .outputs import (
+        AliasesNewOutput,
+        AliasesPriorGraphOutput,
+        OutputAliasInfo,
+        UnaliasedStorage,
+    )
+    from .settings import TreeSettings, configure
+    from .storage_ref import StorageWeakRefWrapper
+
+# Most importers of this package want one name, and some of them (reports) must not import torch.
+_HOME = {
+    "AliasesNewOutput": "outputs",
+    "AliasesPriorGraphOutput": "outputs",
+    "CUDAGraphNode": "node_recorded",
+    "CUDAGraphTreeManager": "manager",
+    "CUDAWarmupNode": "node_warmup",
+    "CompilationMode": "function",
+    "ExecutionState": "manager",
+    "FunctionID": "function",
+    "GraphID": "function",
+    "InductorTrees": "inductor",
+    "OutputAliasInfo": "outputs",
+    "StorageWeakRefWrapper": "storage_ref",
+    "TreeManagerContainer": "container",
+    "TreeSettings": "settings",
+    "UnaliasedStorage": "outputs",
+    "check_memory_pool": "checks",
+    "configure": "settings",
+    "cudagraphify": "entry",
+    "cudagraphify_impl": "entry",
+    "get_block_addrs": "checks",
+    "get_container": "container",
+    "get_cudagraph_segments": "checks",
+    "get_manager": "container",
+    "mark_step_begin": "generations",
+    "mark_warmup_incomplete": "inductor",
+    "reset_cudagraph_trees": "container",
+    "use_in_inductor": "inductor",
+}
+
+__all__ = [
+    "AliasesNewOutput",
+    "AliasesPriorGraphOutput",
+    "CUDAGraphNode",
+    "CUDAGraphTreeManager",
+    "CUDAWarmupNode",
+    "CompilationMode",
+    "ExecutionState",
+    "FunctionID",
+    "GraphID",
+    "InductorTrees",
+    "OutputAliasInfo",
+    "StorageWeakRefWrapper",
+    "TreeManagerContainer",
+    "TreeSettings",
+    "UnaliasedStorage",
+    "check_memory_pool",
+    "configure",
+    "cudagraphify",
+    "cudagraphify_impl",
+    "get_block_addrs",
+    "get_container",
+    "get_cudagraph_segments",
+    "get_manager",
+    "mark_step_begin",
+    "mark_warmup_incomplete",
+    "reset_cudagraph_trees",
+    "use_in_inductor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -18,7 +18,6 @@ import torch
 
 _C: Any = torch._C
 _dynamo_guards: Any = torch._C._dynamo.guards
-_dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
 
@@ -40,7 +39,7 @@ def _bind(name: str) -> Callable[..., Any]:
 # ---- storages and tensors
 
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
-free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref  # type: ignore[attr-defined]
+free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 storage_from_weak: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
 storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = (
     _C._construct_storage_from_data_pointer
@@ -55,8 +54,8 @@ set_storage_message: Callable[[int, str], None] = _bind("_set_storage_data_ptr_a
 pointers_equal: Callable[[Sequence[Any], Sequence[int | None], Sequence[int]], bool] = _bind(
     "_tensors_data_ptrs_at_indices_equal"
 )
-foreach_copy: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = torch._foreach_copy_
-internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_overlap  # type: ignore[attr-defined]
+foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], Any] = torch._foreach_copy_
+internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_overlap
 
 # "Cached tensors": autograd and autocast ignore one extra reference to them. See
 # torch/csrc/autograd: gradient stealing and in-place accumulation count references.
@@ -88,7 +87,7 @@ def remove_cached_tensor(t: torch.Tensor) -> None:
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
     """A weak pointer to the storage; the caller owns it and must ``free_weak_ref`` it."""
     storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()
-    return storage._weak_ref()  # type: ignore[attr-defined, no-any-return]
+    return int(storage._weak_ref())  # type: ignore[arg-type]
 
 
 def can_swap_storage() -> bool:
@@ -177,6 +176,37 @@ def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
     if pool is None:
         return segments  # type: ignore[no-any-return]
     return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
+
+
+@contextlib.contextmanager
+def allocator_history() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
+    """Within it the caching allocator writes down what it does, with Python frames.
+
+    A history that the user has switched on goes on as it was; its settings decide whether
+    there are frames then.
+
+    Yields:
+        Gives the events on one device since the beginning, to be called inside.
+    """
+    theirs = history_enabled()
+    if not theirs:
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
+    begin = {i: len(t) for i, t in enumerate(_device_traces())} if theirs else {}
+
+    def events(device: int) -> list[dict[str, Any]]:
+        traces = _device_traces()
+        # A bounded history may have dropped entries at its beginning; then some are missing.
+        return traces[device][begin.get(device, 0) :] if device < len(traces) else []
+
+    try:
+        yield events
+    finally:
+        if not theirs:
+            torch.cuda.memory._record_memory_history(None)
+
+
+def _device_traces() -> list[list[dict[str, Any]]]:
+    return torch.cuda.memory._snapshot()["device_traces"]  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ def get_manager(
         None if there is none and none is to be made.
     """
     if device is None:
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return None
         device = torch.cuda.current_device()
     if create_if_none_exists:

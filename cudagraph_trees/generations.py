@@ -16,6 +16,8 @@ first backward releases the step. An explicit mark always ends it.
 
 from __future__ import annotations
 
+import torch
+
 from . import _torch_compat as compat
 
 
@@ -38,7 +40,7 @@ class Generations:
 
     def current(self) -> int:
         """Number of the generation that runs now; negative if the user marks steps."""
-        return self.mark.mark_step_counter or self.tracker.generation
+        return int(self.mark.mark_step_counter or self.tracker.generation)
 
     def moved(self) -> bool:
         """Whether something ran in another generation than this one."""
@@ -51,3 +53,11 @@ class Generations:
     def update(self) -> None:
         """Something runs now."""
         self.last = self.current()
+
+
+def mark_step_begin() -> None:
+    """A new step begins: outputs of the last one may be overwritten.
+
+    The same as ``torch.compiler.cudagraph_mark_step_begin()``.
+    """
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from .entry import cudagraphify, cudagraphify_impl
 OnWrap = Callable[[dict[str, Any]], None]
 
 
-def _mark_warmup_incomplete() -> None:
+def mark_warmup_incomplete() -> None:
     """Ask for another warm-up of the function that is being warmed up now, if one is."""
     for manager in all_managers():
         manager.mark_warmup_incomplete()
@@ -81,7 +81,7 @@ class InductorTrees:
                 "reset_cudagraph_trees": functools.partial(
                     _reset_both, trees.reset_cudagraph_trees
                 ),
-                "mark_warmup_incomplete": _mark_warmup_incomplete,
+                "mark_warmup_incomplete": mark_warmup_incomplete,
             },
             compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify, self._on_wrap)},
         }

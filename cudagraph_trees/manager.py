@@ -384,6 +384,7 @@ class CUDAGraphTreeManager:
                     demoted=self._demoted.get(place, frozenset()),
                     step=self.step,
                     check_pool=compat.triton_config.slow_path_cudagraph_asserts,
+                    learn_program=self.settings.programs,
                 )
             except Exception as e:
                 return self._failed(function, "recording", e, attempt)

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,10 +42,13 @@ from .liveness import (
     held,
     liveness_of,
 )
+from .node_program import program_of
 from .outputs import AliasesPriorGraphOutput, HandOut, OutputAliasInfo, OutputPlan
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
+    from memprof.profiler.model import AllocationProgram
+
     from .device.protocol import CapturedRun, Checkpoint, Input, Output, Pool
     from .function import Function, FunctionID, GraphID
 
@@ -99,6 +103,7 @@ class CUDAGraphNode:
         demoted: frozenset[int] = frozenset(),
         step: int = 0,
         check_pool: bool = True,
+        learn_program: bool = False,
     ) -> None:
         """Record ``function``. ``inputs`` is emptied.
 
@@ -135,7 +140,9 @@ class CUDAGraphNode:
             else died(parent.recorded_liveness_after_graph, self.recorded_liveness_before_graph)
         )
         persistent = reference_persistent(function, self.input_plan, inputs)
-        recording = self.input_plan.allocate(inputs, pool)
+        in_pool = {i: TensorSpec.of(inputs[i]) for i in self.input_plan.managed}
+        with pool.observing() if learn_program else nullcontext([]) as input_events:
+            recording = self.input_plan.allocate(inputs, pool)
         self.specs = input_specs(self.input_plan, recording)
         self.buffers: list[Input] = [
             pool.tensor_at(TensorSpec.of(x)) if i in self.specs else None
@@ -146,7 +153,8 @@ class CUDAGraphNode:
                 [r for refs in above for r in refs if r is not None and not r.expired()],
                 [recording[i] for i in self.input_plan.copied],
             )
-        self.run_handle: CapturedRun = pool.capture(function, recording)
+        with pool.observing() if learn_program else nullcontext([]) as events:
+            self.run_handle: CapturedRun = pool.capture(function, recording)
         try:
             recording.clear()
             outputs = self.run_handle.outputs
@@ -159,6 +167,12 @@ class CUDAGraphNode:
             self.run_handle.release()
             raise
         self._lay_out()
+        self.program: AllocationProgram | None = None
+        self.workspaces: frozenset[int] = frozenset()
+        if learn_program:
+            self.program, self.workspaces = program_of(
+                function, self.specs | in_pool, outputs, [*input_events, *events]
+            )
         self.first_outputs: list[Output] | None = outputs
 
     # ---- recording
@@ -225,6 +239,14 @@ class CUDAGraphNode:
             if x
         ]
         self.checkpoint: Checkpoint = self.pool.checkpoint()
+        own = {r.address for r in self.outputs_weakrefs if r is not None}
+        # (bytes asked for, bytes of the block) of the outputs, by address.
+        self.sizes = {
+            block.address: (block.requested, block.nbytes)
+            for segment in self.pool.segments()
+            for block in segment.blocks
+            if block.live and block.address in own
+        }
         if check_pool:
             self._check_pool(list(self.path_live_weakrefs()), [])
 
@@ -371,6 +393,10 @@ class CUDAGraphNode:
         for i in self.input_plan.copied:
             out[i] = self.buffers[i].clone()
         return out
+
+    def address_of_input(self, i: int) -> int:
+        """Where the storage of a copied or managed input is."""
+        return self.specs[i].address
 
     def siblings(self) -> list[StorageWeakRefWrapper]:
         """All outputs of the path: a stale autograd graph of one may hold another."""

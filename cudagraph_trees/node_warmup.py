@@ -81,7 +81,7 @@ class CUDAWarmupNode:
                 and pool.contains(address_of(o))
             )
             self.outputs_weakrefs.append(StorageWeakRefWrapper(o) if ours else None)  # type: ignore[arg-type]
-            self.tensor_weakrefs.append(TensorWeakRef(o) if ours else None)
+            self.tensor_weakrefs.append(TensorWeakRef(o) if ours else None)  # type: ignore[arg-type]
         return out
 
     @property

@@ -39,11 +39,14 @@ class TreeSettings:
             makes their use raise, ``clone`` gives them memory of their own.
         pool_budget: bytes that a pool may reserve, None for no limit.
         pool_initial: bytes that a pool starts with, in one segment.
+        programs: learn the allocation program of each recording, from the allocator's events
+            while it is captured. Costs milliseconds a recording, nothing a replay.
     """
 
     outputs: str = "error"
     pool_budget: int | None = None
     pool_initial: int = 0
+    programs: bool = False
 
     def __post_init__(self) -> None:
         if self.outputs not in ("error", "clone"):
@@ -63,6 +66,7 @@ def configure(
     outputs: str | None = None,
     pool_budget: int | str | None = None,
     pool_initial: int | str | None = None,
+    programs: bool | None = None,
 ) -> TreeSettings:
     """Change settings; what is not given stays. Returns the former ones.
 
@@ -70,6 +74,7 @@ def configure(
         outputs: ``"error"`` or ``"clone"``.
         pool_budget: bytes, or text like ``"8GiB"``; 0 for no limit.
         pool_initial: bytes, or text like ``"1GiB"``.
+        programs: see ``TreeSettings``.
 
     Raises:
         ValueError: a value that makes no sense.
@@ -81,6 +86,7 @@ def configure(
         outputs=before.outputs if outputs is None else outputs,
         pool_budget=budget,
         pool_initial=before.pool_initial if pool_initial is None else parse_bytes(pool_initial),
+        programs=before.programs if programs is None else programs,
     )
     return before
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _torch_compat as compat
-from .protocol import Block, Checkpoint, Input, Output, Segment, StoragePointer, TensorSpec
+from .protocol import (
+    AllocatorEvent,
+    Block,
+    Checkpoint,
+    Input,
+    Output,
+    Segment,
+    StoragePointer,
+    TensorSpec,
+)
 
 if TYPE_CHECKING:
     from ..function import Function
@@ -52,9 +61,9 @@ class CudaPool:
         self.device = torch.device("cuda", index)
         with torch.cuda.device(index):
             torch.cuda.synchronize()
-            self.stream = torch.cuda.Stream()
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream())
-            self.handle: tuple[int, int] = torch.cuda.graph_pool_handle()
+            self.handle: Any = torch.cuda.graph_pool_handle()
             self.damaged = False
             # The allocator keeps a pool for as long as a graph that was captured into it.
             self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
@@ -127,7 +136,7 @@ class CudaPool:
         compat.set_rng_state(rng, self.device)
         torch.set_rng_state(host_rng)
         if not isinstance(outputs, (list, tuple)):
-            outputs = (outputs,)
+            return CudaCapturedRun(graph, [outputs])
         return CudaCapturedRun(graph, list(outputs))
 
     def _end_failed_capture(
@@ -140,6 +149,20 @@ class CudaPool:
             self.damaged = True
         with contextlib.suppress(RuntimeError):
             graph.reset()
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[list[AllocatorEvent]]:
+        out: list[AllocatorEvent] = []
+        with compat.allocator_history() as history:
+            yield out
+            segments = [(s.address, s.address + s.nbytes) for s in self.segments()]
+            for e in history(self.index):
+                if e["action"] not in ("alloc", "free_completed"):
+                    continue
+                address = e["addr"]
+                if any(a <= address < b for a, b in segments):
+                    frames = tuple((f["filename"], f["line"], f["name"]) for f in e["frames"])
+                    out.append(AllocatorEvent(e["action"] == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
         return compat.pool_checkpoint(self.index, self.handle)
@@ -178,7 +201,7 @@ class CudaPool:
         with torch.cuda.device(self.index):
             fresh = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             view = torch.empty(0, dtype=torch.uint8, device=self.device)
-            fresh.copy_(view.set_(source, 0, (nbytes,), (1,)))  # type: ignore[call-overload]
+            fresh.copy_(view.set_(source, 0, (nbytes,), (1,)))
             del view
         # If the old memory owned its block, it frees it when ``fresh`` dies, right here.
         compat.swap_storage(source, fresh.untyped_storage())

@@ -96,7 +96,7 @@ class TensorSpec:
             nbytes=storage.nbytes(),
             shape=tuple(t.shape),
             stride=t.stride(),
-            offset=t.storage_offset(),
+            offset=int(t.storage_offset()),
             dtype=t.dtype,
             device=t.device,
         )
@@ -132,6 +132,23 @@ class Segment:
     address: int
     nbytes: int
     blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorEvent:
+    """One thing that the pool's allocator did.
+
+    Attributes:
+        alloc: whether it allocated; otherwise it freed.
+        address: of the block.
+        nbytes: bytes that were asked for.
+        frames: ``(file, line, function)`` of the Python stack, innermost first; () if unknown.
+    """
+
+    alloc: bool
+    address: int
+    nbytes: int
+    frames: tuple[tuple[str, int, str], ...] = ()
 
 
 class CapturedRun(Protocol):
@@ -271,6 +288,9 @@ class Pool(Protocol):
 
     def only_live(self, addresses: set[int]) -> bool:
         """Whether exactly the blocks at ``addresses`` are allocated. Cheap."""
+
+    def observing(self) -> AbstractContextManager[list[AllocatorEvent]]:
+        """Yields a list that holds, after the block, what the allocator did within it."""
 
     def segments(self) -> list[Segment]:
         """Everything the pool holds, by address."""

@@ -1,0 +1,183 @@
+"""Every byte of a pool explained.
+
+Note [The five parts of a pool]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+At any instant, what a pool has reserved is exactly the sum of
+
+* *nodes*: bytes that buffers of the recordings on the path asked for;
+* *rounding*: what the allocator gave beyond that, because it rounds sizes and does not
+  split off small remainders;
+* *workspace*: scratch memory of libraries that stays when the line that made it is done;
+* *unattributed*: blocks that are allocated and that nobody knows;
+* *free*: reserved and not allocated, that is, fragmentation or simply a smaller instant
+  than the largest.
+
+The first four are measured block by block. Free is what the segments hold beyond them. The
+allocator's own books are right only in the states WARMUP and RECORDING; after a replay
+memory is as the replayed node's recording left it, less what died since, so that is what
+is counted then. Inside a replay, the recording's allocation program says what is live at
+each instant. There a block's size is known if it was live when the recording ended, and
+otherwise is the request rounded up to the allocator's 512 bytes: a remainder of a block
+that was not split off counts as free then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .manager import CUDAGraphTreeManager, ExecutionState
+from .node_recorded import CUDAGraphNode
+
+if TYPE_CHECKING:
+    from .node_warmup import CUDAWarmupNode
+    from .storage_ref import StorageWeakRefWrapper
+
+ROUNDING = 512
+"""Allocations of the caching allocator are multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """What a pool's bytes are, see Note [The five parts of a pool].
+
+    Attributes:
+        nodes: bytes by number of the recording (negative: warm-up) that made them.
+        rounding, workspace, unattributed, free: bytes.
+    """
+
+    nodes: dict[int, int]
+    rounding: int
+    workspace: int
+    unattributed: int
+    free: int
+
+    @property
+    def attributed(self) -> int:
+        """Bytes that belong to nodes."""
+        return sum(self.nodes.values())
+
+    @property
+    def live(self) -> int:
+        """Bytes that are allocated."""
+        return self.attributed + self.rounding + self.workspace + self.unattributed
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the pool has from the system."""
+        return self.live + self.free
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    node: int
+    requested: int
+    block: int
+
+
+def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
+    """What the pool's bytes are now, between two calls."""
+    segments = manager.pool.segments()
+    reserved = sum(s.nbytes for s in segments)
+    node = manager.current_node
+    if manager.path_state is ExecutionState.EXECUTION:
+        assert isinstance(node, CUDAGraphNode)
+        return _parts(_live_outputs(node), reserved)
+    mine = {} if node is None else {r.address: o for o, r in _owned(node) if not r.expired()}
+    live: list[_Live] = []
+    workspace = unattributed = 0
+    for s in segments:
+        for b in s.blocks:
+            if not b.live:
+                continue
+            if b.address in mine:
+                live.append(_Live(mine[b.address], b.requested, b.nbytes))
+            else:
+                unattributed += b.nbytes
+    return _parts(live, reserved, workspace, unattributed)
+
+
+def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts:
+    """What the pool's bytes are at one instant of a replay of ``node``.
+
+    Args:
+        node: a recording that knows its allocation program (``configure(programs=True)``).
+        instant: of the program, 0 to ``len(events)``; the peak if None.
+
+    Raises:
+        ValueError: the recording does not know its program.
+        IndexError: there is no such instant.
+    """
+    program = node.program
+    if program is None:
+        raise ValueError(
+            "this recording does not know its allocation program; call "
+            "memprof.cudagraph_trees.configure(programs=True) before it is recorded"
+        )
+    if instant is None:
+        instant = program.peak()[0]
+    path = list(node._path_from_root)
+    # Outputs of the path that are no inputs of this node lie there all the time.
+    passed = {s.nbytes and node.address_of_input(s.inputs[0]) for s in program.storages if s.inputs}
+    live: dict[int, _Live] = {}
+    for depth, (n, was_live) in enumerate(
+        zip(path, node.recorded_liveness_before_graph, strict=False)
+    ):
+        for r, alive in zip(node.path_weakrefs[depth], was_live, strict=True):
+            if r is not None and alive and r.address not in passed:
+                live[r.address] = _Live(n.id.id, *n.sizes.get(r.address, (0, 0)))
+    inside: list[_Live] = []
+    workspace = 0
+    for x in program.live_at(instant):
+        storage = x.storage
+        if storage.id in node.workspaces:
+            workspace += _rounded(storage.nbytes)
+            continue
+        owner, sizes = node, (storage.nbytes, _rounded(storage.nbytes))
+        if storage.inputs:
+            where = node.input_plan.live_outputs[storage.inputs[0]]
+            if where is not None:
+                owner = path[where[0]]
+                sizes = owner.sizes.get(node.address_of_input(storage.inputs[0]), sizes)
+        inside.append(_Live(owner.id.id, *sizes))
+    return _parts([*live.values(), *inside], node.pool.reserved_bytes(), workspace)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ROUNDING) * ROUNDING
+
+
+def _parts(
+    live: Iterable[_Live], reserved: int, workspace: int = 0, unattributed: int = 0
+) -> PoolParts:
+    nodes: dict[int, int] = {}
+    rounding = 0
+    for x in live:
+        nodes[x.node] = nodes.get(x.node, 0) + x.requested
+        rounding += x.block - x.requested
+    used = sum(nodes.values()) + rounding + workspace + unattributed
+    return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
+
+
+def _owned(
+    node: CUDAGraphNode | CUDAWarmupNode,
+) -> Iterator[tuple[int, StorageWeakRefWrapper]]:
+    for n in node._path_from_root:
+        for r in n.outputs_weakrefs:
+            if r is not None:
+                yield n.id.id, r
+
+
+def _live_outputs(node: CUDAGraphNode) -> list[_Live]:
+    out: dict[int, _Live] = {}
+    path = list(node._path_from_root)
+    for (depth, _), r in zip(node.live_indices_after_graph, node.live_after, strict=True):
+        if r.address not in out and not r.expired():
+            n = path[depth]
+            # The node that allocated it, where another returned it as well.
+            while r.address not in n.sizes and depth > 0:
+                depth -= 1
+                n = path[depth]
+            out[r.address] = _Live(n.id.id, *n.sizes.get(r.address, (0, 0)))
+    return list(out.values())

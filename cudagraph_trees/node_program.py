@@ -1,0 +1,163 @@
+"""The allocation program of a recording, from what the allocator did while it was captured.
+
+A replay allocates nothing: it uses the bytes that the captured run used, in the same order.
+So the program that the capture shows is the truth for every replay.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from memprof.profiler.model import (
+    AllocationProgram,
+    Category,
+    Event,
+    EventKind,
+    Origin,
+    StatementKind,
+    Storage,
+)
+
+from .function import CompilationMode
+
+if TYPE_CHECKING:
+    from .device.protocol import AllocatorEvent, Output, TensorSpec
+    from .function import Function
+
+_ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
+_GENERATED = re.compile(r"^(call|partition_\d+|.*Runner\.call)$")
+
+
+def program_of(
+    function: Function,
+    inputs: Mapping[int, TensorSpec],
+    outputs: Sequence[Output],
+    events: Sequence[AllocatorEvent],
+) -> tuple[AllocationProgram, frozenset[int]]:
+    """The program of one recording, and which of its storages are workspaces that a library
+    keeps until it is told to drop them.
+
+    Args:
+        function: what was recorded.
+        inputs: by number, where inputs in the pool are: buffers of copied inputs, and
+            outputs of earlier nodes.
+        outputs: what the recording returned.
+        events: what the allocator did, buffers of copied inputs included.
+    """
+    device = str(next((t.device for t in outputs if isinstance(t, torch.Tensor)), "cuda"))
+    by_output: dict[int, list[int]] = {}
+    for i, o in enumerate(outputs):
+        if isinstance(o, torch.Tensor):
+            by_output.setdefault(o.untyped_storage().data_ptr(), []).append(i)
+    storages: list[Storage] = []
+    live: dict[int, int] = {}
+    at_entry: dict[int, tuple[int, list[int]]] = {}
+    for i, spec in inputs.items():
+        if spec.address:
+            at_entry.setdefault(spec.address, (spec.nbytes, []))[1].append(i)
+    for address, (nbytes, which) in at_entry.items():
+        live[address] = len(storages)
+        storages.append(
+            Storage(
+                id=len(storages),
+                nbytes=nbytes,
+                device=device,
+                origin=Origin.INPUT,
+                name=_input_name(function, which[0]),
+                category=_input_category(function, which[0]),
+                inputs=tuple(which),
+            )
+        )
+    out: list[Event] = []
+    workspaces: set[int] = set()
+    last_alloc = {e.address: k for k, e in enumerate(events) if e.alloc}
+    for k, e in enumerate(events):
+        known = live.get(e.address)
+        if not e.alloc:
+            if known is not None:
+                del live[e.address]
+                if e.frames and e.frames[0][2] == "fresh_cublas_workspaces":
+                    workspaces.add(known)
+                out.append(Event(EventKind.FREE, known, _line(e)[0]))
+            continue
+        if known is not None and storages[known].origin is Origin.INPUT and not out:
+            continue  # the buffer of a copied input, which is listed already
+        line, name = _line(e)
+        returned = tuple(by_output.get(e.address, ())) if last_alloc[e.address] == k else ()
+        owner, origin = _owner(function, line, name)
+        live[e.address] = len(storages)
+        out.append(Event(EventKind.ALLOC, len(storages), line, owner))
+        storages.append(
+            Storage(
+                id=len(storages),
+                nbytes=e.nbytes,
+                device=device,
+                origin=origin,
+                name=owner or "",
+                category=_output_category(function, returned),
+                outputs=returned,
+            )
+        )
+    return AllocationProgram(function.key, tuple(storages), tuple(out)), frozenset(workspaces)
+
+
+def _line(e: AllocatorEvent) -> tuple[int, str | None]:
+    """Line of the generated code, and what its text assigns."""
+    for file, line, name in e.frames:
+        if _GENERATED.match(name) and "torch/_inductor" not in file:
+            match = _ASSIGNED.match(linecache.getline(file, line))
+            return line, match.group(1) if match else None
+    return 0, None
+
+
+def _owner(function: Function, line: int, name: str | None) -> tuple[str | None, Origin]:
+    """Buffer that the line makes, or None for scratch memory of a kernel that it calls."""
+    record = function.record
+    if record is not None and line:
+        for s in record.statements:
+            if s.line == line and s.targets:
+                if s.kind in (StatementKind.ALLOC, StatementKind.FALLBACK, StatementKind.CALL):
+                    return s.targets[0], Origin.BUFFER
+                return None, Origin.INTERNAL
+    if name is not None:
+        return name, Origin.BUFFER
+    return None, Origin.INTERNAL
+
+
+def _input_name(function: Function, i: int) -> str:
+    if function.record is not None and function.partition is None:
+        inputs = function.record.inputs
+        if i < len(inputs):
+            return inputs[i].name
+    if i < len(function.placeholders):
+        return str(getattr(function.placeholders[i], "name", f"input_{i}"))
+    return f"input_{i}"
+
+
+def _input_category(function: Function, i: int) -> Category:
+    if function.record is not None and function.partition is None:
+        inputs = function.record.inputs
+        if i < len(inputs):
+            return inputs[i].category
+    if function.mode is CompilationMode.BACKWARD:
+        return Category.ACTIVATION
+    return Category.INPUT
+
+
+def _output_category(function: Function, outputs: tuple[int, ...]) -> Category:
+    if not outputs:
+        return Category.TEMPORARY
+    record = function.record
+    if record is not None and function.partition is None and outputs[0] < len(record.outputs):
+        return record.outputs[outputs[0]].category
+    if function.mode is CompilationMode.BACKWARD:
+        return Category.GRADIENT
+    users = function.user_outputs
+    if function.mode is CompilationMode.FORWARD and users is not None and not users & set(outputs):
+        return Category.ACTIVATION
+    return Category.OUTPUT

@@ -1,0 +1,31 @@
+"""Compiled autograd: a whole backward captured as one FX graph.
+
+    with memprof.compiled_autograd.enable(compiler_fn, dynamic=True):
+        loss.backward()
+
+``docs/compiled-autograd.md`` says what works and what runs in the normal engine.
+"""
+
+from __future__ import annotations
+
+from .capture import CapturedBackward, capture
+from .compiler import AutogradCompilerInstance
+from .engine import disable, enable, install, installed, reset, uninstall
+from .errors import CaptureError, StaleCaptureError
+from .events import Capture, Listener
+
+__all__ = [
+    "AutogradCompilerInstance",
+    "Capture",
+    "CaptureError",
+    "CapturedBackward",
+    "Listener",
+    "StaleCaptureError",
+    "capture",
+    "disable",
+    "enable",
+    "install",
+    "installed",
+    "reset",
+    "uninstall",
+]

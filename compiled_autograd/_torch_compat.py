@@ -1,0 +1,468 @@
+"""Every private or version-specific piece of torch that compiled autograd touches.
+
+Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch._dynamo.compiled_autograd as _ca
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._dynamo import external_utils as _external
+from torch._guards import CompileContext, CompileId, compile_context
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+_engine: Any = torch._C._dynamo.compiled_autograd
+
+# --- what a captured graph calls ----------------------------------------------------------
+#
+# Dynamo knows these functions (it inlines some, replaces one by the callbacks that hooks
+# queued, and takes the op namespace as allowed in graphs), so graphs must call torch's own.
+
+call_hook: Callable[..., Any] = _external.call_hook
+"""``call_hook(hook, *args, hook_type=...)``; a hook's None means "unchanged"."""
+call_backward: Callable[..., Any] = _external.call_backward
+"""``call_backward(ctx, saved_tensors, *grads)``: the backward of an autograd.Function."""
+call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
+"""Up to 2.11 ``(variable, grad, has_post_hooks)``, then ``(variable, variable_grad, grad, ...)``."""
+run_final_callbacks: Callable[..., Any] = (
+    _external.FakeCompiledAutogradEngine._exec_final_callbacks_stub
+)
+unwrap_size: Callable[..., Any] = _external.unwrap_maybe_dynamic_int
+"""``torch.empty(0, n)`` -> ``n``: a size that Dynamo treats as dynamic."""
+call_cpp_tensor_pre_hooks: Callable[..., Any] = _engine.call_cpp_tensor_pre_hooks
+copy_slices_prologue: Callable[..., Any] = _ca.copy_slices_prologue
+copy_slices_epilogue: Callable[..., Any] = _ca.copy_slices_epilogue
+
+ops: Any = _ca.ops
+"""torch's process-wide namespace of autograd nodes as functions; C++ binds each name once a
+process, so there can be no second one."""
+
+
+def bind_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
+    """Add an autograd node's function to the namespace; the name that it got."""
+    bound: str = ops.add(name, function, is_custom, is_traceable)
+    return bound
+
+
+def is_builtin_op(target: Any) -> bool:
+    """Whether ``target`` is the function of one of torch's own autograd nodes."""
+    return isinstance(target, _ca.Op) and not target.is_custom_function
+
+
+# --- the engine's switch ------------------------------------------------------------------
+
+Factory = Callable[[], Any]
+
+
+def set_compiler(factory: Factory | None, dynamic: bool) -> tuple[Factory | None, bool]:
+    """Have every later backward of the process captured by ``factory()``; what was set before."""
+    prior: tuple[Factory | None, bool] = _engine.set_autograd_compiler(factory, dynamic)
+    return prior
+
+
+def clear_cache() -> None:
+    """Forget captured graphs. The cache is keyed by autograd graph, not by who captured it."""
+    _engine.clear_cache()
+
+
+def state() -> Any:
+    """torch's module, whose globals Dynamo and AOTAutograd read: ``compiled_autograd_enabled``,
+    ``depth``, ``in_compiled_autograd_region``, ``active_disable_ctx``."""
+    return _ca
+
+
+def stance_is_force_eager() -> bool:
+    """Whether ``torch.compiler.set_stance("force_eager")`` is in force."""
+    from torch._dynamo import eval_frame
+
+    return bool(eval_frame._stance.stance == "force_eager")
+
+
+def enable_torchs(
+    compiler: Callable[[GraphModule], Any], dynamic: bool
+) -> AbstractContextManager[None]:
+    """torch's own context manager, which looks the compiler class up in its module."""
+    return _ca._enable(compiler, dynamic=dynamic)
+
+
+def prepare_cuda() -> None:
+    """Where torch has CUDA, its graph-tree module must be loaded before a backward runs."""
+    if torch.cuda.is_available():
+        importlib.import_module("torch._inductor.cudagraph_trees")
+
+
+@contextlib.contextmanager
+def patched_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the function through which ``backward()`` and ``grad()`` enter the engine."""
+    module: Any = torch.autograd
+    name = "_engine_run_backward"
+    original = getattr(module, name)
+    setattr(module, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+# --- identity of a capture ----------------------------------------------------------------
+
+
+def next_capture_id() -> int:
+    """Number of a capture, from torch's counter: its logs and Dynamo's compile ids use it."""
+    return next(_ca.COMPILE_COUNTER)
+
+
+def reset_capture_ids() -> None:
+    """Count captures from 0 again."""
+    _ca.COMPILE_COUNTER = itertools.count()
+
+
+def compile_context_of(capture_id: int) -> CompileContext:
+    """What makes Dynamo name compilations of this graph ``!<capture_id>/...``."""
+    return CompileContext(
+        CompileId(compiled_autograd_id=capture_id, frame_id=None, frame_compile_id=None)
+    )
+
+
+def entered_compile_context(context: CompileContext) -> AbstractContextManager[Any]:
+    """Make ``context`` the current one."""
+    return compile_context(context)
+
+
+def compile_id_of(context: CompileContext) -> str:
+    """The id as text."""
+    return str(context.compile_id)
+
+
+def count_capture() -> None:
+    """torch's counter of captures, which its own tools read."""
+    from torch._dynamo.utils import counters
+
+    counters["compiled_autograd"]["captures"] += 1
+
+
+def log_graph(graph: GraphModule) -> None:
+    """``TORCH_LOGS=compiled_autograd`` and ``TORCH_TRACE``; nothing is rendered unless asked."""
+    from torch._dynamo.utils import lazy_format_graph_code
+    from torch._logging import trace_structured
+
+    _ca.compiled_autograd_log.info(
+        "%s", lazy_format_graph_code("Compiled autograd graph", graph, include_device=True)
+    )
+    trace_structured(
+        "compiled_autograd_graph",
+        payload_fn=lambda: graph.print_readable(print_output=False),
+    )
+
+
+def log_reasons(reasons: list[str]) -> None:
+    """What C++ says about a cache miss, into ``TORCH_TRACE``."""
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "compiled_autograd_compile_reasons", "encoding": "json"},
+        payload_fn=lambda: reasons,
+    )
+
+
+# --- fake values --------------------------------------------------------------------------
+
+_SHAPE_ONLY: list[torch.Tensor] = []
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode with symbols, for one capture."""
+    return FakeTensorMode(
+        allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv()
+    )
+
+
+def dummy_tensor(mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    """A tensor that stands for a gradient in the engine's hands; its shape means nothing.
+
+    Made directly and not by an operator: twenty times cheaper, and there is one for every
+    gradient of the graph.
+    """
+    if not _SHAPE_ONLY:
+        with torch._C._DisableTorchDispatch():
+            _SHAPE_ONLY.append(torch.empty(0, 123456789, device="meta"))
+    return FakeTensor(mode, _SHAPE_ONLY[0], device)
+
+
+def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of the same shape (in numbers), layout, dtype and device.
+
+    Raises:
+        Exception: torch has no fake of such a tensor.
+    """
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise NotImplementedError("a tensor inside a torch.func transform")
+        shape_only = torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
+        return FakeTensor(mode, shape_only, tensor.device)
+    return mode.from_tensor(tensor.detach(), static_shapes=True)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """A number for the storage of ``tensor``, None where it has none of its own."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+        return int(tensor.untyped_storage()._cdata)
+    return None
+
+
+def is_fake(value: Any) -> bool:
+    """Whether ``value`` is a fake tensor."""
+    return isinstance(value, FakeTensor)
+
+
+def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Sizes read while capturing must not become guards: C++ guards by its own key."""
+    assert mode.shape_env is not None
+    return _suppress_guards(mode.shape_env)
+
+
+def symbolic_int(mode: FakeTensorMode, value: int, name: str, index: int) -> Any:
+    """A size symbol for ``name[index]``, or the number itself where torch specialises."""
+    assert mode.shape_env is not None
+    return mode.shape_env.create_unspecified_symint_and_symbol(
+        value, _source(name, index), DimDynamic.DYNAMIC
+    )
+
+
+def symbolic_float(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
+    """A symbol for the float ``name[index]``."""
+    assert mode.shape_env is not None
+    source = _source(name, index)
+    symbol = mode.shape_env.create_unspecified_symbol(
+        value, source=source, dynamic_dim=DimDynamic.DYNAMIC
+    )
+    return mode.shape_env.create_symfloatnode(symbol, hint=value, source=source)
+
+
+def _source(name: str, index: int) -> Any:
+    from torch._dynamo.source import GetItemSource, LocalSource
+
+    return GetItemSource(LocalSource(name), index)
+
+
+def symbol_expression(value: torch.SymInt | torch.SymFloat) -> Any:
+    """The sympy expression of a symbolic number."""
+    return value.node.expr
+
+
+def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
+    """Compute a sympy expression in an FX graph.
+
+    Raises:
+        KeyError: it has a symbol that is not among ``symbols``.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp(PythonReferenceAnalysis, symbols, expression)
+
+
+def hint(value: Any) -> int | None:
+    """The number that a size stands for at capture, None if it is unknown."""
+    if isinstance(value, int):
+        return value
+    node = getattr(value, "node", None)
+    found = node.hint if node is not None and node.has_hint() else None
+    return int(found) if isinstance(found, int) else None
+
+
+def disable_autocast_cache() -> AbstractContextManager[None]:
+    """Autocast must not keep fake casts of the parameters."""
+    from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable
+
+    return disable()
+
+
+def mark_dynamic_size(value: int) -> Any:
+    """A size as a tensor that Dynamo makes dynamic; ``unwrap_size`` takes it apart."""
+    if value <= 0:  # no tensor has a negative size, and 0 is always specialised
+        return value
+    carrier = torch.empty(0, value)
+    torch._dynamo.maybe_mark_dynamic(carrier, 1)
+    return carrier
+
+
+# --- AOTAutograd's backward ---------------------------------------------------------------
+
+
+class AotBackward:
+    """What AOTAutograd's autograd.Function knows of its backward.
+
+    Args:
+        forward_class: ``ctx._forward_cls`` of the node.
+
+    Raises:
+        LookupError: the backward graph was not kept (a hit of AOTAutograd's cache).
+    """
+
+    def __init__(self, forward_class: Any) -> None:
+        self._class = forward_class
+        self.id: int = forward_class._aot_id
+        self.metadata: Any = forward_class.metadata
+        self.subclass_metadata: Any = forward_class.maybe_subclass_metadata
+        info = forward_class._lazy_backward_info
+        if info is None:
+            raise LookupError("AOTAutograd's cache keeps no backward graph")
+        if hasattr(info, "bw_module"):
+            self.module: GraphModule = info.bw_module
+        else:
+            from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+            with unset_fake_temporarily():
+                self.module = info.bw_module_fn()
+
+    def prologue(self) -> Callable[..., Any]:
+        """``(saved_tensors, symints, opaque_objects, grads) -> arguments of the module``.
+
+        Dynamo puts it into its graph as it is; it closes over constants only.
+        """
+        function = getattr(self._class, "_bw_prologue_fn", None)
+        if function is not None:  # 2.13+
+
+            def aot_backward_prologue(
+                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
+            ) -> Any:
+                return function(saved, symints, opaque, grads)
+
+        else:
+            from torch._functorch._aot_autograd import runtime_wrappers
+
+            inner: Any = runtime_wrappers._backward_prologue_functional  # type: ignore[attr-defined, unused-ignore]
+            metadata, subclasses = self.metadata, self.subclass_metadata
+
+            def aot_backward_prologue(
+                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
+            ) -> Any:
+                return inner(saved, symints, opaque, metadata, subclasses, *grads)
+
+        allowed: Callable[..., Any] = torch._dynamo.allow_in_graph(aot_backward_prologue)
+        return allowed
+
+    def epilogue(self, outputs: Sequence[Any], make_subclass: Callable[..., Any]) -> Sequence[Any]:
+        """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
+        function = getattr(self._class, "_bw_epilogue_fn", None)
+        if function is not None:  # 2.13+
+            if self.subclass_metadata is None:
+                found: Sequence[Any] = function(outputs)
+            else:
+                found = function(outputs, make_subclass_override=make_subclass)
+            return found
+        from torch._functorch._aot_autograd import runtime_wrappers
+
+        inner: Any = runtime_wrappers._backward_epilogue_functional  # type: ignore[attr-defined, unused-ignore]
+        found = inner(
+            self.metadata, self.subclass_metadata, outputs, make_subclass_override=make_subclass
+        )
+        return found
+
+    @property
+    def may_need_double_backward(self) -> bool:
+        """Whether an output of the forward requires grad."""
+        return any(info.requires_grad for info in self.metadata.output_info)
+
+
+def is_aot_node(ctx: Any) -> bool:
+    """Whether an autograd.Function's node was made by AOTAutograd."""
+    return hasattr(ctx._forward_cls, "_aot_id")
+
+
+def takes_boxed_grads(ctx: Any) -> bool:
+    """Whether the backward wants its gradients in one list (2.13+), which nothing here can give."""
+    return bool(getattr(ctx._forward_cls, "boxed_grads_call", False))
+
+
+def aot_symints(ctx: Any) -> Sequence[Any]:
+    """The symbolic sizes that the forward saved, lifted by this capture."""
+    found: Sequence[Any] = ctx._get_compiled_autograd_symints()
+    return found
+
+
+# --- graphs -------------------------------------------------------------------------------
+
+
+def steal_inputs(graph: GraphModule) -> None:
+    """Dynamo empties the caller's list of inputs, so that each dies after its last use."""
+    from torch._dynamo.utils import set_locals_to_steal
+
+    set_locals_to_steal(graph, ["inputs"])
+
+
+def rename_node(node: Node, name: str) -> None:
+    """Give ``node`` a name, made unique in its graph."""
+    node._rename(name)
+
+
+def line_numbers(graph: GraphModule) -> dict[int, str]:
+    """Line of ``graph.code`` -> name of the node that it computes.
+
+    Dynamo's stack traces name lines of a captured graph's code; this leads back to its nodes.
+    """
+    found: dict[int, str] = {}
+    known = {node.name for node in graph.graph.nodes}
+    for number, line in enumerate(graph.code.split("\n"), 1):
+        name, assigned, _ = line.strip().partition(" = ")
+        name = name.partition(":")[0].strip()
+        if assigned and name in known and name not in found.values():
+            found[number] = name
+    return found
+
+
+def code_file(graph: GraphModule) -> str:
+    """The file name under which ``graph.code`` was compiled, e.g. ``<eval_with_key>.3``."""
+    code: Any = type(graph).forward.__code__
+    return str(code.co_filename)
+
+
+# c10::ScalarType, whose numbers C++ puts into the metadata of outputs.
+_SCALAR_TYPES: dict[int, torch.dtype] = dict(
+    enumerate(
+        (
+            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+            *(torch.float16, torch.float32, torch.float64),
+            *(torch.complex32, torch.complex64, torch.complex128, torch.bool),
+        )
+    )
+) | {15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn}
+
+
+def output_size(metadata: Any) -> tuple[tuple[Any, ...], torch.dtype | None, torch.device] | None:
+    """``(sizes, dtype, device)`` of a validated gradient, None where C++ gave none."""
+    if metadata is None:
+        return None
+    options, sizes = metadata[0], metadata[1]
+    device = next((o for o in options if isinstance(o, torch.device)), torch.device("cpu"))
+    number = next((o for o in options if isinstance(o, int) and not isinstance(o, bool)), None)
+    return tuple(sizes), _SCALAR_TYPES.get(number) if number is not None else None, device
+
+
+def main_torch_version() -> tuple[int, int]:
+    """``(2, 13)``."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+
+def replace_torchs_class(new: Any) -> Any:
+    """Put a class where torch looks its compiler class up; the class that was there."""
+    before = _ca.AutogradCompilerInstance
+    _ca.AutogradCompilerInstance = new
+    return before

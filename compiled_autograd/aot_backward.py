@@ -1,0 +1,196 @@
+"""Inlining of an AOTAutograd backward: its prologue, its graph node by node, its epilogue.
+
+Note [Why the graph is inlined]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+To the engine an AOTAutograd backward is one node. Called as one, it would be opaque to the
+graph passes and to the compiler, and no gradient could be accumulated before all of them
+exist. So the graph that AOTAutograd compiles for its own use is copied in. Around it,
+
+* the prologue (which selects the gradients that the graph wants and takes tensor
+  subclasses apart) is called as it is: it is a function of constants and its arguments;
+* the epilogue (which drops tokens and RNG offsets and rebuilds subclasses) runs at
+  capture. It only rearranges values; where it rebuilds a subclass it calls back, and that
+  call becomes a node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from . import _torch_compat
+from .errors import CaptureError
+from .origin import META, NodeOrigin
+from .tracer import GraphTracer
+from .value import of_tensor, set_value
+
+AOT_NAME = "autograd_aot_name"
+"""Key in ``meta`` of the name that pass ``aot_names`` gives a node."""
+
+# Of AOTAutograd's own metadata only this says something about the copy; values ("val") are
+# fakes of another fake mode, which Dynamo must not see.
+_KEPT_META = (
+    "stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "original_aten",
+    "source_fn_stack", "fwd_source_fn_stack", "partitioner_tag", "custom",
+)  # fmt: skip
+
+
+class AotInliner:
+    """Inlines AOTAutograd backwards into one capture."""
+
+    def __init__(self, tracer: GraphTracer) -> None:
+        self._tracer = tracer
+        self._times: Counter[int] = Counter()
+
+    def inline(
+        self,
+        ctx: Any,
+        grads: Sequence[Any],
+        saved_tensors: Sequence[torch.Tensor],
+        backward_state: int | None,
+        opaque_objects: Sequence[int],
+    ) -> list[Node | None]:
+        """Nodes of the gradients that the node returns.
+
+        Args:
+            ctx: the autograd.Function's node.
+            grads: gradients that arrive, None where there is none.
+            saved_tensors: as the engine lifted them.
+            backward_state: index in ``hooks`` of the hooks that Dynamo passed from the
+                forward, None if there are none.
+            opaque_objects: indices in ``hooks`` of saved objects that are no tensors.
+
+        Raises:
+            CaptureError: the backward graph was not kept, or grad mode is on.
+        """
+        tracer = self._tracer
+        try:
+            backward = _torch_compat.AotBackward(ctx._forward_cls)
+        except LookupError as error:
+            raise CaptureError(
+                f"the compiled backward came from AOTAutograd's cache, which keeps no graph to "
+                f"inline ({error}); compile the forward inside `enable()`, or with "
+                f"torch._functorch.config.enable_autograd_cache = False"
+            ) from error
+        if torch.is_grad_enabled() and backward.may_need_double_backward:
+            raise CaptureError("a torch.compile'd function cannot be differentiated twice")
+        symints = [tracer.lift(s) for s in _torch_compat.aot_symints(ctx)]
+        prologue = tracer.call(
+            backward.prologue(),
+            (
+                tracer.lift(list(saved_tensors)),
+                symints,
+                [tracer.item("hooks", i) for i in opaque_objects],
+                tracer.lift(list(grads)),
+            ),
+        )
+        arguments = self._arguments(backward, prologue, symints, backward_state)
+        return self._epilogue(backward, self._copy(backward, arguments))
+
+    def _arguments(
+        self,
+        backward: _torch_compat.AotBackward,
+        prologue: Node,
+        symints: list[Any],
+        backward_state: int | None,
+    ) -> list[Any]:
+        """What the graph's placeholders are: sizes, saved tensors and gradients, hooks."""
+        count = sum(node.op == "placeholder" for node in backward.module.graph.nodes)
+        if backward_state is not None:
+            count -= 1
+        arguments: list[Any] = list(symints)
+        for i in range(len(symints), count):
+            arguments.append(self._tracer.call(operator.getitem, (prologue, i)))
+        if backward_state is not None:
+            arguments.append(self._tracer.item("hooks", backward_state))
+        return arguments
+
+    def _copy(self, backward: _torch_compat.AotBackward, arguments: list[Any]) -> list[Any]:
+        """Copy the graph; its outputs as nodes or constants."""
+        tracer = self._tracer
+        graph = tracer.graph
+        # A graph that is called twice in one backward is inlined twice.
+        nth = self._times[backward.id]
+        self._times[backward.id] += 1
+        prefix = f"aot{backward.id}_{nth}_" if nth else f"aot{backward.id}_"
+        base = tracer.origin
+        assert base is not None
+        copies: dict[Node, Any] = {}
+        remaining = iter(arguments)
+
+        def copied(node: Node) -> Any:
+            return copies[node]
+
+        for node in backward.module.graph.nodes:
+            if node.op == "output":
+                return [copies[v] if isinstance(v, Node) else v for v in node.args[0]]
+            if node.op == "placeholder":
+                copy = next(remaining)
+                if not isinstance(copy, Node):  # a size that is a plain number here
+                    copies[node] = copy
+                    continue
+                value = node.meta.get("val")
+            else:
+                target = node.target
+                if node.op in ("get_attr", "call_module"):
+                    target = self._adopt(backward.module, str(target))
+                elif target is torch.ops.aten.view.default:
+                    # The forward was compiled with its views turned into reshapes, so a
+                    # gradient may have strides that no view can take.
+                    target = torch.ops.aten.reshape.default
+                copy = graph.create_node(
+                    node.op, target, map_arg(node.args, copied), map_arg(node.kwargs, copied)
+                )
+                for key in _KEPT_META:
+                    if key in node.meta:
+                        copy.meta[key] = node.meta[key]
+                copy.meta[META] = NodeOrigin(
+                    base.autograd_node, base.call_index, backward.id, node.name
+                )
+                if "stack_trace" not in copy.meta:
+                    copy.meta["stack_trace"] = base.stack_trace
+                value = node.meta.get("val")
+            copy.meta.setdefault(AOT_NAME, prefix + node.name)
+            if isinstance(value, torch.Tensor) and not value.is_sparse:
+                # What the graph computes has this shape whenever Dynamo's guards let it be
+                # called; what comes in as a gradient may not.
+                set_value(copy, of_tensor(value, exact=node.op == "call_function"))
+            copies[node] = copy
+        raise CaptureError("AOTAutograd's backward graph has no output")
+
+    def _adopt(self, module: torch.fx.GraphModule, name: str) -> str:
+        """Take an attribute of AOTAutograd's module over; its name here."""
+        new = "aot_" + name.replace(".", "_")
+        while hasattr(self._tracer.root, new):
+            new += "_"
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part)
+        setattr(self._tracer.root, new, value)
+        return new
+
+    def _epilogue(
+        self, backward: _torch_compat.AotBackward, outputs: list[Any]
+    ) -> list[Node | None]:
+        tracer = self._tracer
+        values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
+
+        def make_subclass(metadata: Any, is_runtime: bool, parts: Sequence[Any]) -> torch.Tensor:
+            def build(*parts: Any) -> Any:
+                return metadata.creation_fn(parts, is_runtime=is_runtime)
+
+            build.__name__ = "make_subclass"
+            node = tracer.call(
+                torch._dynamo.allow_in_graph(build), tuple(tracer.lift(list(parts)))
+            )
+            return tracer.new_value(node)
+
+        results = backward.epilogue(values, make_subclass)
+        lifted = [tracer.lift(r) for r in results]
+        return [node if isinstance(node, Node) else None for node in lifted]

@@ -1,0 +1,402 @@
+"""The object that torch's autograd engine talks to while a backward is captured.
+
+Note [The protocol]
+~~~~~~~~~~~~~~~~~~~
+C++ (torch/csrc/dynamo/python_compiled_autograd.cpp) makes one object a capture by calling
+the factory given to ``set_autograd_compiler`` and calls, on that object,
+
+* ``begin_capture`` with everything that it lifted out of the autograd graph,
+* for each autograd node, in the order of execution: ``set_node_origin``; ``unpack_hook``
+  for what saved-tensor hooks packed; the hooks before; one of ``apply_functional``,
+  ``proxy_call_backward``, ``accumulate_grad`` or the copy-slices pair;
+  ``validate_outputs``; the hooks after; ``accumulate`` where a gradient arrives where
+  another one is already,
+* ``end_capture``, whose result it caches and calls from then on, and ``close``.
+
+``bind_function`` gives a node's C++ function a name, once a process.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from . import _torch_compat
+from .aot_backward import AotInliner
+from .errors import CaptureError
+from .events import Capture, CaptureLog
+from .nan_check import NanCheck
+from .origin import NodeOrigin
+from .passes import run_passes
+from .runtime import RuntimeWrapper
+from .tracer import GraphTracer
+from .value import ValueInfo, of_output, of_sizes, set_value, value_of
+
+CompilerFn = Callable[[GraphModule], Callable[..., Any]]
+Gradients = list[torch.Tensor | None]
+
+
+class AutogradCompilerInstance:
+    """Captures one backward.
+
+    Can stand in for torch's class of the same name.
+
+    Args:
+        compiler_fn: gets the captured graph and returns what runs in its place; both take
+            ``(inputs, sizes, scalars, hooks, packed_data)``.
+    """
+
+    log = CaptureLog()
+    """Of every capture in the process."""
+
+    def __init__(self, compiler_fn: CompilerFn) -> None:
+        self.compiler_fn = compiler_fn
+        self._tracer = GraphTracer()
+        self._aot = AotInliner(self._tracer)
+        self._nan_check: NanCheck | None = None
+
+    # --- begin and end --------------------------------------------------------------------
+
+    def begin_capture(
+        self,
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: list[Any],
+        origins: Sequence[Sequence[tuple[int, str]]],
+        accumulate_grad: bool,
+        check_nans: bool,
+    ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        """Start, with what C++ lifted out of the autograd graph.
+
+        Args:
+            inputs: tensors: saved ones, parameters, gradients that come in.
+            sizes: integers that may differ from run to run (with ``dynamic=True``).
+            scalars: Python numbers that may differ.
+            origins: for each of the three, the node that each entry belongs to; C++ fills
+                them in only while its verbose logger is set.
+            accumulate_grad: ``backward()``, not ``grad()``.
+            check_nans: anomaly mode is on.
+
+        Returns:
+            ``(compile id, inputs, sizes, scalars)``, as symbolic stand-ins.
+        """
+        _torch_compat.count_capture()
+        self._started_ns = time.perf_counter_ns()
+        self.id = _torch_compat.next_capture_id()
+        self._compile_context = _torch_compat.compile_context_of(self.id)
+        self._context = _torch_compat.entered_compile_context(self._compile_context)
+        self._context.__enter__()
+        self._entered = True
+        self._nan_check = NanCheck(accumulate_grad) if check_nans else None
+        self._shapes = [tuple(t.shape) for t in inputs]
+        self._sizes = list(sizes)
+        self._calls: list[str] = []
+        tracer = self._tracer
+        tracer.lift_tensors(inputs)
+        symbols = tracer.lift_sizes(sizes)
+        tracer.lift_scalars(scalars)
+        tracer.start()
+        return _torch_compat.compile_id_of(self._compile_context), inputs, symbols, scalars
+
+    def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Any]:
+        """Finish the graph and compile it: ``(runtime wrapper, compiled function)``."""
+        tracer = self._tracer
+        tracer.stop()
+        tracer.call(_torch_compat.run_final_callbacks, ())
+        tracer.graph.output(tracer.lift(list(outputs)))
+        captured_nodes = len(tracer.graph.nodes)
+        result = run_passes(tracer.graph)
+        module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
+        if self._nan_check is not None:
+            self._nan_check.read(tracer.graph)
+        _torch_compat.steal_inputs(module)
+        _torch_compat.log_graph(module)
+        capture = self.log.captured(
+            Capture(
+                id=self.id,
+                graph=module,
+                calls=tuple(self._calls),
+                shapes=tuple(self._shapes),
+                sizes=tuple(self._sizes),
+                captured_nodes=captured_nodes,
+                capture_ns=time.perf_counter_ns() - self._started_ns,
+                passes=result,
+            )
+        )
+        runtime = RuntimeWrapper(
+            capture,
+            self._compile_context,
+            used_sizes=result.used_sizes,
+            to_cuda=result.inputs_to_cuda,
+            nan_check=self._nan_check,
+            shapes=self._shapes if tracer.baked_shapes else None,
+        )
+        self._leave()
+        return runtime, self.compiler_fn(module)
+
+    def close(self) -> None:
+        """C++ is done with this object, or gave up: leave every mode."""
+        self._tracer.stop()
+        self._leave()
+
+    def _leave(self) -> None:
+        if getattr(self, "_entered", False):
+            self._entered = False
+            self._context.__exit__(None, None, None)
+
+    def log_compile_reasons(self, compile_reasons: list[str]) -> None:
+        """Why C++ found no cached graph; it says so only to its verbose logger."""
+        _torch_compat.log_reasons(compile_reasons)
+
+    def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
+        """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
+        aot_id = None
+        if pyobj is not None and _torch_compat.is_aot_node(pyobj):
+            aot_id = pyobj._forward_cls._aot_id
+        self._calls.append(node_name)
+        self._tracer.origin = NodeOrigin(node_name, nodecall_index, aot_id)
+
+    # --- nodes ----------------------------------------------------------------------------
+
+    def bind_function(
+        self, fn_name: str, fn: Callable[..., Any], is_custom_function: bool, is_traceable: bool
+    ) -> str:
+        """Name an autograd node's function."""
+        return _torch_compat.bind_op(fn_name, fn, is_custom_function, is_traceable)
+
+    def apply_functional(
+        self,
+        fn_name: str,
+        grads: Sequence[Any],
+        args: Sequence[Any],
+        output_metadata: Sequence[Any],
+    ) -> Gradients:
+        """A C++ node, built in or custom: ``ops.<fn_name>(grads, *args)``."""
+        tracer = self._tracer
+        node = tracer.call(
+            _torch_compat.ops.get(fn_name), (tracer.lift(list(grads)), *tracer.lift(tuple(args)))
+        )
+        return [
+            # What the node computes is expected to have the size that validation demands.
+            tracer.new_value(self._part(node, i), of_output(metadata))
+            for i, metadata in enumerate(output_metadata)
+        ]
+
+    def proxy_call_backward(
+        self,
+        inputs: Sequence[Any],
+        output_metadatas: Sequence[Any],
+        saved_tensors: Sequence[torch.Tensor],
+        backward_idx: int,
+        ctx: Any,
+        maybe_backward_state_idx: int | None = None,
+        opaque_object_indices: Sequence[int] = (),
+    ) -> tuple[torch.Tensor | None, ...]:
+        """An autograd.Function's node, AOTAutograd's among them.
+
+        Args:
+            inputs: gradients that arrive.
+            output_metadatas: ``(layout, device, dtype, sizes)`` of each gradient it returns.
+            saved_tensors: lifted.
+            backward_idx: of its ctx in ``hooks``.
+            ctx: the node itself.
+            maybe_backward_state_idx: of the hooks that Dynamo passed from the forward.
+            opaque_object_indices: of saved objects that are no tensors, in ``hooks``.
+
+        Raises:
+            CaptureError: see ``AotInliner.inline``; or the function wants boxed gradients.
+        """
+        tracer = self._tracer
+        results: Sequence[Node | None]
+        if _torch_compat.is_aot_node(ctx):
+            results = self._aot.inline(
+                ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
+            )
+        elif _torch_compat.takes_boxed_grads(ctx):
+            raise CaptureError(
+                f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
+                f"pass gradients in a box"
+            )
+        else:
+            call = tracer.call(
+                _torch_compat.call_backward,
+                (
+                    tracer.item("hooks", backward_idx),
+                    tracer.lift(list(saved_tensors)),
+                    *tracer.lift(tuple(inputs)),
+                ),
+            )
+            results = [
+                None if metadata is None else self._part(call, i)
+                for i, metadata in enumerate(output_metadatas)
+            ]
+        gradients: Gradients = []
+        for metadata, result in zip(output_metadatas, results, strict=False):
+            if metadata is None or result is None:
+                gradients.append(None)
+                continue
+            _, device, dtype, size = metadata
+            known = value_of(result) or of_sizes(size, dtype, device)
+            gradients.append(tracer.new_value(result, known))
+        return tuple(gradients)
+
+    def validate_outputs(
+        self, _: Any, outputs: Sequence[Any], args: Sequence[Any], output_metadata: Sequence[Any]
+    ) -> Gradients:
+        """Sizes, dtypes and devices of gradients are checked, and adapted where they may differ.
+
+        Of gradients that an AOTAutograd graph computes, sizes and dtype are known; those
+        that are as demanded need no node. The others are checked one by one, so that one
+        can be accumulated before the next exists.
+        """
+        tracer = self._tracer
+        validate = _torch_compat.ops.get("validate_outputs")
+        if not any(o is not None for o in outputs):
+            return list(outputs)
+        if tracer.origin is None or tracer.origin.aot_id is None:
+            call = tracer.call(validate, (tracer.lift(list(outputs)), *tracer.lift(tuple(args))))
+            return [
+                None
+                if output is None
+                else tracer.new_value(self._part(call, i), of_output(output_metadata[i]))
+                for i, output in enumerate(outputs)
+            ]
+        validated: Gradients = []
+        for output, metadata in zip(outputs, output_metadata, strict=True):
+            node = tracer.lift(output)
+            if output is None or (wanted := of_output(metadata)) is None:
+                validated.append(output)
+            elif _certainly(value_of(node), wanted, metadata):
+                validated.append(output)
+            else:
+                call = tracer.call(validate, ([node], [tracer.lift(metadata)]))
+                validated.append(tracer.new_value(self._part(call, 0), wanted))
+        return validated
+
+    def accumulate(self, old_var: Any, new_var: Any) -> torch.Tensor:
+        """Two gradients that arrive at the same place."""
+        tracer = self._tracer
+        old, new = tracer.lift(old_var), tracer.lift(new_var)
+        return tracer.new_value(tracer.call(torch.add, (old, new)), value_of(old) or value_of(new))
+
+    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
+        """Into ``variable.grad``.
+
+        Up to torch 2.11 ``(variable, grad, has_post_hooks) -> None``, and the current
+        gradient is read when the graph runs; then ``(variable, variable_grad, grad,
+        has_post_hooks) -> new gradient``, with the current gradient among the inputs.
+        """
+        tracer = self._tracer
+        node = tracer.call(
+            _torch_compat.call_accumulate_grad, tracer.lift((variable, *rest))
+        )
+        of_variable = value_of(node.args[0])
+        if of_variable is not None:
+            set_value(node, of_variable)
+        return None if len(rest) == 2 else tracer.new_value(node, of_variable)
+
+    def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> Gradients:
+        """Before the function of a view that was written in place.
+
+        ``geometry``: sizes, strides and offset of the base, then of the view.
+        """
+        tracer = self._tracer
+        node = tracer.call(
+            _torch_compat.copy_slices_prologue, (tracer.lift(list(inputs)), *tracer.lift(geometry))
+        )
+        whole = value_of(tracer.lift(inputs[0]))
+        return [
+            tracer.new_value(self._part(node, i), info)
+            for i, info in enumerate((whole, None, None))
+        ]
+
+    def call_copy_slices_epilogue(
+        self,
+        needs_input_grad: Sequence[bool],
+        result: torch.Tensor,
+        res: Sequence[Any],
+        grad_slice: torch.Tensor,
+    ) -> Gradients:
+        """After it: its gradient goes back into the base's."""
+        tracer = self._tracer
+        node = tracer.call(
+            _torch_compat.copy_slices_epilogue,
+            (list(needs_input_grad), *tracer.lift((result, list(res), grad_slice))),
+        )
+        return [tracer.new_value(self._part(node, i)) for i in range(len(needs_input_grad))]
+
+    # --- hooks ----------------------------------------------------------------------------
+
+    def unpack_hook(self, hook_id: int, data_id: int) -> torch.Tensor:
+        """The unpack function of saved-tensor hooks."""
+        packed = self._tracer.item("packed_data", data_id)
+        return self._tracer.new_value(self._hook(hook_id, "unpack_hook", packed))
+
+    def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        """``Tensor.register_hook``, on gradient ``i`` before its node runs."""
+        return self._replace(inputs, i, self._hook(hook_id, "tensor_pre_hook", self._lift(inputs[i])))
+
+    def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        """The same, registered in C++."""
+        node = self._tracer.call(
+            _torch_compat.call_cpp_tensor_pre_hooks, (hook_id, self._lift(inputs[i]))
+        )
+        return self._replace(inputs, i, node)
+
+    def pre_hook(self, inputs: Sequence[Any], hook_id: int) -> Gradients:
+        """``Node.register_prehook``, on all gradients of the node."""
+        node = self._hook(hook_id, "pre_hook", self._lift(tuple(inputs)))
+        return self._parts_like(node, inputs)
+
+    def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_id: int) -> Gradients:
+        """``Node.register_hook``, on what the node returned."""
+        node = self._hook(
+            hook_id, "post_hook", self._lift(tuple(outputs)), self._lift(tuple(inputs))
+        )
+        return self._parts_like(node, outputs)
+
+    def post_acc_grad_hook(self, input: torch.Tensor, hook_id: int) -> Gradients:
+        """``Tensor.register_post_accumulate_grad_hook``, on the parameter."""
+        variable = self._lift(input)
+        node = self._hook(hook_id, "post_acc_grad_hook", variable)
+        return [self._tracer.new_value(node, value_of(variable))]
+
+    # --- helpers --------------------------------------------------------------------------
+
+    def _lift(self, value: Any) -> Any:
+        return self._tracer.lift(value)
+
+    def _part(self, node: Node, index: int) -> Node:
+        return self._tracer.call(operator.getitem, (node, index))
+
+    def _hook(self, hook_id: int, kind: str, *args: Any) -> Node:
+        hook = self._tracer.item("hooks", hook_id)
+        return self._tracer.call(_torch_compat.call_hook, (hook, *args), {"hook_type": kind})
+
+    def _replace(self, inputs: list[Any], i: int, node: Node) -> list[Any]:
+        inputs[i] = self._tracer.new_value(node, value_of(self._lift(inputs[i])))
+        return inputs
+
+    def _parts_like(self, node: Node, values: Sequence[Any]) -> Gradients:
+        return [
+            None
+            if value is None
+            else self._tracer.new_value(self._part(node, i), value_of(self._lift(value)))
+            for i, value in enumerate(values)
+        ]
+
+
+def _certainly(have: ValueInfo | None, wanted: ValueInfo, metadata: Any) -> bool:
+    """Whether a gradient is as demanded at every size, so that its check does nothing."""
+    return (
+        have is not None
+        and have.exact
+        and all(isinstance(s, int) for s in metadata[1])
+        and (have.shape, have.dtype, have.device) == (wanted.shape, wanted.dtype, wanted.device)
+    )
+

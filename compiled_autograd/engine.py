@@ -1,0 +1,153 @@
+"""Switching compiled autograd on and off.
+
+Note [Who captures]
+~~~~~~~~~~~~~~~~~~~
+The engine has one factory of compilers and one cache of captured graphs, whoever captured
+them. ``enable`` sets the factory; it and torch's own ``_enable`` may be nested in each
+other. Whenever the compiler function changes, the cache is cleared, or a backward would
+run what another function compiled. The same function again keeps its graphs.
+
+``install`` puts our class where torch's ``_enable`` finds its own, so that
+``torch._dynamo.config.compiled_autograd = True`` captures with ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import _torch_compat
+from .compiler import AutogradCompilerInstance, CompilerFn
+
+_last: list[Any] = []
+"""The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
+
+
+@contextlib.contextmanager
+def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
+    """Capture every backward inside as one graph and run what ``compiler_fn`` makes of it.
+
+    Args:
+        compiler_fn: gets the captured ``GraphModule`` and returns a callable with the same
+            arguments, e.g. ``functools.partial(torch.compile, backend="inductor")``.
+            Returning the module itself runs the graph as it is.
+        dynamic: sizes that change from one backward to the next become inputs of the graph;
+            otherwise each combination is captured on its own.
+
+    A backward with ``create_graph=True`` runs in the normal engine: its own backward can be
+    captured. So does every backward while torch's stance is "force_eager".
+
+    Raises:
+        TypeError: ``compiler_fn`` cannot be called, or ``dynamic`` is no bool.
+    """
+    if not callable(compiler_fn):
+        raise TypeError(f"compiler_fn must be callable, but is {compiler_fn!r}")
+    if not isinstance(dynamic, bool):
+        raise TypeError(f"dynamic must be True or False, but is {dynamic!r}")
+    if _torch_compat.stance_is_force_eager():
+        yield
+        return
+    _torch_compat.prepare_cuda()
+    _own_the_cache(compiler_fn, dynamic)
+    state = _torch_compat.state()
+    factory = functools.partial(AutogradCompilerInstance, compiler_fn)
+    prior, prior_dynamic = _torch_compat.set_compiler(factory, dynamic)
+    before = state.compiled_autograd_enabled
+    state.compiled_autograd_enabled = True
+    state.depth += 1
+    try:
+        # One graph of one backward is run by one thread.
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            _torch_compat.patched_engine_entry(_normally_if_differentiable),
+        ):
+            yield
+    finally:
+        state.depth -= 1
+        state.compiled_autograd_enabled = before
+        _torch_compat.set_compiler(prior, prior_dynamic)
+        if isinstance(prior, functools.partial):  # an outer enable() goes on
+            _own_the_cache(prior.args[0] if prior.args else prior, prior_dynamic)
+        elif prior is not None:
+            _own_the_cache(prior, prior_dynamic)
+
+
+@contextlib.contextmanager
+def disable() -> Iterator[None]:
+    """Run every backward inside in the normal engine."""
+    state = _torch_compat.state()
+    before = (state.compiled_autograd_enabled, state.active_disable_ctx)
+    prior, prior_dynamic = _torch_compat.set_compiler(None, False)
+    state.compiled_autograd_enabled = False
+    state.active_disable_ctx = True
+    try:
+        yield
+    finally:
+        state.compiled_autograd_enabled, state.active_disable_ctx = before
+        _torch_compat.set_compiler(prior, prior_dynamic)
+
+
+def reset() -> None:
+    """Forget every captured graph and why it was captured; switch compiled autograd off.
+
+    Raises:
+        RuntimeError: a captured graph is running.
+    """
+    state = _torch_compat.state()
+    if state.in_compiled_autograd_region:
+        raise RuntimeError("compiled autograd cannot be reset from inside a captured backward")
+    state.compiled_autograd_enabled = False
+    _torch_compat.set_compiler(None, False)
+    _torch_compat.clear_cache()
+    _torch_compat.reset_capture_ids()
+    AutogradCompilerInstance.log.clear()
+    _last.clear()
+
+
+def install() -> None:
+    """Capture with memprof wherever torch would with its own class.
+
+    That is ``torch._dynamo.config.compiled_autograd = True``. Graphs that torch captured
+    before are dropped.
+    """
+    if not installed():
+        _replaced.append(_torch_compat.replace_torchs_class(AutogradCompilerInstance))
+        _torch_compat.clear_cache()
+
+
+def uninstall() -> None:
+    """Undo ``install``."""
+    if installed():
+        _torch_compat.replace_torchs_class(_replaced.pop())
+        _torch_compat.clear_cache()
+
+
+def installed() -> bool:
+    """Whether ``install`` is in force."""
+    return bool(_replaced)
+
+
+_replaced: list[Any] = []
+
+
+def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
+    # By identity, not equality: two equal partials may close over different things.
+    if len(_last) != 2 or _last[0] is not compiler_fn or _last[1] is not dynamic:
+        _torch_compat.clear_cache()
+        _last[:] = [compiler_fn, dynamic]
+
+
+def _normally_if_differentiable(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine refuses to capture ``create_graph=True``; run those in the normal engine."""
+
+    def run_backward(outputs: Any, grads: Any, keep: bool, create_graph: bool, *a: Any, **k: Any) -> Any:
+        if not create_graph:
+            return run(outputs, grads, keep, create_graph, *a, **k)
+        with disable():
+            return run(outputs, grads, keep, create_graph, *a, **k)
+
+    return run_backward

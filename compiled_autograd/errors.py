@@ -1,0 +1,19 @@
+"""What can go wrong at capture."""
+
+from __future__ import annotations
+
+_TURN_OFF = (
+    "Run that backward inside `with memprof.compiled_autograd.disable():`, or leave compiled "
+    "autograd off."
+)
+
+
+class CaptureError(RuntimeError):
+    """A backward that cannot be captured. Nothing of it has run: no gradient was written."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"compiled autograd cannot capture this backward: {what}. {_TURN_OFF}")
+
+
+class StaleCaptureError(RuntimeError):
+    """A captured graph was asked to run on inputs that it was not captured for."""

@@ -1,0 +1,142 @@
+"""What was captured, why no earlier graph could be used, and how often each graph ran."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from .passes import PassResult
+
+KEPT = 64
+"""Signatures of captures that are kept to explain later ones."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """One captured backward.
+
+    Attributes:
+        id: number of the capture; Dynamo's compile ids of it begin with ``!<id>/``.
+        graph: after the passes.
+        calls: names of the autograd nodes, in the engine's order.
+        shapes: of the lifted tensors.
+        sizes: lifted sizes at capture.
+        captured_nodes: FX nodes before the passes.
+        capture_ns: time from the engine's first call to the finished graph, compiler excluded.
+        passes: what the passes did.
+        reason: why it was captured: why no earlier graph could be used.
+    """
+
+    id: int
+    graph: GraphModule
+    calls: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    captured_nodes: int
+    capture_ns: int
+    passes: PassResult
+    reason: str = ""
+    runs: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def signature(self) -> Signature:
+        """What later captures are compared with."""
+        return Signature(self.id, self.calls, self.shapes, self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Enough of a capture to say how another one differs."""
+
+    id: int
+    calls: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who wants to know.
+
+    Attributes:
+        captured: a graph was captured (a miss of the engine's cache).
+        ran: a captured graph is about to run; True if it was captured for an earlier backward
+            (a hit of the cache).
+    """
+
+    captured: Callable[[Capture], None]
+    ran: Callable[[Capture, bool], None]
+
+
+class CaptureLog:
+    """Explains captures and tells listeners."""
+
+    def __init__(self) -> None:
+        self._signatures: deque[Signature] = deque(maxlen=KEPT)
+        self.listeners: list[Listener] = []
+
+    def captured(self, capture: Capture) -> Capture:
+        """Note a capture and give it its reason."""
+        signature = capture.signature
+        capture.reason = why_captured(signature, tuple(self._signatures))
+        self._signatures.append(signature)
+        for listener in tuple(self.listeners):
+            listener.captured(capture)
+        return capture
+
+    def ran(self, capture: Capture) -> None:
+        """Note a run."""
+        if self.listeners:
+            hit = next(capture.runs) > 0
+            for listener in tuple(self.listeners):
+                listener.ran(capture, hit)
+
+    def clear(self) -> None:
+        """Forget earlier captures."""
+        self._signatures.clear()
+
+
+def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
+    """In what ``new`` differs from the most similar earlier capture, in words.
+
+    C++ keys its cache by every node's identity and by all that is not lifted. Most of
+    that is visible here too; where nothing visible differs, the answer says so.
+    """
+    if not earlier:
+        return "the first capture"
+    same_calls = [s for s in earlier if s.calls == new.calls]
+    if not same_calls:
+        nearest = max(earlier, key=lambda s: _common(s.calls, new.calls))
+        at = _common(nearest.calls, new.calls)
+        ours = new.calls[at] if at < len(new.calls) else "the end"
+        theirs = nearest.calls[at] if at < len(nearest.calls) else "the end"
+        return f"other autograd nodes: at call {at} {ours} instead of {theirs} in capture {nearest.id}"
+    last = same_calls[-1]
+    if len(last.shapes) != len(new.shapes):
+        return (
+            f"{len(new.shapes)} lifted tensors instead of {len(last.shapes)} in capture {last.id}: "
+            f"gradients to accumulate into, or saved tensors, came or went"
+        )
+    if len(last.sizes) != len(new.sizes):
+        return (
+            f"{len(new.sizes)} dynamic sizes instead of {len(last.sizes)} in capture {last.id}: "
+            f"sizes that changed are lifted from now on"
+        )
+    for i, (ours_shape, theirs_shape) in enumerate(zip(new.shapes, last.shapes, strict=True)):
+        if ours_shape != theirs_shape:
+            return (
+                f"lifted tensor {i} has shape {ours_shape} instead of {theirs_shape} in capture "
+                f"{last.id}"
+            )
+    return (
+        f"the same nodes and shapes as capture {last.id}: hooks, constants or grad modes differ, "
+        f"or the cache was cleared"
+    )
+
+
+def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

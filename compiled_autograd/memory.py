@@ -1,0 +1,214 @@
+"""Live bytes of a captured graph, node by node, estimated from what capture knows.
+
+Note [The estimate]
+~~~~~~~~~~~~~~~~~~~
+A *block* is memory that one or more nodes share: a view, a validated gradient and an item
+of a list belong to the block of what they come from. A block is born with its first node
+and dies after the last node that uses any of its nodes; blocks of parameters and of
+gradients that are there already were counted by nobody here and stay out; a gradient that
+becomes a parameter's ``.grad`` never dies; what the forward saved is live from the start
+and dies after its last use, since Dynamo takes the list of inputs apart. A node's peak is
+taken with its inputs and outputs both live.
+
+Not in it: scratch memory inside operators, rounding of an allocator, what hooks allocate,
+and values whose size is unknown (``unknown``), such as what an unpack hook returns.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from .nodes import accumulated, aliased_inputs, is_accumulate_grad, is_hook, is_item_of_argument
+from .value import INPUT_GROUP, value_of
+
+
+@dataclass(slots=True)
+class Block:
+    """Memory shared by some nodes.
+
+    Attributes:
+        nbytes: bytes, 0 if unknown.
+        at_entry: live when the graph begins.
+        stays: live when it ends.
+        outside: a parameter's or existing gradient's, not counted.
+    """
+
+    nbytes: int = 0
+    at_entry: bool = False
+    stays: bool = False
+    outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Estimate for one node.
+
+    Attributes:
+        node: its name.
+        allocated: bytes that come to life at it.
+        freed: bytes that die after it.
+        live: bytes live while it runs, inputs and outputs included.
+        known: False if it makes a value of unknown size.
+    """
+
+    node: str
+    allocated: int
+    freed: int
+    live: int
+    known: bool
+
+
+class Blocks:
+    """Which block each node of a graph reads and makes.
+
+    Attributes:
+        blocks: all.
+        made: for each node, the blocks that come to life at it.
+        used: for each node, the blocks that must be live while it runs.
+        unknown: nodes that make a value of unknown size.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.blocks: list[Block] = []
+        self.made: dict[Node, list[int]] = {}
+        self.used: dict[Node, list[int]] = {}
+        self.unknown: set[Node] = set()
+        self._of: dict[Node, int | None] = {}
+        groups: dict[int, int] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._of[node] = None
+                continue
+            self._of[node] = None
+            if is_item_of_argument(node):
+                self._input(node, groups)
+            else:
+                self._inner(node)
+            self.used[node] = list(
+                dict.fromkeys(
+                    b for a in node.all_input_nodes if (b := self._of.get(a)) is not None
+                )
+            )
+            if node.op == "output":
+                for block in self.used[node]:
+                    self.blocks[block].stays = True
+            elif is_accumulate_grad(node):
+                self._accumulation(node)
+
+    def _input(self, node: Node, groups: dict[int, int]) -> None:
+        value = value_of(node)
+        if value is None:
+            return
+        group = node.meta.get(INPUT_GROUP)
+        if group is not None and group in groups:
+            block = self.blocks[groups[group]]
+            block.nbytes = max(block.nbytes, value.nbytes or 0)
+            block.outside |= value.persistent
+            self._of[node] = groups[group]
+            return
+        self._of[node] = len(self.blocks)
+        if group is not None:
+            groups[group] = len(self.blocks)
+        self.blocks.append(Block(value.nbytes or 0, at_entry=True, outside=value.persistent))
+
+    def _inner(self, node: Node) -> None:
+        source = _source(node)
+        shared = self._of.get(source) if source is not None else None
+        if source is not None and shared is None and node.target is operator.getitem:
+            # One result of several: born with the others, at the node that computes them.
+            self._new(node, source)
+        elif shared is not None:
+            self._of[node] = shared
+        elif value_of(node) is not None:
+            self._new(node, node)
+        elif is_hook(node):
+            self.unknown.add(node)
+
+    def _new(self, node: Node, born_at: Node) -> None:
+        value = value_of(node)
+        if value is None or value.nbytes is None:
+            self.unknown.add(node)
+        self._of[node] = len(self.blocks)
+        self.made.setdefault(born_at, []).append(len(self.blocks))
+        self.blocks.append(Block((value.nbytes or 0) if value is not None else 0))
+
+    def _accumulation(self, node: Node) -> None:
+        variable, current, new = accumulated(node)
+        self.made.pop(node, None)
+        existing = self._of.get(current) if current is not None else self._of.get(variable)
+        self._of[node] = existing
+        if current is None and new is not None and (block := self._of.get(new)) is not None:
+            self.blocks[block].stays = True  # it becomes the gradient
+
+    def __getitem__(self, node: Node) -> int | None:
+        return self._of.get(node)
+
+
+def _source(node: Node) -> Node | None:
+    """The node whose memory the value of ``node`` is, or is one part of."""
+    if node.target is not operator.getitem:
+        shared = aliased_inputs(node)
+        return shared[0] if len(shared) == 1 else None
+    whole, index = node.args
+    if not isinstance(whole, Node) or not isinstance(index, int):
+        return None
+    name = getattr(whole.target, "__name__", "")
+    part: Any = None
+    if name == "validate_outputs":
+        part = _at(whole.args[0], index)
+    elif is_hook(whole):
+        part = _at(whole.args[1], index)
+    elif name == "aot_backward_prologue":
+        saved, symints, opaque, grads = whole.args
+        handed: list[Any] = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
+        part = _at(handed, index)
+    return part if isinstance(part, Node) else whole
+
+
+def _at(values: Any, index: int) -> Any:
+    return values[index] if isinstance(values, (list, tuple)) and index < len(values) else None
+
+
+def node_memory(graph: Graph) -> list[NodeMemory]:
+    """The estimate, in graph order."""
+    blocks = Blocks(graph)
+    order = [n for n in graph.nodes if n.op != "placeholder"]
+    found = []
+    for node, (allocated, freed, live) in zip(order, profile(order, blocks), strict=True):
+        found.append(NodeMemory(node.name, allocated, freed, live, node not in blocks.unknown))
+    return found
+
+
+def profile(order: Sequence[Node], blocks: Blocks) -> list[tuple[int, int, int]]:
+    """``(allocated, freed, live)`` in bytes of each node, run in that order."""
+    left: dict[int, int] = {}
+    for node in order:
+        for block in (*blocks.used[node], *blocks.made.get(node, ())):
+            left[block] = left.get(block, 0) + 1
+    live = sum(b.nbytes for b in blocks.blocks if b.at_entry and not b.outside)
+    found = []
+    for node in order:
+        made = blocks.made.get(node, ())
+        allocated = sum(blocks.blocks[b].nbytes for b in made)
+        live += allocated
+        freed = 0
+        for index in (*blocks.used[node], *made):
+            left[index] -= 1
+            block = blocks.blocks[index]
+            if left[index] == 0 and not block.stays and not block.outside:
+                freed += block.nbytes
+        found.append((allocated, freed, live))
+        live -= freed
+    return found
+
+
+def peak(order: Sequence[Node], blocks: Blocks) -> int:
+    """Most live bytes at any node of that order."""
+    return max((live for _, _, live in profile(order, blocks)), default=0)
+
+

@@ -1,0 +1,78 @@
+"""Anomaly mode: NaN in a gradient is an error, found when the whole backward has run.
+
+The normal engine looks after each node. A compiled graph has no such moments, and making
+them would change what is compiled; so the gradients that come out are looked at.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from . import _torch_compat
+
+
+class NanCheck:
+    """The check of one captured graph.
+
+    Args:
+        accumulate_grad: the backward writes ``.grad``; otherwise it returns gradients.
+    """
+
+    def __init__(self, accumulate_grad: bool) -> None:
+        self._accumulates = accumulate_grad
+        self._parameters: list[int] = []
+        self._outputs: list[str] = []
+        self._held: list[torch.Tensor] = []
+
+    def read(self, graph: Graph) -> None:
+        """Find the parameters that ``graph`` accumulates into, or the gradients it returns."""
+        for node in graph.find_nodes(
+            op="call_function", target=_torch_compat.call_accumulate_grad
+        ):
+            parameter: Any = node.args[0]
+            if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
+                self._parameters.append(parameter.args[1])
+        output: Any = graph.output_node().args[0]
+        self._outputs = [str(node) for node in output]
+
+    def before(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Hold the parameters: the compiled function empties ``inputs``.
+
+        Raises:
+            RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
+                nobody could tell.
+        """
+        self._held = [inputs[i] for i in self._parameters] if self._accumulates else []
+        for i, parameter in zip(self._parameters, self._held, strict=False):
+            if parameter.grad is not None and bool(torch.isnan(parameter.grad).any()):
+                raise RuntimeError(
+                    f"anomaly mode with compiled autograd: inputs[{i}] had a NaN gradient before "
+                    f"this backward; zero the gradients first, or leave one of the two off"
+                )
+
+    def after(self, outputs: Sequence[torch.Tensor | None]) -> None:
+        """Look at the gradients.
+
+        Raises:
+            RuntimeError: one is NaN; the message names the parameters or outputs.
+        """
+        held, self._held = self._held, []
+        found = [
+            f"inputs[{i}]"
+            for i, parameter in zip(self._parameters, held, strict=False)
+            if parameter.grad is not None and bool(torch.isnan(parameter.grad).any())
+        ]
+        found += [
+            name
+            for name, gradient in zip(self._outputs, outputs, strict=False)
+            if gradient is not None and bool(torch.isnan(gradient).any())
+        ]
+        if found:
+            raise RuntimeError(
+                f"Compiled Autograd returned NaN gradients for {', '.join(found)} (anomaly mode)"
+            )

@@ -1,0 +1,145 @@
+"""What the passes need to know of nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from . import _torch_compat
+from .tracer import PLACEHOLDERS
+
+HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
+
+
+def is_hook(node: Node, kind: str | None = None) -> bool:
+    """Whether ``node`` calls a Python hook (of that kind)."""
+    return node.target is _torch_compat.call_hook and (
+        kind is None or node.kwargs.get("hook_type") == kind
+    )
+
+
+def is_accumulate_grad(node: Node) -> bool:
+    """Whether ``node`` accumulates into a parameter's gradient."""
+    return node.target is _torch_compat.call_accumulate_grad
+
+
+def accumulated(node: Node) -> tuple[Node, Node | None, Node | None]:
+    """``(variable, its gradient until now, what is added)`` of an accumulation.
+
+    The gradient until now is an argument from torch 2.13 on, and None where there was none.
+    """
+    nodes: list[Any] = [a if isinstance(a, Node) else None for a in node.args[:-1]]
+    variable, current, new = (nodes[0], None, nodes[1]) if len(nodes) == 2 else nodes
+    return variable, current, new
+
+
+def is_getitem(node: Node) -> bool:
+    """Whether ``node`` takes one part of another node's value."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def placeholder_of(node: Node) -> str | None:
+    """Which of the graph's arguments ``node`` is, or is an item of; None if neither."""
+    while is_getitem(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return str(node.target) if node.op == "placeholder" else None
+
+
+def is_item_of_argument(node: Node) -> bool:
+    """Whether ``node`` is ``inputs[i]`` or the like: available from the start."""
+    return node.op == "placeholder" or (
+        is_getitem(node) and isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
+    )
+
+
+def has_side_effects(node: Node) -> bool:
+    """Whether ``node`` must run although nobody uses its value."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return runs_python(node) or is_accumulate_grad(node) or _final(node) or node.is_impure()
+
+
+def _final(node: Node) -> bool:
+    return node.target is _torch_compat.run_final_callbacks
+
+
+def runs_python(node: Node) -> bool:
+    """Whether ``node`` runs code that is not torch's and may do anything."""
+    if node.op == "call_module":
+        return True
+    return node.op == "call_function" and (
+        node.target in (_torch_compat.call_hook, _torch_compat.call_backward)
+        or node.target is _torch_compat.call_cpp_tensor_pre_hooks
+    )
+
+
+def is_functional(node: Node) -> bool:
+    """Whether ``node`` depends on nothing but its arguments and changes nothing.
+
+    Everything not known to be so is not.
+    """
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    return (
+        target is operator.getitem
+        or target is torch.add
+        or target is _torch_compat.unwrap_size
+        or _torch_compat.is_builtin_op(target)
+        or getattr(target, "__name__", "") in ("aot_backward_prologue", "make_subclass")
+        or getattr(target, "__module__", "") in ("_operator", "math")
+    )
+
+
+_VIEWS = frozenset(
+    ("validate_outputs", "aot_backward_prologue", "make_subclass", "AliasBackward0", "TBackward0")
+    + ("TransposeBackward0", "TransposeBackward1", "PermuteBackward0", "UnsqueezeBackward0")
+    + ("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ViewBackward0")
+    + ("UnsafeViewBackward0", "ReshapeAliasBackward0", "ViewAsBackward0")
+)
+"""Functions whose value is (usually) a view of an argument."""
+
+
+def aliased_inputs(node: Node) -> list[Node]:
+    """Arguments whose memory the value of ``node`` may share."""
+    if node.op != "call_function":
+        return []
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target is torch.ops.aten.reshape.default:
+            return _nodes(node.args[:1])
+        shared: list[Node] = []
+        for value, argument in zip(node.args, target._schema.arguments, strict=False):
+            if argument.alias_info is not None:
+                shared += _nodes([value])
+        return shared
+    if target is operator.getitem:
+        return [a for a in _nodes(node.args[:1]) if a.op != "placeholder"]
+    if is_hook(node):
+        return _nodes(node.args[1:2])
+    if getattr(target, "__name__", "") in _VIEWS:
+        return list(node.all_input_nodes)
+    if target is _torch_compat.copy_slices_epilogue or is_accumulate_grad(node):
+        return list(node.all_input_nodes)
+    return []
+
+
+def _nodes(values: Iterable[Any]) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.node.map_arg(tuple(values), lambda n: found.append(n))
+    return found
+
+
+def placeholders(graph: Graph) -> dict[str, Node]:
+    """The graph's arguments by name."""
+    found = {str(n.target): n for n in graph.find_nodes(op="placeholder")}
+    assert tuple(found) == PLACEHOLDERS, f"not a captured graph: {list(found)}"
+    return found

@@ -1,0 +1,62 @@
+"""Passes over a captured graph, in the order in which they run.
+
+Each is a function of the graph that changes it in place; none needs values, only the
+structure and what the tracer put into ``meta``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph
+
+from .accumulate_grad_asap import accumulate_grad_asap
+from .aot_names import aot_names
+from .cpu_scalars_to_gpu import cpu_scalars_to_gpu
+from .dead_code import remove_dead_code
+from .hooks_as_eager import hooks_as_eager
+from .memory_order import MemoryOrder, memory_order
+from .unpack_hooks_late import unpack_hooks_late
+from .unused_sizes import remove_unused_sizes
+
+__all__ = [
+    "MemoryOrder",
+    "PassResult",
+    "accumulate_grad_asap",
+    "aot_names",
+    "cpu_scalars_to_gpu",
+    "hooks_as_eager",
+    "memory_order",
+    "remove_dead_code",
+    "remove_unused_sizes",
+    "run_passes",
+    "unpack_hooks_late",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What the runtime has to know of the passes.
+
+    Attributes:
+        used_sizes: indices of the lifted sizes that the graph still reads.
+        inputs_to_cuda: indices of inputs that the graph expects on the GPU.
+        order: what the memory pass estimated and did.
+    """
+
+    used_sizes: tuple[int, ...]
+    inputs_to_cuda: tuple[int, ...]
+    order: MemoryOrder
+
+
+def run_passes(graph: Graph) -> PassResult:
+    """All of them."""
+    to_cuda = cpu_scalars_to_gpu(graph)
+    unpack_hooks_late(graph)
+    accumulate_grad_asap(graph)
+    hooks_as_eager(graph)
+    remove_dead_code(graph)
+    used_sizes = remove_unused_sizes(graph)
+    aot_names(graph)
+    order = memory_order(graph)
+    return PassResult(used_sizes, to_cuda, order)

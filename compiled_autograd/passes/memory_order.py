@@ -1,0 +1,171 @@
+"""Reorder independent nodes so that less memory is live at the worst moment.
+
+Note [Reordering for memory]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+List scheduling: of the nodes whose arguments exist, run one that makes live memory
+shrink, or grow the least. Greedy choices can be wrong further on, so a schedule is taken
+only if its estimated peak is lower than that of the order it started from; otherwise the
+graph stays as it was. Two rules are tried, and the better one is taken:
+
+* *cheapest first*: always the node with the smallest growth;
+* *free early*: nodes that do not grow memory first, all others in their order.
+
+Results do not change, bit by bit, because only nodes move that are functions of their
+arguments, and accumulations. Python code (hooks, autograd.Functions) and everything not
+known to be a function stays where it is, and nothing moves past it. An accumulation
+writes the existing gradient, so it stays on its side of every reader of that.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from ..memory import Blocks, peak
+from ..hazards import readers_of
+from ..nodes import accumulated, is_accumulate_grad, is_functional, is_item_of_argument
+
+Rule = Callable[[int, int], tuple[int, ...]]
+"""``(growth in bytes, place in the old order) -> priority``, smallest first."""
+
+RULES: tuple[Rule, ...] = (
+    lambda growth, place: (growth, place),
+    lambda growth, place: (0 if growth <= 0 else 1, place),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOrder:
+    """What the pass estimated and did.
+
+    Attributes:
+        before: estimated peak of the order that it found, bytes.
+        after: of the order that it left.
+    """
+
+    before: int
+    after: int
+
+
+def memory_order(graph: Graph) -> MemoryOrder:
+    """Reorder ``graph`` if that lowers its estimated peak."""
+    blocks = Blocks(graph)
+    order = [n for n in graph.nodes if n.op != "placeholder"]
+    before = best = peak(order, blocks)
+    chosen = None
+    if before:
+        edges = _hazards(graph, order)
+        for rule in RULES:
+            candidate = _schedule(order, blocks, edges, rule)
+            if (estimate := peak(candidate, blocks)) < best:
+                best, chosen = estimate, candidate
+    if chosen is not None:
+        for node in chosen:
+            graph.output_node().prepend(node) if node.op != "output" else None
+    return MemoryOrder(before, best)
+
+
+def _hazards(graph: Graph, order: Sequence[Node]) -> list[tuple[Node, Node]]:
+    """Pairs ``(first, then)`` that are not in the data flow."""
+    place = {node: i for i, node in enumerate(order)}
+    pairs = []
+    for node in order:
+        if not is_accumulate_grad(node) or (current := accumulated(node)[1]) is None:
+            continue
+        for reader in readers_of(current, place):
+            if reader is not node:
+                pair = (reader, node) if place[reader] < place[node] else (node, reader)
+                pairs.append(pair)
+    return pairs
+
+
+def _moves(node: Node) -> bool:
+    return not is_item_of_argument(node) and (is_functional(node) or is_accumulate_grad(node))
+
+
+def _schedule(
+    order: Sequence[Node], blocks: Blocks, hazards: Sequence[tuple[Node, Node]], rule: Rule
+) -> list[Node]:
+    """The nodes in the order that ``rule`` gives them, segment by segment."""
+    users_left = _uses(order, blocks)
+    result: list[Node] = []
+    segment: list[Node] = []
+    for node in order:
+        if _moves(node):
+            segment.append(node)
+            continue
+        result += _segment(segment, blocks, hazards, users_left, rule)
+        segment = []
+        result.append(node)
+        _run(node, blocks, users_left)
+    return result + _segment(segment, blocks, hazards, users_left, rule)
+
+
+def _uses(order: Sequence[Node], blocks: Blocks) -> list[set[Node]]:
+    left: list[set[Node]] = [set() for _ in blocks.blocks]
+    for node in order:
+        for block in (*blocks.used[node], *blocks.made.get(node, ())):
+            left[block].add(node)
+    return left
+
+
+def _run(node: Node, blocks: Blocks, left: list[set[Node]]) -> None:
+    for block in (*blocks.used[node], *blocks.made.get(node, ())):
+        left[block].discard(node)
+
+
+def _growth(node: Node, blocks: Blocks, left: list[set[Node]]) -> int:
+    made = blocks.made.get(node, ())
+    grown = sum(blocks.blocks[b].nbytes for b in made)
+    for index in (*blocks.used[node], *made):
+        block = blocks.blocks[index]
+        if len(left[index]) == 1 and not block.stays and not block.outside:
+            grown -= block.nbytes
+    return grown
+
+
+def _segment(
+    nodes: Sequence[Node],
+    blocks: Blocks,
+    hazards: Sequence[tuple[Node, Node]],
+    left: list[set[Node]],
+    rule: Rule,
+) -> list[Node]:
+    place = {node: i for i, node in enumerate(nodes)}
+    followers: dict[Node, list[Node]] = {node: [] for node in nodes}
+    waiting = dict.fromkeys(nodes, 0)
+    edges = [(a, n) for n in nodes for a in n.all_input_nodes if a in place]
+    for first, then in (*edges, *(h for h in hazards if h[0] in place and h[1] in place)):
+        followers[first].append(then)
+        waiting[then] += 1
+    heap: list[tuple[tuple[int, ...], int]] = []
+
+    def offer(node: Node) -> None:
+        at = place[node]
+        heapq.heappush(heap, (rule(_growth(node, blocks, left), at), at))
+
+    for node in nodes:
+        if waiting[node] == 0:
+            offer(node)
+    result: list[Node] = []
+    done: set[Node] = set()
+    while heap:
+        node = nodes[heapq.heappop(heap)[1]]
+        if node in done:  # offered again when it became cheaper
+            continue
+        done.add(node)
+        result.append(node)
+        _run(node, blocks, left)
+        for index in blocks.used[node]:
+            if len(left[index]) == 1:
+                (last,) = left[index]
+                if last in place and last not in done and waiting[last] == 0:
+                    offer(last)
+        for follower in followers[node]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                offer(follower)
+    return result

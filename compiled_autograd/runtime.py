@@ -1,0 +1,96 @@
+"""What C++ calls for each backward that has a captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch_compat
+from .errors import StaleCaptureError
+from .nan_check import NanCheck
+
+if TYPE_CHECKING:
+    from .events import Capture
+
+
+class RuntimeWrapper:
+    """Runs the compiled function with compiled autograd itself switched off.
+
+    Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those
+    inner backwards run in the normal engine.
+
+    Args:
+        capture: the graph.
+        context: what Dynamo names compilations inside after.
+        used_sizes: indices of the sizes that the graph reads; the others were dropped.
+        to_cuda: indices of CPU scalars that the graph expects on the GPU.
+        nan_check: of anomaly mode.
+        shapes: of the inputs, if the graph holds for those only.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        context: Any,
+        *,
+        used_sizes: tuple[int, ...],
+        to_cuda: tuple[int, ...],
+        nan_check: NanCheck | None,
+        shapes: Sequence[tuple[int, ...]] | None,
+    ) -> None:
+        self.capture = capture
+        self._context = context
+        self._used_sizes = used_sizes
+        self._to_cuda = to_cuda
+        self._nan_check = nan_check
+        self._shapes = shapes
+
+    def __call__(
+        self,
+        compiled_fn: Callable[..., Any],
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: list[Any],
+        hooks: Any,
+        packed_data: Any,
+    ) -> Any:
+        """Gradients asked for with ``grad()``; empty for ``backward()``."""
+        from .compiler import AutogradCompilerInstance
+
+        AutogradCompilerInstance.log.ran(self.capture)
+        if self._shapes is not None:
+            self._check_shapes(inputs)
+        if self._nan_check is not None:
+            self._nan_check.before(inputs)
+        for i in self._to_cuda:
+            inputs[i] = inputs[i].pin_memory().cuda(non_blocking=True)
+        lifted = [_torch_compat.mark_dynamic_size(sizes[i]) for i in self._used_sizes]
+        state = _torch_compat.state()
+        before = (state.compiled_autograd_enabled, state.active_disable_ctx)
+        prior, prior_dynamic = _torch_compat.set_compiler(None, False)
+        state.in_compiled_autograd_region = True
+        state.compiled_autograd_enabled = False
+        state.active_disable_ctx = True
+        try:
+            with _torch_compat.entered_compile_context(self._context):
+                outputs = compiled_fn(inputs, lifted, scalars, hooks, packed_data)
+            if self._nan_check is not None:
+                self._nan_check.after(outputs)
+            return outputs
+        finally:
+            state.in_compiled_autograd_region = False
+            state.compiled_autograd_enabled, state.active_disable_ctx = before
+            _torch_compat.set_compiler(prior, prior_dynamic)
+
+    def _check_shapes(self, inputs: Sequence[torch.Tensor]) -> None:
+        assert self._shapes is not None
+        for i, (tensor, shape) in enumerate(zip(inputs, self._shapes, strict=True)):
+            if tuple(tensor.shape) != shape:
+                raise StaleCaptureError(
+                    f"captured graph {self.capture.id} holds for input {i} of shape {shape}, and "
+                    f"got {tuple(tensor.shape)}: a C++ node ran operators at capture, so the "
+                    f"graph is not for other sizes. Call memprof.compiled_autograd.reset() when "
+                    f"sizes change, or disable() for this backward"
+                )

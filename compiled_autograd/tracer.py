@@ -1,0 +1,281 @@
+"""The FX graph under construction, and which of its nodes each value in the engine's hands is.
+
+Note [Tracing without make_fx]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The engine walks the autograd graph and asks for one call after another; it needs objects
+that it can pass from call to call, and looks inside none of them. So a gradient is an
+empty fake tensor of no particular shape, known by its identity, and a call is one node
+with no operator run. torch's own compiled autograd does the same on top of make_fx's
+tracer, whose proxies, symbolic inputs and metadata are most of what a capture costs;
+here they do not exist. Inputs are fakes with their sizes as numbers.
+
+That leaves code which does run tensor operators while the engine walks: the epilogue of
+an AOTAutograd backward on tensor subclasses, a C++ node that overrides
+``apply_with_saved`` itself. Such operators arrive in ``_OperatorRecorder`` and become
+nodes too. On inputs that is right for these sizes only, so the graph is marked and
+refuses to run on other ones (``baked_shapes``); on a gradient, whose shape is unknown,
+it is an error at capture. A wrong gradient is not possible either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._pytree import tree_map
+
+from . import _torch_compat
+from .errors import CaptureError
+from .origin import META, NodeOrigin
+from .value import INPUT_GROUP, ValueInfo, of_tensor, set_value
+
+PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
+"""Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
+numbers; hooks, contexts and other objects; what saved-tensor hooks packed."""
+
+
+class GraphTracer:
+    """Builds one graph.
+
+    Attributes:
+        graph: so far.
+        root: what the graph's ``get_attr`` nodes refer to.
+        origin: put on every node made from here on.
+        baked_shapes: an operator was run at capture, see Note [Tracing without make_fx].
+    """
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.root = torch.nn.Module()
+        self.fake_mode = _torch_compat.new_fake_mode()
+        self.origin: NodeOrigin | None = None
+        self.baked_shapes = False
+        self._stack = contextlib.ExitStack()
+        # id() of a value -> (the value, so that the id stays its own; its node)
+        self._nodes: dict[int, tuple[Any, Node]] = {}
+        self._shapeless: set[int] = set()
+        self._symbols: dict[Any, Proxy] = {}
+        self._proxies = GraphAppendingTracer(self.graph)
+        self.placeholders = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
+        self._items: dict[tuple[str, int], Node] = {}
+        self._last_item = self.placeholders[PLACEHOLDERS[-1]]
+
+    # --- begin and end --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From here on, tensor operators are recorded."""
+        enter = self._stack.enter_context
+        # Sizes must not be hashed while capturing, which is what this one is for.
+        enter(_torch_compat.enable_python_dispatcher())
+        enter(self.fake_mode)
+        enter(_OperatorRecorder(self))
+        enter(_torch_compat.disable_autocast_cache())
+        enter(_torch_compat.without_guards(self.fake_mode))
+
+    def stop(self) -> None:
+        """Leave every mode; may be called more than once."""
+        self._stack.close()
+
+    # --- inputs ---------------------------------------------------------------------------
+
+    def lift_tensors(self, tensors: list[torch.Tensor]) -> None:
+        """Replace each tensor in place by a fake that is bound to ``inputs[i]``.
+
+        Raises:
+            CaptureError: there is no fake of such a tensor.
+        """
+        inputs = self.placeholders["inputs"]
+        groups: dict[int, int] = {}
+        for i, tensor in enumerate(tensors):
+            try:
+                fake = _torch_compat.fake_of_input(self.fake_mode, tensor)
+            except Exception as error:
+                raise CaptureError(
+                    f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
+                    f"of which torch makes no fake tensor ({type(error).__name__}: {error})"
+                ) from error
+            node = self.call(operator.getitem, (inputs, i))
+            set_value(node, of_tensor(tensor, persistent=tensor.is_leaf))
+            if (storage := _torch_compat.storage_key(tensor)) is not None:
+                node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
+            self._last_item = node
+            self.bind(fake, node)
+            tensors[i] = fake
+
+    def lift_sizes(self, sizes: Sequence[int]) -> list[Any]:
+        """A symbol for each size, bound to ``sizes[i]``."""
+        lifted = []
+        for i, size in enumerate(sizes):
+            symbol = _torch_compat.symbolic_int(self.fake_mode, size, "sizes", i)
+            if not isinstance(symbol, int):
+                item = self.call(operator.getitem, (self.placeholders["sizes"], i))
+                self._last_item = self.call(_torch_compat.unwrap_size, (item,))
+                self._bind_symbol(symbol, self._last_item)
+            lifted.append(symbol)
+        return lifted
+
+    def lift_scalars(self, scalars: list[Any]) -> None:
+        """Replace each Python number in place by a symbol bound to ``scalars[i]``.
+
+        Raises:
+            CaptureError: a number that is neither int nor float.
+        """
+        for i, value in enumerate(scalars):
+            if isinstance(value, int):
+                symbol = _torch_compat.symbolic_int(self.fake_mode, value, "scalars", i)
+            elif isinstance(value, float):
+                symbol = _torch_compat.symbolic_float(self.fake_mode, value, "scalars", i)
+            else:
+                raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
+            if not isinstance(symbol, (int, float)):
+                self._last_item = self.call(operator.getitem, (self.placeholders["scalars"], i))
+                self._bind_symbol(symbol, self._last_item)
+            scalars[i] = symbol
+
+    def item(self, placeholder: str, index: int) -> Node:
+        """``<placeholder>[index]``.
+
+        It goes to the top of the graph with the others: so nodes that use it can move.
+        """
+        node = self._items.get((placeholder, index))
+        if node is None:
+            with self.graph.inserting_after(self._last_item):
+                node = self.call(operator.getitem, (self.placeholders[placeholder], index))
+            self._items[placeholder, index] = self._last_item = node
+        return node
+
+    # --- nodes ----------------------------------------------------------------------------
+
+    def call(
+        self,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> Node:
+        """Append a call of nodes and constants."""
+        node = self.graph.create_node("call_function", function, args, kwargs or {})
+        self.mark(node)
+        return node
+
+    def mark(self, node: Node) -> None:
+        """Give ``node`` the origin that is current."""
+        if self.origin is not None:
+            node.meta[META] = self.origin
+            if "stack_trace" not in node.meta:
+                node.meta["stack_trace"] = self.origin.stack_trace
+
+    def new_value(self, node: Node, value: ValueInfo | None = None) -> torch.Tensor:
+        """Something for the engine to pass around, bound to ``node``."""
+        device = value.device if value is not None else torch.device("cpu")
+        dummy = _torch_compat.dummy_tensor(self.fake_mode, device)
+        self.bind(dummy, node)
+        self._shapeless.add(id(dummy))
+        if value is not None:
+            set_value(node, value)
+        return dummy
+
+    def bind(self, value: Any, node: Node) -> None:
+        """From here on ``value`` is ``node``."""
+        self._nodes[id(value)] = (value, node)
+
+    def _bind_symbol(self, symbol: Any, node: Node) -> None:
+        self._symbols[_torch_compat.symbol_expression(symbol)] = Proxy(node, self._proxies)
+
+    # --- values to nodes ------------------------------------------------------------------
+
+    def lift(self, value: Any) -> Any:
+        """``value`` with every tensor and symbol in it replaced by its node."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._tensor_node(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._symbol_node(value)
+        if type(value) is list:
+            return [self.lift(v) for v in value]
+        if type(value) is tuple:
+            return tuple([self.lift(v) for v in value])
+        if isinstance(value, (list, tuple, dict)):
+            return tree_map(self.lift, value)
+        return value
+
+    def _tensor_node(self, tensor: torch.Tensor) -> Node:
+        known = self._nodes.get(id(tensor))
+        if known is not None:
+            return known[1]
+        if _torch_compat.is_fake(tensor):
+            raise CaptureError(
+                f"{self._where()} uses a tensor that was made at capture outside the graph"
+            )
+        name = f"_tensor_constant{len(self._nodes)}"
+        setattr(self.root, name, tensor)
+        node = self.graph.get_attr(name)
+        self.mark(node)
+        self.bind(tensor, node)
+        return node
+
+    def _symbol_node(self, value: Any) -> Any:
+        expression = _torch_compat.symbol_expression(value)
+        if expression.is_number:
+            return value.node.pytype(expression)
+        proxy = self._symbols.get(expression)
+        if proxy is None:  # arithmetic on sizes that C++ did
+            before = len(self.graph.nodes)
+            try:
+                proxy = _torch_compat.build_expression(expression, self._symbols)
+            except KeyError as error:
+                raise CaptureError(
+                    f"{self._where()} depends on the size {expression}, which is no input"
+                ) from error
+            for node in list(self.graph.nodes)[before:]:
+                self.mark(node)
+            if not isinstance(proxy, Proxy):
+                return proxy
+            self._symbols[expression] = proxy
+        return proxy.node
+
+    def shapeless(self, value: Any) -> bool:
+        """Whether ``value`` is one of the engine's shapeless gradients."""
+        return id(value) in self._shapeless
+
+    def _where(self) -> str:
+        return self.origin.label if self.origin is not None else "the root of the backward"
+
+    def record(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Record a tensor operator that code of the engine ran at capture."""
+        leaves: list[Any] = []
+        tree_map(leaves.append, (args, kwargs))
+        if any(isinstance(v, torch.Tensor) and self.shapeless(v) for v in leaves):
+            raise CaptureError(
+                f"{self._where()} runs {function} at capture, on a gradient whose shape is not "
+                f"known then"
+            )
+        node_args, node_kwargs = self.lift(tuple(args)), self.lift(dict(kwargs))
+        result = function(*args, **kwargs)
+        node = self.call(function, node_args, node_kwargs)
+        self.baked_shapes = True
+        if isinstance(result, torch.Tensor):
+            self.bind(result, node)
+        elif isinstance(result, (tuple, list)):
+            for i, part in enumerate(result):
+                if isinstance(part, torch.Tensor):
+                    self.bind(part, self.call(operator.getitem, (node, i)))
+        return result
+
+
+class _OperatorRecorder(_torch_compat.TorchDispatchMode):
+    """Hands every operator to the tracer."""
+
+    def __init__(self, tracer: GraphTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return self._tracer.record(func, args, kwargs or {})

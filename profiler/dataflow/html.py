@@ -105,7 +105,7 @@ def _picture(table: BytesByCategory, report: PeakReport) -> str:
         when = (end - begin) * i / 4
         parts.append(
             f'<text x="{_LEFT + (_WIDTH - _LEFT - 10) * i / 4:.1f}" y="{_HEIGHT - 12}" '
-            f'text-anchor="middle">{when / 1e6:.2f} ms</text>'
+            f'text-anchor="{"end" if i == 4 else "middle"}">{when / 1e6:.2f} ms</text>'
         )
     at_peak = _LEFT + (report.time - begin) / (end - begin) * (_WIDTH - _LEFT - 10)
     parts.append(

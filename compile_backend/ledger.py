@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from memprof.profiler.model import LedgerEntry, LedgerKind
+from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
 
 log = logging.getLogger("memprof")
 
@@ -27,8 +27,13 @@ class Ledger:
         self._lock = threading.Lock()
         self.dropped = 0
 
-    def add(self, kind: LedgerKind, graph: int | None, reason: str) -> bool:
-        """Write one entry; True if it is new, False if it is a repeat or the ledger is full."""
+    def add(
+        self, kind: LedgerKind, graph: int | None, reason: str, tree: TreeDetail | None = None
+    ) -> bool:
+        """Write one entry; True if it is new, False if it is a repeat or the ledger is full.
+
+        A repeat keeps the ``tree`` of the first.
+        """
         key = (kind, graph, reason)
         with self._lock:
             known = self._entries.get(key)
@@ -38,7 +43,7 @@ class Ledger:
             if len(self._entries) >= MAX_ENTRIES:
                 self.dropped += 1
                 return False
-            self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason)
+            self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
             return True
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:

@@ -33,8 +33,10 @@ class Options:
             Two by default, because a first call can allocate what later ones do not
             (packed weights, handles of libraries). 0 turns observation off: memory is
             then known by graph and line only as far as the generated code tells.
-        graphs: run compiled code in graph trees: CUDA graphs on a GPU. None, the default,
-            is on where compiled code runs on CUDA, as with ``mode="reduce-overhead"``.
+        graphs: replay compiled code out of memory that is planned once: on a GPU as CUDA
+            graphs in graph trees, on the CPU out of an arena. None, the default, is on where
+            compiled code runs on CUDA, as with ``mode="reduce-overhead"``, and on the CPU
+            where it saves more page faults than it costs.
         max_programs: how many combinations of sizes are observed per graph; calls with
             further ones are counted as unobserved.
     """

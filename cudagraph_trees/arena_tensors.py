@@ -10,20 +10,24 @@ each plan and used at every call. One call at a time uses a scratch: a second ca
 same time, in another thread or further down the same stack, finds none free, gets another
 one as long as there are fewer than ``MAX_SCRATCH``, and else runs without. That no
 temporary escapes is known from the observed program. It is checked all the same after
-each call: the number of references to the scratch's storage must be what it was. If it
-is not, somebody has made a view that outlives the call; then the scratch is theirs, and is
+each call: there must not be more references to the scratch's storage than before. If there
+are, somebody has made a view that outlives the call; then the scratch is theirs, and is
 never used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from . import _torch_compat as compat
 from .arena import LeasePool, Tokens
+
+Bound = TypeVar("Bound")
 
 MAX_SCRATCH = 4
 """Calls that use temporaries in the arena at the same time."""
@@ -52,7 +56,9 @@ class TensorShape:
     @staticmethod
     def of(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> TensorShape:
         """With the storage that ``torch.empty_strided`` would give it."""
-        extent = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        extent = (
+            0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        )
         return TensorShape(tuple(shape), tuple(stride), dtype, extent * dtype.itemsize)
 
 
@@ -62,7 +68,17 @@ class LeasedTensors:
     Where the pool has none to give, the tensor gets ordinary memory.
     """
 
-    __slots__ = ("_count", "_dtype", "_flat", "_label", "_nbytes", "_pool", "_shape", "_stride", "_tokens")
+    __slots__ = (
+        "_count",
+        "_dtype",
+        "_flat",
+        "_label",
+        "_nbytes",
+        "_pool",
+        "_shape",
+        "_stride",
+        "_tokens",
+    )
 
     def __init__(self, pool: LeasePool, spec: TensorShape, label: str) -> None:
         self._pool, self._label = pool, label
@@ -81,50 +97,56 @@ class LeasedTensors:
         return compat.reinterpret_tensor(tensor, self._shape, self._stride, 0)
 
 
-ScratchTensors = tuple[torch.Tensor, ...]
-
-
-class ScratchPlan:
+class ScratchPlan(Generic[Bound]):
     """Temporaries of one function at their offsets.
 
-    Attributes:
+    Args:
         nbytes: of the scratch that it needs.
         tensors: what to make, with the offset in bytes.
+        bind: makes what is used at each call, from the tensors.
+
+    Attributes:
+        bound: what ``bind`` made, by scratch. It lives here and not in the scratch, so that
+            a scratch keeps no function alive.
     """
 
-    __slots__ = ("__weakref__", "nbytes", "tensors")
+    __slots__ = ("__weakref__", "bind", "bound", "nbytes", "tensors")
 
-    def __init__(self, nbytes: int, tensors: Sequence[tuple[int, TensorShape]]) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        tensors: Sequence[tuple[int, TensorShape]],
+        bind: Callable[[Sequence[torch.Tensor]], Bound],
+    ) -> None:
         self.nbytes = nbytes
         self.tensors = tuple(tensors)
+        self.bind = bind
+        self.bound: dict[Scratch, Bound] = {}
 
 
 class Scratch:
     """One block for temporaries, and the tensors over it that were made so far.
 
     Attributes:
-        prepared: by plan.
         nbytes: its size.
+        storage: address of its storage's ``StorageImpl``.
     """
 
-    __slots__ = ("_base", "_pool", "_references", "_storage", "nbytes", "prepared")
+    __slots__ = ("__weakref__", "_base", "_plans", "_pool", "nbytes", "storage")
 
     def __init__(self, pool: LeasePool) -> None:
         self._pool = pool
         self._base: torch.Tensor | None = None
-        self._storage = 0
-        self._references = 0
+        self._plans: weakref.WeakSet[ScratchPlan[Any]] = weakref.WeakSet()
         self.nbytes = 0
-        self.prepared: dict[ScratchPlan, ScratchTensors] = {}
+        self.storage = 0
 
-    def prepare(self, plan: ScratchPlan) -> ScratchTensors | None:
-        """The tensors of a plan, made; None if there is no memory for them."""
+    def prepare(self, plan: ScratchPlan[Bound]) -> Bound | None:
+        """Make the tensors of a plan and bind them; None if there is no memory for them."""
         # As plain tensors: those made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             if plan.nbytes > self.nbytes:
-                self.prepared.clear()
-                self._base = None
-                self.nbytes = 0
+                self.release()
                 view = self._pool.lease(plan.nbytes, Tokens(1), "scratch")
                 if view is None:
                     return None
@@ -132,19 +154,26 @@ class Scratch:
                 self.nbytes = plan.nbytes
             assert self._base is not None
             storage = self._base.untyped_storage()
-            made = tuple(
+            self.storage = storage._cdata
+            tensors = [
                 compat.tensor_in_storage(storage, offset, t.shape, t.stride, t.dtype)
                 for offset, t in plan.tensors
-            )
-            self.prepared[plan] = made
-            self._storage = storage._cdata
-            del storage
-        self._references = compat.storage_use_count(self._storage)
-        return made
+            ]
+        bound = plan.bound[self] = plan.bind(tensors)
+        self._plans.add(plan)
+        return bound
 
-    def intact(self) -> bool:
-        """Whether nobody but this object refers to the memory."""
-        return compat.storage_use_count(self._storage) == self._references
+    def release(self) -> None:
+        """Give the memory back, and have no plan hold tensors over it."""
+        for plan in list(self._plans):
+            plan.bound.pop(self, None)
+        self._plans.clear()
+        self._base = None
+        self.nbytes = 0
+
+    def references(self) -> int:
+        """How many tensors over the memory there are, and a constant."""
+        return compat.storage_use_count(self.storage)
 
 
 class ScratchPool:
@@ -174,25 +203,18 @@ class ScratchPool:
             return None
         return Scratch(self.leases)
 
-    def give_back(self, scratch: Scratch) -> bool:
-        """After a call. False if the scratch had to be abandoned."""
-        if scratch.intact():
-            self.idle.append(scratch)
-            return True
+    def abandon(self, scratch: Scratch) -> None:
+        """Leave a scratch to those who hold views of it."""
+        scratch.release()
         self.abandoned += 1
         self._tokens.append(None)
-        return False
 
     def clear(self) -> None:
-        """Let go of all free ones."""
-        while self.idle:
+        """Give up all free ones."""
+        while True:
             try:
-                self.idle.pop()
+                scratch = self.idle.pop()
             except IndexError:
                 return
+            scratch.release()
             self._tokens.append(None)
-
-    def forget(self, plan: ScratchPlan) -> None:
-        """A function died: drop its tensors."""
-        for scratch in list(self.idle):
-            scratch.prepared.pop(plan, None)

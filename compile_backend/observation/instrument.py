@@ -76,14 +76,14 @@ def instrument(source: str, path: str, module_globals: dict[str, Any]) -> Instru
         if not method:
             call: Callable[[list[Any]], Any] = made["call"]
             return call
-        partitions = [made[p.__name__] for p in _partitions(module_globals)]
+        partitions = [made[p.__name__] for p in partition_functions(module_globals)]
         bound: Callable[[list[Any]], Any] = made["Runner"](partitions).call
         return bound
 
     return instrumented_call
 
 
-def _partitions(module_globals: dict[str, Any]) -> list[Any]:
+def partition_functions(module_globals: dict[str, Any]) -> list[Any]:
     """The partition functions that the module's own runner was made with, in order."""
     found: list[Any] = []
     while (function := module_globals.get(f"partition_{len(found)}")) is not None:

@@ -5,7 +5,8 @@ Note [Three lives of a callable]
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
 Inductor's own callable between two readings of the clock and appends one tuple to the
 call log; where the graph has no symbolic sizes this is a closure over constants that
-replaces the observing one for good. *Plain*: the observation failed; the callable is
+replaces the observing one, for good unless ``graphs_cpu`` finds something better to run
+than Inductor's callable. *Plain*: the observation failed; the callable is
 still counted, but has no program.
 
 A graph with symbolic sizes has one program per combination of its integer inputs, so its
@@ -26,6 +27,7 @@ from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat
 from ..categories import categorizer
+from ..graphs_cpu import CpuGraphs
 from ..metadata.compile_state import CompileState
 from ..metadata.stage import CompileStage
 from ..options import Options
@@ -103,8 +105,15 @@ class ObservedCall:
         self.plain = plain
         self.compiled = compiled
         self.sizes = sizes
-        self.programs: dict[tuple[int, ...], int] = {}
+        self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
         self.seen: dict[tuple[int, ...], int] = {}
+        self._graphs = (
+            CpuGraphs(
+                self.record, compiled, plain, sizes, stage.runtime.ledger, stage.options.graphs
+            )
+            if compiled is not None
+            else None
+        )
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
         self._install: Callable[[BoxedCall], None] = lambda call: None
@@ -114,7 +123,7 @@ class ObservedCall:
         self._install = install
         if self.options.observe_runs == 0:
             self.record.unobservable = "observation is off (observe_runs=0)"
-            install(self._steady(UNOBSERVED))
+            install(self._steady(UNOBSERVED, self.plain))
         elif self.sizes:
             install(self._by_sizes())
         else:
@@ -122,13 +131,13 @@ class ObservedCall:
 
     # --- steady ---------------------------------------------------------------------------
 
-    def _steady(self, program: int) -> BoxedCall:
-        """Inductor's callable and one record a call: all that is left on the hot path."""
-        plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
+    def _steady(self, program: int, run: BoxedCall) -> BoxedCall:
+        """The callable ``run`` and one record a call: all that is left on the hot path."""
+        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
 
         def call(inputs: list[Any]) -> Any:
             start = perf_counter_ns()
-            out = plain(inputs)
+            out = run(inputs)
             tick()
             calls.record((graph, program, start, perf_counter_ns(), get_ident()))
             return out
@@ -137,16 +146,17 @@ class ObservedCall:
 
     def _by_sizes(self) -> BoxedCall:
         """Steady for known combinations of sizes, observing for new ones."""
-        plain, calls, tick, graph = self.plain, self.runtime.calls, self.tick, self.record.id
+        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
         sizes, programs = self.sizes, self.programs
 
         def call(inputs: list[Any]) -> Any:
             key = tuple([inputs[i] for i in sizes])
-            program = programs.get(key)
-            if program is None:
+            found = programs.get(key)
+            if found is None:
                 return self._observe(inputs, key)
+            program, run = found
             start = perf_counter_ns()
-            out = plain(inputs)
+            out = run(inputs)
             tick()
             calls.record((graph, program, start, perf_counter_ns(), get_ident()))
             return out
@@ -215,10 +225,17 @@ class ObservedCall:
         """Calls with ``key`` are observed no more; they do what ``program`` says."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
-        self.programs[key] = program
         self._clone = None if not self.sizes else self._clone
-        if not self.sizes:
-            self._install(self._steady(program))
+
+        def use(run: BoxedCall) -> None:
+            self.programs[key] = program, run
+            if not self.sizes:
+                self._install(self._steady(program, run))
+
+        if self._graphs is None or program == UNOBSERVED:
+            use(self.plain)
+        else:
+            use(self._graphs.start(self.record.programs[program], use))
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
         self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
@@ -227,7 +244,7 @@ class ObservedCall:
         self._settle(key, UNOBSERVED)
 
     def _call_unobserved(self, inputs: list[Any]) -> Any:
-        return self._steady(UNOBSERVED)(inputs)
+        return self._steady(UNOBSERVED, self.plain)(inputs)
 
     def _observable(self) -> Callable[[Recorder], BoxedCall]:
         """From a recorder to the callable to observe.

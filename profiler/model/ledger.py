@@ -16,7 +16,7 @@ class LedgerKind(str, Enum):
     OBSERVED = "observed"
     NOT_OBSERVED = "not_observed"
     NOT_GRAPHED = "not_graphed"
-    """Compiled code that runs on a GPU and that no CUDA graph holds."""
+    """Compiled code that no CUDA graph holds, or on the CPU no arena."""
     FALLBACK = "fallback"
     """memprof failed inside and the plain Inductor callable runs in its place."""
     RESET = "reset"

@@ -17,6 +17,7 @@ from memprof.profiler.dataflow.export import chrome_trace
 from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
 
 from .models import profile_training, profiled
+from .perfetto_wasm import query
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +135,20 @@ def test_the_page_loads_nothing_and_tells_the_peak(
     assert not re.search(r"<script|https?://|src=|@import", text)
     assert "0.layers.0.self_attn" in text
     assert "aten::" in text
+
+
+def test_counters_open_in_perfettos_trace_processor(
+    profile: DataFlowProfile, tmp_path: Path
+) -> None:
+    export(profile, tmp_path / "a.trace.json", "cpu")
+    rows = query(
+        (tmp_path / "a.trace.json").read_bytes(),
+        "select t.name, count(*), max(c.value) from counter c join counter_track t "
+        "on c.track_id = t.id group by t.name order by t.name",
+        tmp_path,
+    )
+    table = by_category(profile, "cpu")
+    most = table.bytes.max(axis=0).tolist()
+    assert [(name, n, int(value)) for name, n, value in rows] == sorted(
+        (f"memory cpu {label}", len(table.time), most[i]) for i, label in enumerate(LABELS)
+    )

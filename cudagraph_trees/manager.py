@@ -40,6 +40,7 @@ import torch
 from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind
 
 from . import _torch_compat as compat
+from .budget import Budget
 from .device.protocol import Device, Input, Model, Output
 from .function import CompilationMode, Function, FunctionID, GraphID
 from .generations import Generations
@@ -88,6 +89,7 @@ class CUDAGraphTreeManager:
         debug_checkpointing_counter: how often the allocator's books were restored.
         debug_fail_counter: how often a function had to be recorded or warmed up.
         step: number of the step that runs, from 1.
+        budget: the limit on the pool.
         clones_outputs: whether outputs held beyond their step get memory of their own; looked
             up when a function is added.
         ledger: everything that was done.
@@ -109,6 +111,7 @@ class CUDAGraphTreeManager:
         self.debug_fail_counter = 0
         self.debug_checkpointing_counter = 0
         self.step = 0
+        self.budget = Budget(self.settings.pool_budget)
         self.alive = True
         self.clones_outputs = False
         self._generations = Generations()
@@ -253,6 +256,11 @@ class CUDAGraphTreeManager:
             self.try_end_curr_recording(function, inputs)
             if self._node is None and self._roots.get(function):
                 return self.call(function, inputs)
+        if self.budget.over is not None:
+            self.try_end_curr_execution(function, inputs)
+            if self._node is None:
+                with capture_lock:
+                    self.budget.enforce(self)
         if self._failures[function] >= MAX_FAILURES:
             return self._run_plainly(function, inputs, "warm-up or recording failed before")
         place = (self._node_number(), function)
@@ -356,6 +364,7 @@ class CUDAGraphTreeManager:
                 parent=parent,
                 measured=measured,
             )
+            self._spent(function)
             return out
 
     def _record(self, function: Function, inputs: list[Input], reason: str) -> list[Output]:
@@ -409,6 +418,7 @@ class CUDAGraphTreeManager:
                 measured=measured,
                 marginal=node.marginal_bytes,
             )
+            self._spent(function)
             return node.run_first_inputs()
 
     def _failed(
@@ -427,7 +437,7 @@ class CUDAGraphTreeManager:
             raise error from None
         self.note(LedgerKind.TREE_FAILURE, function, reason)
         if self.pool.damaged:
-            self._start_over("a failed capture left the device's generator with another state")
+            self.start_over("a failed capture left the device's generator with another state")
         compat.log.warning(
             "%s of %s failed; it runs without a graph. %s: %s",
             what,
@@ -438,7 +448,19 @@ class CUDAGraphTreeManager:
         )
         return self._run_plainly(function, inputs, reason, note=False)
 
-    def _start_over(self, reason: str) -> None:
+    def give_up(self, function: Function) -> None:
+        """``function`` runs without a graph from now on."""
+        self._failures[function] = MAX_FAILURES
+
+    def _spent(self, function: Function) -> None:
+        """Something was allocated from the pool."""
+        if self.budget.limit is not None and self.budget.spent(
+            function, self.pool.reserved_bytes()
+        ):
+            # Hides the roots from the hot path until the budget was enforced.
+            self._roots = {}
+
+    def start_over(self, reason: str) -> None:
         """Drop all recordings and take a new pool.
 
         The allocator's books must be right: outputs of the current path own their blocks in
@@ -449,12 +471,13 @@ class CUDAGraphTreeManager:
             self.ledger.retire(node)
             node.release()
         self.roots.clear()
-        self._roots.clear()
+        self._roots = {}
         self.current_node = None
         for by_place in (self._skipped, self._rerecorded, self._churn, self._demoted):
             by_place.clear()
         self.pool.release()
         self.pool = self.device.create_pool(self.settings.pool_initial)
+        self.device.empty_cache()
 
     def _run_plainly(
         self, function: Function, inputs: list[Input], reason: str, *, note: bool = True

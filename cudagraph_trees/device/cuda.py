@@ -267,5 +267,8 @@ class CudaDevice:
     def create_pool(self, initial_bytes: int = 0) -> CudaPool:
         return CudaPool(self.device.index, initial_bytes)
 
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -319,5 +319,8 @@ class Device(Protocol):
         """A fresh pool. With ``initial_bytes`` it starts with one free segment of at least
         that size."""
 
+    def empty_cache(self) -> None:
+        """Give memory of released pools back to the system."""
+
     def synchronize(self) -> None:
         """Wait until everything enqueued on the device is done."""

@@ -6,7 +6,10 @@ Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -292,6 +295,19 @@ def minor_page_faults() -> int:
 # --- allocator events of one call ---------------------------------------------------------
 
 
+@functools.cache
+def _cpp_log_level() -> Any:
+    """c10's log threshold as a ctypes integer, None where this build does not export it."""
+    library = os.path.join(torch.__path__[0], "lib", "libc10.so")
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+_CPP_LOG_ERROR = 2
+
+
 class AllocatorEvents:
     """Records what the caching allocators of this thread hand out and take back.
 
@@ -304,6 +320,7 @@ class AllocatorEvents:
     def __init__(self) -> None:
         self.started = False
         self._range: Any = None
+        self._former_level: int | None = None
 
     def start(self) -> bool:
         """True if recording; False if another profiler holds the thread."""
@@ -318,6 +335,11 @@ class AllocatorEvents:
         except RuntimeError:
             return False
         self.started = True
+        # The CPU allocator warns of each release of memory that it handed out before the
+        # recording. That is expected here, and nothing the user should have to read.
+        level = _cpp_log_level()
+        if level is not None and level.value < _CPP_LOG_ERROR:
+            self._former_level, level.value = level.value, _CPP_LOG_ERROR
         return True
 
     def mark(self, name: str) -> None:
@@ -343,6 +365,9 @@ class AllocatorEvents:
             return []
         self._leave()
         self.started = False
+        if self._former_level is not None:
+            _cpp_log_level().value = self._former_level
+            self._former_level = None
         found: list[tuple[str, int]] = []
         where = ""
         threads: Any = _disable_profiler_legacy()

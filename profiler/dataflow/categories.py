@@ -114,10 +114,10 @@ class _Deduction:
         reading = self.id_of_value[self.reads]
         readers = np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
         order = np.argsort(reading, kind="stable")
-        readers_of = memoryview(readers[order])
-        starts = memoryview(np.searchsorted(reading[order], np.arange(len(seen) + 1)))
+        readers_of = readers[order].data
+        starts = np.searchsorted(reading[order], np.arange(len(seen) + 1)).data
         del reading, readers, order
-        made, bounds = memoryview(self.id_of_value[self.makes]), memoryview(self.make_bounds)
+        made, bounds = self.id_of_value[self.makes].data, self.make_bounds.data
 
         todo = np.flatnonzero(seen).tolist()
         done = bytearray(seen.tobytes())
@@ -138,8 +138,8 @@ class _Deduction:
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
-        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
-        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
+        reads, read_bounds = self.reads.data, self.read_bounds.data
+        makes, make_bounds = self.makes.data, self.make_bounds.data
         for node in range(len(self.graph) - 1, -1, -1):
             touched = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
             touched += makes[make_bounds[node] : make_bounds[node + 1]].tolist()
@@ -163,8 +163,8 @@ class _Deduction:
         category = self.current()
         gradient = set(np.flatnonzero(category == GRADIENT).tolist())
         forward = set(np.flatnonzero(category == INPUT).tolist())
-        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
-        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
+        reads, read_bounds = self.reads.data, self.read_bounds.data
+        makes, make_bounds = self.makes.data, self.make_bounds.data
         candidate = bytearray(len(category))
         backward = self.graph.backward.tobytes()
         for node in range(len(self.graph)):
@@ -199,8 +199,8 @@ class _Deduction:
     def activations(self) -> None:
         """Flood forward from the inputs."""
         category = bytearray(self.current().tobytes())
-        reads, read_bounds = memoryview(self.reads), memoryview(self.read_bounds)
-        makes, make_bounds = memoryview(self.makes), memoryview(self.make_bounds)
+        reads, read_bounds = self.reads.data, self.read_bounds.data
+        makes, make_bounds = self.makes.data, self.make_bounds.data
         backward = self.graph.backward.tobytes()
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
@@ -221,8 +221,8 @@ class _Deduction:
         category = bytearray(self.current().tobytes())
         makes = self.makes[np.repeat(self.graph.backward, np.diff(self.make_bounds))]
         found = array("i")
-        version = memoryview(self.graph.value_version[makes])
-        for value, number in zip(memoryview(makes), version, strict=True):
+        version = self.graph.value_version[makes].data
+        for value, number in zip(makes.data, version, strict=True):
             if number == 0 or category[value - 1] in (UNKNOWN, AUTOGRAD_DETAIL):
                 found.append(value)
                 if not category[value]:

@@ -14,7 +14,9 @@ FORWARD_CALL
     reads has no category.
 BACKWARD_PASS
     Unknown to torch and made by the autograd engine, in a node or between nodes (it sums
-    gradients of broadcast operands outside of any node): autograd detail.
+    gradients of broadcast operands outside of any node): autograd detail. So is what is
+    made outside of modules for a backward node to read, such as the ones that a backward
+    starts from.
 SCRATCH
     A storage without a tensor, released within the operator that made it: temporary.
     torch calls all of them unknown.
@@ -201,7 +203,14 @@ def correct(
         unknown & in_module,
         np.where(before_return, TEMPORARY, ACTIVATION).astype(np.uint8),
     )
-    apply(Rule.BACKWARD_PASS, unknown & (phase == PHASE_BACKWARD), AUTOGRAD_DETAIL)
+    seed = np.zeros(len(storages), np.bool_)
+    seed[graph.edge_key[(graph.in_value >= 0) & graph.backward[graph.edge_node]]] = True
+    for_backward = seed[storage] & (phase == PHASE_FORWARD) & (module < 0) & ~compiled_call
+    apply(
+        Rule.BACKWARD_PASS,
+        unknown & ((phase == PHASE_BACKWARD) | for_backward),
+        AUTOGRAD_DETAIL,
+    )
     last = storages.destroyed[storage]
     leaf = columns.allocations.leaf
     same_leaf = made & (last >= 0) & (_at(leaf, row) == _at(leaf, last))

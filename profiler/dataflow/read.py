@@ -137,7 +137,7 @@ class _Reader:
         self.threads: list[tuple[int, int]] = []
 
         self.key_of: dict[int, int] = {}  # by id << 32 | allocation
-        self.key_id, self.key_alloc, self.key_ptr, self.key_dev = map(array, "iiqi")
+        self.key_id, self.key_alloc, self.key_ptr, self.key_dev = (array(c) for c in "iiqi")
         self.key_size = array("q")  # from tensors
         self.allocated = bytearray()  # by key: an allocation or release was seen
 
@@ -225,6 +225,7 @@ class _Reader:
         # The context of the events being visited: the leaf they are below, what part of
         # the backward they are in, the scope row and the operator around them.
         leaf, backward, scope, op = -1, FORWARD, -1, -1
+        key: Any  # a number, or a list of them, or None while a storage is new
         number = self.events - 1
         while True:
             for event in events:

@@ -84,11 +84,11 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
     """Storages without a tensor: rows that make and release them, sizes, entries."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
-    created, destroyed, size, time, action, subject = map(array, "iiqqBi")
+    created, destroyed, size, time, action, subject = (array(c) for c in "iiqqBi")
     live: dict[tuple[int, int], int] = {}
     for row, at, n, t, d in zip(
         *(
-            memoryview(c)
+            c.data
             for c in (
                 rows,
                 allocations.ptr[rows],

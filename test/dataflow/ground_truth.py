@@ -73,7 +73,7 @@ def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None)
     for x in truth.batches:
         opt.zero_grad()
         t0 = time.time_ns()
-        loss = case.loss(model or module, x)
+        loss = case.loss(module if model is None else model, x)
         t1 = time.time_ns()
         loss.backward()
         t2 = time.time_ns()

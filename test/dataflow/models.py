@@ -92,7 +92,7 @@ def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None)
     """Plain training steps."""
     for _ in range(steps):
         opt.zero_grad()
-        case.loss(model or case.model, case.batch()).backward()
+        case.loss(case.model if model is None else model, case.batch()).backward()
         opt.step()
 
 

@@ -94,8 +94,8 @@ def test_compiled_training(model: str) -> None:
 
     # every compiled call is matched with an observed program,
     assert profile.compiled is not None
-    assert profile.compiled.calls == 4
-    assert profile.compiled.matched == 4, profile.compiled.unmatched
+    assert profile.compiled.calls >= 4
+    assert profile.compiled.matched == profile.compiled.calls, profile.compiled.unmatched
 
     # and what compiled code allocates has an owner, with few exceptions.
     columns, context = profile.columns, profile.context

@@ -286,12 +286,12 @@ _price: list[float] = []
 
 
 def nanoseconds_per_fault() -> float:
-    """What one minor page fault costs here, measured once on 4 MiB."""
+    """What one minor page fault costs here, measured once on 2 MiB."""
     if not _price:
         faults, now = _torch_compat.minor_page_faults, time.perf_counter_ns
         found = []
         for _ in range(3):
-            view = LeasePool().lease(4 << 20, Tokens(1))
+            view = LeasePool().lease(2 << 20, Tokens(1))  # too small for huge pages
             assert view is not None
             memory = torch.frombuffer(view, dtype=torch.uint8)
             count, start = faults(), now()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -299,10 +298,9 @@ def stash_in_tls(key: str, value: object) -> None:
     Torch before 2.12 takes a reference that it was not given, and drops it when the entry is
     replaced or its thread ends: it is given one here.
     """
-    before = sys.getrefcount(value)
-    _C._stash_obj_in_tls(key, value)
-    if sys.getrefcount(value) == before:
+    if torch_version() < (2, 12):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    _C._stash_obj_in_tls(key, value)
 
 
 get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls

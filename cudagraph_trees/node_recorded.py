@@ -227,6 +227,9 @@ class CUDAGraphNode:
                 depth, index = a.index
                 path[depth].output_is_aliased(index)
         self.outputs_weakrefs.extend(self.output_plan.references(outputs))
+        if not self.address_bound:
+            # Replays make their outputs; those of the recording are the user's alone.
+            self.output_plan.persistent = [None] * len(outputs)
         self.tensor_weakrefs = [
             None if r is None else TensorWeakRef(o)  # type: ignore[arg-type]
             for r, o in zip(self.outputs_weakrefs, outputs, strict=True)

@@ -341,7 +341,8 @@ class AotBackward:
             def aot_backward_prologue(
                 saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
             ) -> Any:
-                return function(saved, symints, opaque, grads)
+                # It empties the lists that it is given; those of a graph cannot be written.
+                return function(list(saved), list(symints), list(opaque), list(grads))
 
         else:
             from torch._functorch._aot_autograd import runtime_wrappers
@@ -394,6 +395,13 @@ def aot_symints(ctx: Any) -> Sequence[Any]:
     """The symbolic sizes that the forward saved, lifted by this capture."""
     found: Sequence[Any] = ctx._get_compiled_autograd_symints()
     return found
+
+
+def inductor_cuda_graphs() -> bool:
+    """Inductor's option ``triton.cudagraphs``."""
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
 
 
 # --- graphs -------------------------------------------------------------------------------

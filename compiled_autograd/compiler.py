@@ -53,6 +53,9 @@ class AutogradCompilerInstance:
 
     log = CaptureLog()
     """Of every capture in the process."""
+    cuda_graphs = False
+    """CPU scalars go to the GPU, so that captured graphs can be CUDA graphs; Inductor's own
+    option ``triton.cudagraphs`` asks for it too."""
 
     def __init__(self, compiler_fn: CompilerFn) -> None:
         self.compiler_fn = compiler_fn
@@ -110,7 +113,9 @@ class AutogradCompilerInstance:
         tracer.call(_torch_compat.run_final_callbacks, ())
         tracer.graph.output(tracer.lift(list(outputs)))
         captured_nodes = len(tracer.graph.nodes)
-        result = run_passes(tracer.graph)
+        result = run_passes(
+            tracer.graph, cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs()
+        )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         if self._nan_check is not None:
             self._nan_check.read(tracer.graph)
@@ -130,6 +135,7 @@ class AutogradCompilerInstance:
         )
         runtime = RuntimeWrapper(
             capture,
+            self.log,
             self._compile_context,
             used_sizes=result.used_sizes,
             to_cuda=result.inputs_to_cuda,

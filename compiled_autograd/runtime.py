@@ -12,7 +12,9 @@ from .errors import StaleCaptureError
 from .nan_check import NanCheck
 
 if TYPE_CHECKING:
-    from .events import Capture
+    from .events import Capture, CaptureLog
+
+_MAX_CARRIERS = 4096
 
 
 class RuntimeWrapper:
@@ -23,6 +25,7 @@ class RuntimeWrapper:
 
     Args:
         capture: the graph.
+        log: whose listeners want to know of runs.
         context: what Dynamo names compilations inside after.
         used_sizes: indices of the sizes that the graph reads; the others were dropped.
         to_cuda: indices of CPU scalars that the graph expects on the GPU.
@@ -33,6 +36,7 @@ class RuntimeWrapper:
     def __init__(
         self,
         capture: Capture,
+        log: CaptureLog,
         context: Any,
         *,
         used_sizes: tuple[int, ...],
@@ -41,6 +45,8 @@ class RuntimeWrapper:
         shapes: Sequence[tuple[int, ...]] | None,
     ) -> None:
         self.capture = capture
+        self._log = log
+        self._carriers: dict[tuple[int, int], Any] = {}
         self._context = context
         self._used_sizes = used_sizes
         self._to_cuda = to_cuda
@@ -57,16 +63,15 @@ class RuntimeWrapper:
         packed_data: Any,
     ) -> Any:
         """Gradients asked for with ``grad()``; empty for ``backward()``."""
-        from .compiler import AutogradCompilerInstance
-
-        AutogradCompilerInstance.log.ran(self.capture)
+        if self._log.listeners:
+            self._log.ran(self.capture)
         if self._shapes is not None:
             self._check_shapes(inputs)
         if self._nan_check is not None:
             self._nan_check.before(inputs)
         for i in self._to_cuda:
             inputs[i] = inputs[i].pin_memory().cuda(non_blocking=True)
-        lifted = [_torch_compat.mark_dynamic_size(sizes[i]) for i in self._used_sizes]
+        lifted = [self._size(i, sizes[i]) for i in self._used_sizes]
         state = _torch_compat.state()
         before = (state.compiled_autograd_enabled, state.active_disable_ctx)
         prior, prior_dynamic = _torch_compat.set_compiler(None, False)
@@ -83,6 +88,17 @@ class RuntimeWrapper:
             state.in_compiled_autograd_region = False
             state.compiled_autograd_enabled, state.active_disable_ctx = before
             _torch_compat.set_compiler(prior, prior_dynamic)
+
+    def _size(self, index: int, value: int) -> Any:
+        """The tensor that carries a size; making one costs microseconds, and there are many.
+
+        One for each place: Dynamo would guard on two places sharing one.
+        """
+        if (carrier := self._carriers.get((index, value))) is None:
+            if len(self._carriers) >= _MAX_CARRIERS:
+                self._carriers.clear()
+            carrier = self._carriers[index, value] = _torch_compat.mark_dynamic_size(value)
+        return carrier
 
     def _check_shapes(self, inputs: Sequence[torch.Tensor]) -> None:
         assert self._shapes is not None

@@ -49,9 +49,13 @@ class PassResult:
     order: MemoryOrder
 
 
-def run_passes(graph: Graph) -> PassResult:
-    """All of them."""
-    to_cuda = cpu_scalars_to_gpu(graph)
+def run_passes(graph: Graph, *, cuda_graphs: bool = False) -> PassResult:
+    """All of them.
+
+    Args:
+        cuda_graphs: the graph shall be capturable as a CUDA graph.
+    """
+    to_cuda = cpu_scalars_to_gpu(graph) if cuda_graphs else ()
     unpack_hooks_late(graph)
     accumulate_grad_asap(graph)
     hooks_as_eager(graph)

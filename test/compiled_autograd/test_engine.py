@@ -1,0 +1,238 @@
+"""Switching, nesting, installing in torch's place, explaining captures."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.compiled_autograd as torchs
+import torch.nn as nn
+from torch import Tensor
+
+from memprof import compiled_autograd as ca
+from memprof.compiled_autograd.events import Signature, why_captured
+
+from .support import captures, clear, gradients, same
+
+
+def as_it_is(graph: Any) -> Any:
+    return graph
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    ca.reset()
+    yield
+    ca.uninstall()
+    ca.reset()
+
+
+@pytest.fixture
+def model() -> nn.Linear:
+    return nn.Linear(4, 2)
+
+
+X = torch.randn(3, 4)
+
+
+def test_enable_and_disable_nest(model: nn.Linear) -> None:
+    state = torchs
+    with captures() as found:
+        with ca.enable(as_it_is):
+            assert state.compiled_autograd_enabled
+            assert state.depth == 1
+            with ca.disable():
+                assert not state.compiled_autograd_enabled
+                model(X).sum().backward()
+                with ca.enable(as_it_is):
+                    assert state.compiled_autograd_enabled
+            assert state.compiled_autograd_enabled
+            assert not found
+            model(X).sum().backward()
+            assert len(found) == 1
+        assert not state.compiled_autograd_enabled
+        assert state.depth == 0
+        clear(list(model.parameters()))
+        model(X).sum().backward()
+    assert len(found) == 1
+
+
+def test_another_compiler_does_not_get_the_graphs_of_the_first(model: nn.Linear) -> None:
+    ran: list[str] = []
+
+    def compiler(name: str, graph: Any) -> Any:
+        def run(*args: Any) -> Any:
+            ran.append(name)
+            return graph(*args)
+
+        return run
+
+    a, b = functools.partial(compiler, "a"), functools.partial(compiler, "b")
+    for function in (a, a, b):
+        clear(list(model.parameters()))
+        with ca.enable(function):
+            model(X).sum().backward()
+    with ca.enable(a):
+        with ca.enable(b):
+            clear(list(model.parameters()))
+            model(X).sum().backward()
+        clear(list(model.parameters()))
+        model(X).sum().backward()
+    assert ran == ["a", "a", "b", "b", "a"]
+
+
+def test_the_same_compiler_keeps_its_graphs(model: nn.Linear) -> None:
+    with captures() as found:
+        for _ in range(3):
+            clear(list(model.parameters()))
+            with ca.enable(as_it_is):
+                model(X).sum().backward()
+    assert len(found) == 1
+
+
+def test_stance_force_eager_wins(model: nn.Linear) -> None:
+    with captures() as found, torch.compiler.set_stance("force_eager"), ca.enable(as_it_is):
+        model(X).sum().backward()
+    assert not found
+
+
+@pytest.mark.parametrize(("given", "dynamic"), [(None, True), (3, True), (as_it_is, 1)])
+def test_wrong_arguments(given: Any, dynamic: Any) -> None:
+    with pytest.raises(TypeError, match="must be"), ca.enable(given, dynamic=dynamic):
+        pass
+
+
+def test_reset_from_inside_is_refused(model: nn.Linear) -> None:
+    parameter = model.weight
+    errors: list[Exception] = []
+
+    def hook(grad: Tensor) -> None:
+        try:
+            ca.reset()
+        except RuntimeError as error:
+            errors.append(error)
+
+    handle = parameter.register_hook(hook)
+    with ca.enable(as_it_is):
+        model(X).sum().backward()
+    handle.remove()
+    assert len(errors) == 1
+
+
+def test_torchs_own_switch_uses_ours_when_installed(model: nn.Linear) -> None:
+    """GIVEN install() WHEN torch._dynamo.config.compiled_autograd = True THEN memprof captures,
+    with the compiler that torch.compile was given."""
+    parameters = list(model.parameters())
+    model(X).square().sum().backward()
+    wanted = gradients(parameters)
+    ca.install()
+    assert ca.installed()
+    assert torchs.AutogradCompilerInstance is ca.AutogradCompilerInstance
+    with captures() as found, torch._dynamo.config.patch(compiled_autograd=True):
+
+        @torch.compile(backend="aot_eager")
+        def step(x: Tensor) -> None:
+            model(x).square().sum().backward()
+
+        for _ in range(2):
+            clear(parameters)
+            step(X)
+            assert same(gradients(parameters), wanted)
+    assert len(found) == 1
+    ca.uninstall()
+    assert torchs.AutogradCompilerInstance is not ca.AutogradCompilerInstance
+    with captures() as found, torchs._enable(as_it_is):
+        clear(parameters)
+        model(X).square().sum().backward()
+    assert not found
+
+
+def test_torchs_own_context_inside_ours(model: nn.Linear) -> None:
+    """Nested in either order, each captures its own and cached graphs never mix."""
+    seen: list[str] = []
+
+    def torchs_compiler(graph: Any) -> Any:
+        seen.append("torch")
+        return graph
+
+    with captures() as found, ca.enable(as_it_is):
+        model(X).sum().backward()
+        with torchs._enable(torchs_compiler):
+            clear(list(model.parameters()))
+            torch.autograd.grad(model(X).square().sum(), list(model.parameters()))
+        clear(list(model.parameters()))
+        model(X).sum().backward()
+    assert len(found) == 1
+    assert seen == ["torch"]
+
+
+def test_hits_and_misses_reach_listeners(model: nn.Linear) -> None:
+    hits: list[tuple[int, bool]] = []
+    missed: list[str] = []
+    listener = ca.Listener(
+        captured=lambda c: missed.append(c.reason), ran=lambda c, hit: hits.append((c.id, hit))
+    )
+    log = ca.AutogradCompilerInstance.log
+    log.listeners.append(listener)
+    try:
+        with ca.enable(as_it_is, dynamic=False):
+            for batch in (X, X, X[:2]):
+                clear(list(model.parameters()))
+                model(batch).sum().backward()
+            model(X).sum().backward()
+    finally:
+        log.listeners.remove(listener)
+    assert [hit for _, hit in hits] == [False, True, False, False]
+    assert missed[0] == "the first capture"
+    assert "shape (2, 4) instead of (3, 4)" in missed[1]
+    if torch.__version__ >= "2.13":
+        assert "gradients to accumulate into" in missed[2]
+
+
+def test_reasons() -> None:
+    first = Signature(0, ("Root", "SumBackward0", "MmBackward0"), ((2, 3),), ())
+    assert why_captured(first, ()) == "the first capture"
+    other = Signature(1, ("Root", "SumBackward0", "ReluBackward0"), ((2, 3),), ())
+    assert why_captured(other, (first,)) == (
+        "other autograd nodes: at call 2 ReluBackward0 instead of MmBackward0 in capture 0"
+    )
+    shorter = Signature(1, ("Root", "SumBackward0"), ((2, 3),), ())
+    assert "the end instead of MmBackward0" in why_captured(shorter, (first,))
+    sizes = Signature(1, first.calls, first.shapes, (4,))
+    assert "1 dynamic sizes instead of 0" in why_captured(sizes, (first,))
+    assert "hooks, constants or grad modes differ" in why_captured(
+        Signature(1, first.calls, first.shapes, ()), (first,)
+    )
+
+
+def test_distributed_data_parallel() -> None:
+    """GIVEN DDP with its reducer in Python WHEN captured THEN its hooks run as usual."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        pytest.skip("torch was built without distributed")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        parameters = list(model.parameters())
+        model(X).square().sum().backward()
+        wanted = gradients(parameters)
+        with torch._dynamo.config.patch(optimize_ddp="python_reducer", compiled_autograd=True):
+            ddp = nn.parallel.DistributedDataParallel(model)
+            with captures() as found, ca.enable(
+                functools.partial(torch.compile, backend="aot_eager", fullgraph=False),
+                dynamic=False,
+            ):
+                clear(parameters)
+                torch.compile(ddp, backend="aot_eager")(X).square().sum().backward()
+        assert same(gradients(parameters), wanted)
+        assert len(found) == 1
+    finally:
+        dist.destroy_process_group()

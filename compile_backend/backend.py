@@ -12,6 +12,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
 
 from . import _torch_compat, graphs_cpu
 from .graphs import runs_on_cuda
@@ -47,6 +48,8 @@ def memprof(
     """
     own, inductor = split_options(options, mode)
     RUNTIME.options.update(own.non_default())
+    if own.tree_settings() != TreeSettings():
+        restore_settings(own.tree_settings())
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
     graphs = own.graphs is not False and runs_on_cuda(gm, example_inputs)
     inductor["triton.cudagraphs"] = graphs

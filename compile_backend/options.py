@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
+from memprof.cudagraph_trees.settings import TreeSettings, parse_bytes
+
 from ._torch_compat import (
     inductor_option_names,
     inductor_option_type,
@@ -37,6 +39,13 @@ class Options:
             graphs in graph trees, on the CPU out of an arena. None, the default, is on where
             compiled code runs on CUDA, as with ``mode="reduce-overhead"``, and on the CPU
             where it saves more page faults than it costs.
+        outputs: what becomes of outputs of graph trees that are still held when the next
+            step begins: ``"error"`` makes their use raise an error that says whose they
+            were, ``"clone"`` gives them memory of their own. The CPU has no such outputs.
+        pool_budget: bytes that the trees' pool may take from a device, or text like
+            ``"8GiB"``; what does not fit evicts the least recently used recordings or runs
+            without a graph. None is no limit.
+        pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         max_programs: how many combinations of sizes are observed per graph; calls with
             further ones are counted as unobserved.
     """
@@ -44,6 +53,9 @@ class Options:
     observe_runs: int = 2
     max_programs: int = 64
     graphs: bool | None = None
+    outputs: str = "error"
+    pool_budget: int | str | None = None
+    pool_initial: int | str = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -51,6 +63,19 @@ class Options:
         for name in ("observe_runs", "max_programs"):
             if getattr(self, name) < 0:
                 raise OptionError(f"option {name!r} is {getattr(self, name)}; it must be 0 or more")
+        try:
+            self.tree_settings()
+        except ValueError as error:
+            raise OptionError(f"options of graph trees: {error}") from None
+
+    def tree_settings(self) -> TreeSettings:
+        """What of this concerns the graph trees, in bytes.
+
+        Raises:
+            ValueError: a value that makes no sense.
+        """
+        budget = None if self.pool_budget is None else parse_bytes(self.pool_budget) or None
+        return TreeSettings(self.outputs, budget, parse_bytes(self.pool_initial))
 
     def non_default(self) -> dict[str, str]:
         """Options that differ from their defaults, as text."""

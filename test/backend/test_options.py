@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +15,13 @@ def test_own_options_and_inductors_are_told_apart() -> None:
     own, inductor = split_options({"observe_runs": 1, "max-autotune": True}, None)
     assert own == Options(observe_runs=1)
     assert inductor == {"max_autotune": True}
+
+
+def test_pool_sizes_are_read_as_people_write_them() -> None:
+    own, _ = split_options({"pool_budget": "8GiB", "pool_initial": 1 << 20}, None)
+    settings = own.tree_settings()
+    assert (settings.pool_budget, settings.pool_initial) == (8 << 30, 1 << 20)
+    assert split_options({}, None)[0].tree_settings().pool_budget is None
 
 
 def test_mode_comes_first_and_options_override_it() -> None:
@@ -32,6 +42,8 @@ def test_mode_comes_first_and_options_override_it() -> None:
         ({"observe_runs": True}, "option 'observe_runs' must be int, but is True (bool)"),
         ({"observe_runs": -1}, "option 'observe_runs' is -1; it must be 0 or more"),
         ({"graphs": "yes"}, "option 'graphs' must be bool or NoneType, but is 'yes' (str)"),
+        ({"outputs": "copy"}, "outputs is 'copy'; it must be 'error' or 'clone'"),
+        ({"pool_budget": "8 gallons"}, "'8 gallons' is no number of bytes"),
         ({"max_autotune": "yes"}, "option 'max_autotune' must be bool, but is 'yes' (str)"),
     ],
 )
@@ -39,6 +51,12 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         split_options(options, None)
     assert message in str(caught.value)
+
+
+def test_every_option_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    for field in dataclasses.fields(Options):
+        assert f"\n| `{field.name}` |" in text, field.name
 
 
 def test_an_unknown_mode_is_refused_by_torch() -> None:

@@ -183,7 +183,7 @@ class DataFlowProfile:
     def devices(self) -> list[str]:
         """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``."""
         used = np.unique(self.storages.device).tolist()
-        return [str(self.columns.devices[i]) for i in used]
+        return sorted(str(self.columns.devices[i]) for i in used)
 
     def device_index(self, device: str) -> int:
         """Row of a device.

@@ -1,0 +1,83 @@
+"""Traces of a CUDA device with torch's real caching allocator, simulated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memprof.profiler import MemoryProfile, peak_report, profile_memory
+from memprof.profiler.dataflow.over_time import by_category
+
+from .models import mlp, optimizer, profiled, train
+from .test_equality import categories, nodes, timeline
+
+pytestmark = pytest.mark.simgpu
+
+
+def test_training_on_cuda_beside_torchs_profile() -> None:
+    # GIVEN the backward on the autograd engine's own thread, as always on CUDA
+    case = mlp()
+    case.model.cuda()
+    on_cpu = case.batch
+    case.batch = lambda: on_cpu().cuda()
+    opt = optimizer("adam", case.model)
+    train(case, opt, 1)
+    with profiled() as prof:
+        train(case, opt, 2)
+    their = prof._memory_profile()
+    our = MemoryProfile(prof, rules=())
+    assert nodes(our) == nodes(their)
+    assert categories(our) == categories(their)
+    assert timeline(our) == timeline(their)
+
+    profile = profile_memory(prof, modules=case.model, optimizers=opt)
+    assert profile.devices == ["cpu", "cuda:0"]
+    report = peak_report(profile, "cuda:0")
+    assert sum(s.bytes for s in report.categories) == report.bytes > 0
+    assert report.unknown == {}
+    # The allocator holds at least what is live, in blocks of 2 MiB.
+    assert report.allocator_reserved is not None
+    assert report.allocator_allocated is not None
+    assert report.allocator_reserved >= report.allocator_allocated
+    assert report.allocator_reserved % (2 << 20) == 0
+    assert (by_category(profile, "cuda:0").bytes >= 0).all()
+    # Modules of the backward come from the sequence numbers, across threads.
+    assert {"0", "2", "4"} <= {s.name for s in report.modules} | {
+        profile.module(s) for s in range(len(profile.storages))
+    }
+
+
+def test_compiled_training_on_cuda() -> None:
+    from memprof.compile_backend.runtime import RUNTIME
+
+    case = mlp()
+    case.model.cuda()
+    on_cpu = case.batch
+    case.batch = lambda: on_cpu().cuda()
+    opt = optimizer("sgd", case.model)
+    compiled = torch.compile(case.model, backend="memprof", options={"graphs": False})
+    train(case, opt, 3, compiled)
+    with profiled() as prof:
+        train(case, opt, 2, compiled)
+    profile = profile_memory(prof, memprof_profile=RUNTIME.profile(), optimizers=opt)
+    assert profile.compiled is not None
+    assert profile.compiled.calls == 4
+    assert profile.compiled.matched == 4, profile.compiled.unmatched
+    report = peak_report(profile, "cuda:0")
+    assert report.unknown == {}
+
+
+def test_replayed_calls_allocate_nothing() -> None:
+    case = mlp()
+    case.model.cuda()
+    on_cpu = case.batch
+    case.batch = lambda: on_cpu().cuda()
+    compiled = torch.compile(case.model, backend="memprof", options={"graphs": True})
+    opt = optimizer("sgd", case.model)
+    train(case, opt, 4, compiled)
+    with profiled() as prof:
+        train(case, opt, 2, compiled)
+    profile = profile_memory(prof, optimizers=opt)
+    # THEN the profile says that it does not see their memory
+    assert profile.compiled is not None
+    assert profile.compiled.unmatched == {"it allocates nothing": 4}

@@ -40,6 +40,7 @@ import torch
 from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind
 
 from . import _torch_compat as compat
+from . import history
 from .budget import Budget
 from .device.protocol import Device, Input, Model, Output
 from .function import CompilationMode, Function, FunctionID, GraphID
@@ -102,6 +103,7 @@ class CUDAGraphTreeManager:
         with capture_lock:
             self.pool = device.create_pool(self.settings.pool_initial)
         self.ledger = TreeLedger(str(device.device), lambda: self.pool.reserved_bytes())
+        history.remember(self)
         self.roots: dict[FunctionID, list[CUDAGraphNode]] = defaultdict(list)
         self.ids_to_funcs: dict[FunctionID, Function] = {}
         self.warmed_up_functions: set[FunctionID] = set()
@@ -121,7 +123,7 @@ class CUDAGraphTreeManager:
         self._state = _NONE
         self._clock = 0
         # By (number of the node before, function).
-        self._skipped: dict[tuple[int | None, Function], bool] = {}
+        self._skipped: dict[tuple[int | None, Function], str] = {}
         self._rerecorded: dict[tuple[int | None, Function], int] = defaultdict(int)
         self._churn: dict[tuple[int | None, Function], dict[int, int]] = {}
         self._demoted: dict[tuple[int | None, Function], frozenset[int]] = {}
@@ -265,9 +267,9 @@ class CUDAGraphTreeManager:
             return self._run_plainly(function, inputs, "warm-up or recording failed before")
         place = (self._node_number(), function)
         if place not in self._skipped:
-            self._look_for_mutation(place, inputs)
+            self._look_for_reasons_against(place, inputs)
         if self._skipped[place]:
-            return self._run_plainly(function, inputs, "it writes to inputs that graphs copy")
+            return self._run_plainly(function, inputs, self._skipped[place])
         if self._exceeds_limit(place):
             return self._run_plainly(function, inputs, "it was recorded too often at this place")
 
@@ -285,8 +287,8 @@ class CUDAGraphTreeManager:
             if not isinstance(outcome, str):
                 return outcome
             reason = outcome
-            if self._skipped.get((self._node_number(), function)):
-                return self._run_plainly(function, inputs, "it writes to inputs that graphs copy")
+            if why := self._skipped.get((self._node_number(), function)):
+                return self._run_plainly(function, inputs, why)
             if self._exceeds_limit((self._node_number(), function)):
                 return self._run_plainly(function, inputs, reason)
         return self._record(function, inputs, reason)
@@ -309,7 +311,7 @@ class CUDAGraphTreeManager:
                 return self.call(function, inputs)
         place = (self._node_number(), function)
         if function.mutated_input_idxs:
-            self._look_for_mutation(place, inputs)
+            self._look_for_reasons_against(place, inputs)
             if self._skipped[place]:
                 return reason
         if existing:
@@ -573,10 +575,13 @@ class CUDAGraphTreeManager:
 
     # ---- reasons not to record
 
-    def _look_for_mutation(self, place: tuple[int | None, Function], inputs: list[Input]) -> None:
+    def _look_for_reasons_against(
+        self, place: tuple[int | None, Function], inputs: list[Input]
+    ) -> None:
         function = place[1]
         node = self._node
         bad = []
+        elsewhere = None
         if self.device.address_bound:
             support = compat.triton_config.cudagraph_support_input_mutation
             bad = [
@@ -590,7 +595,20 @@ class CUDAGraphTreeManager:
                     and node._is_cuda_graph_recorded_tensor(inputs[i])
                 )
             ]
-        self._skipped[place] = bool(bad)
+            elsewhere = next(
+                (
+                    f"input {i} is on {t.device}: a recording would keep the value that it has now"
+                    for i, t in enumerate(inputs)
+                    if isinstance(t, torch.Tensor)
+                    and t.device != self.pool.device
+                    and t.numel() > 0
+                ),
+                None,
+            )
+        self._skipped[place] = elsewhere or ("it writes to inputs that graphs copy" if bad else "")
+        if elsewhere and function not in self._warned_mutation:
+            self._warned_mutation.add(function)
+            compat.announce_skip(f"skipping cudagraphs due to {elsewhere}")
         if bad and function not in self._warned_mutation:
             self._warned_mutation.add(function)
             compat.announce_skip(compat.mutation_message(function.placeholders, bad))
@@ -611,7 +629,7 @@ class CUDAGraphTreeManager:
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in demoted:
                 if config.cudagraph_managed_input_rerecord_action == "skip":
-                    self._skipped[place] = True
+                    self._skipped[place] = f"input {i}, made by a graph, keeps moving"
                     continue
                 demoted |= {i}
                 self.note(
@@ -734,8 +752,6 @@ class CUDAGraphTreeManager:
             return
         self.alive = False
         with capture_lock:
-            if self._node is not None:
-                self.try_end_curr_execution(None, [])
             if self._node is not None and self._state is _EXECUTION:
                 node = self._node
                 assert isinstance(node, CUDAGraphNode)

@@ -184,5 +184,10 @@ def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> tor
             return cached
     ref = node.tensor_weakrefs[index] if index < len(node.tensor_weakrefs) else None
     t = None if ref is None else ref()
-    # That of a former run may live on, in memory of its own.
-    return t if t is not None and t.untyped_storage()._cdata == pointer else None
+    if t is None:
+        return None
+    try:
+        # That of a former run may live on, in memory of its own, or given up.
+        return t if t.untyped_storage()._cdata == pointer else None
+    except RuntimeError:
+        return None

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from memprof.cudagraph_trees import history
 from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role
 
 from .call_log import CallLog, Counter
@@ -92,6 +93,7 @@ class Runtime:
                 self._persistent.clear()
                 self._released.clear()
                 self.options.clear()
+                history.forget_the_dead()
         self.ledger.add(LedgerKind.RESET, None, "torch._dynamo.reset()")
 
     def open_session(self, max_calls: int) -> Session:
@@ -139,6 +141,12 @@ class Runtime:
     def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
         """Ledger entries; one about a graph that is not in the profile names no graph."""
         entries = self.ledger.entries_since(session.ledger_before if session else {})
+        before = session.trees_before if session else {}
+        for key, entry in history.ledger_entries().items():
+            count = entry.count - before.get(key, 0)
+            if count:
+                entries.append(dataclasses.replace(entry, count=count))
+        entries.sort(key=lambda e: e.time_ns)
         return [e if e.graph in graphs else dataclasses.replace(e, graph=None) for e in entries]
 
     def _releases(self, session: Session | None) -> dict[int, int]:
@@ -152,6 +160,7 @@ class Session:
     def __init__(self, runtime: Runtime) -> None:
         self.since_perf_ns = time.perf_counter_ns()
         self.ledger_before = runtime.ledger.counts()
+        self.trees_before = {key: e.count for key, e in history.ledger_entries().items()}
         self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
 
 

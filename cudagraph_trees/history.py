@@ -1,0 +1,52 @@
+"""The ledgers of all managers of this process, those that have gone included."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from memprof.profiler.model import LedgerEntry
+
+if TYPE_CHECKING:
+    from .ledger import TreeLedger
+    from .manager import CUDAGraphTreeManager
+
+MAX_LEDGERS = 64
+
+_known: deque[tuple[TreeLedger, weakref.ref[CUDAGraphTreeManager]]] = deque(maxlen=MAX_LEDGERS)
+_lock = threading.Lock()
+
+EntryKey = tuple[object, ...]
+"""What makes two entries the same, times, counts and measurements aside."""
+
+
+def remember(manager: CUDAGraphTreeManager) -> None:
+    """Keep the ledger of ``manager``, also when it is gone; the last ``MAX_LEDGERS`` are kept."""
+    with _lock:
+        _known.append((manager.ledger, weakref.ref(manager)))
+
+
+def ledger_entries() -> dict[EntryKey, LedgerEntry]:
+    """The entries of all managers, replays included, in order of time."""
+    with _lock:
+        known = list(_known)
+    found: list[tuple[EntryKey, LedgerEntry]] = []
+    for ledger, reference in known:
+        manager = reference()
+        nodes = list(manager.nodes()) if manager is not None else []
+        for e in ledger.entries(nodes):
+            tree = e.tree
+            assert tree is not None
+            where = (tree.device, tree.function, tree.key, tree.node, tree.parent)
+            found.append(((id(ledger), e.kind, e.graph, e.reason, *where), e))
+    return dict(sorted(found, key=lambda item: item[1].time_ns))
+
+
+def forget_the_dead() -> None:
+    """Drop the ledgers of managers that are gone."""
+    with _lock:
+        alive = [(ledger, ref) for ledger, ref in _known if ref() is not None]
+        _known.clear()
+        _known.extend(alive)

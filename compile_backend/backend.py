@@ -6,6 +6,7 @@ the first such call; nobody has to ``import memprof`` first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
 
 from . import _torch_compat, graphs_cpu
+from .captured_backward import BackwardCompiler, capturing, switch_off, without_own_option
 from .graphs import runs_on_cuda
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
@@ -59,11 +61,16 @@ def memprof(
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
         sources = None
     inner = InnerCompile(own, sources, RUNTIME, graphs=graphs)
-    return _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
+    compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
+    if own.compiled_autograd:
+        backward = functools.partial(memprof, options=without_own_option(options), mode=mode)
+        return capturing(compiled, BackwardCompiler(backward, RUNTIME))
+    return compiled
 
 
 def reset() -> None:
     """Called by ``torch._dynamo.reset()``: forget graphs, and drop the trees' recordings."""
+    switch_off()
     RUNTIME.reset()
     graphs_cpu.reset()
     reset_cudagraph_trees()

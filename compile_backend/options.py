@@ -46,6 +46,9 @@ class Options:
             ``"8GiB"``; what does not fit evicts the least recently used recordings or runs
             without a graph. None is no limit.
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
+        compiled_autograd: capture whole backwards as one graph each and compile them with
+            these options too, from the first call of the compiled function on, in the whole
+            process (``compile_backend/captured_backward.py``).
         max_programs: how many combinations of sizes are observed per graph; calls with
             further ones are counted as unobserved.
     """
@@ -56,6 +59,7 @@ class Options:
     outputs: str = "error"
     pool_budget: int | str | None = None
     pool_initial: int | str = 0
+    compiled_autograd: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .capture import CapturedBackward, capture
 from .compiler import AutogradCompilerInstance
-from .engine import disable, enable, install, installed, reset, uninstall
+from .engine import disable, enable, install, installed, reset, turn_off, turn_on, uninstall
 from .errors import CaptureError, StaleCaptureError
 from .events import Capture, Listener
 
@@ -27,5 +27,7 @@ __all__ = [
     "install",
     "installed",
     "reset",
+    "turn_off",
+    "turn_on",
     "uninstall",
 ]

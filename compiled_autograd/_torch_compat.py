@@ -103,7 +103,9 @@ def prepare_cuda() -> None:
 
 
 @contextlib.contextmanager
-def patched_engine_entry(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def patched_engine_entry(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
     """Replace the function through which ``backward()`` and ``grad()`` enter the engine."""
     module: Any = torch.autograd
     name = "_engine_run_backward"
@@ -466,7 +468,6 @@ def main_torch_version() -> tuple[int, int]:
     """``(2, 13)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
-
 
 
 def replace_torchs_class(new: Any) -> Any:

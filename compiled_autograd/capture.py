@@ -63,9 +63,7 @@ class CapturedBackward:
             if (memory := known.get(node.name)) is None:
                 continue
             allocated = f"{memory.allocated:,}" if memory.known else "?"
-            lines.append(
-                f"{memory.live:>12,} {allocated:>12}  {_expression(node)}{_where(node)}"
-            )
+            lines.append(f"{memory.live:>12,} {allocated:>12}  {_expression(node)}{_where(node)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:

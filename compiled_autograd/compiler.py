@@ -298,9 +298,7 @@ class AutogradCompilerInstance:
         has_post_hooks) -> new gradient``, with the current gradient among the inputs.
         """
         tracer = self._tracer
-        node = tracer.call(
-            _torch_compat.call_accumulate_grad, tracer.lift((variable, *rest))
-        )
+        node = tracer.call(_torch_compat.call_accumulate_grad, tracer.lift((variable, *rest)))
         of_variable = value_of(node.args[0])
         if of_variable is not None:
             set_value(node, of_variable)
@@ -345,7 +343,9 @@ class AutogradCompilerInstance:
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """``Tensor.register_hook``, on gradient ``i`` before its node runs."""
-        return self._replace(inputs, i, self._hook(hook_id, "tensor_pre_hook", self._lift(inputs[i])))
+        return self._replace(
+            inputs, i, self._hook(hook_id, "tensor_pre_hook", self._lift(inputs[i]))
+        )
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """The same, registered in C++."""
@@ -405,4 +405,3 @@ def _certainly(have: ValueInfo | None, wanted: ValueInfo, metadata: Any) -> bool
         and all(isinstance(s, int) for s in metadata[1])
         and (have.shape, have.dtype, have.device) == (wanted.shape, wanted.dtype, wanted.device)
     )
-

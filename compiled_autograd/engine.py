@@ -22,7 +22,10 @@ import torch
 
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
+from .errors import CaptureError
 
+_disabled = 0
+"""How many ``disable()`` are open. torch's own flag is no count: compiling anything clears it."""
 _last: list[Any] = []
 """The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
 
@@ -35,8 +38,8 @@ def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
         compiler_fn: gets the captured ``GraphModule`` and returns a callable with the same
             arguments, e.g. ``functools.partial(torch.compile, backend="inductor")``.
             Returning the module itself runs the graph as it is.
-        dynamic: sizes that change from one backward to the next become inputs of the graph;
-            otherwise each combination is captured on its own.
+        dynamic: every size is an input of the graph from the start. Otherwise sizes are
+            constants until one changes; the graph captured then has that one as an input.
 
     A backward with ``create_graph=True`` runs in the normal engine: its own backward can be
     captured. So does every backward while torch's stance is "force_eager".
@@ -79,16 +82,71 @@ def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def disable() -> Iterator[None]:
     """Run every backward inside in the normal engine."""
+    global _disabled
     state = _torch_compat.state()
     before = (state.compiled_autograd_enabled, state.active_disable_ctx)
     prior, prior_dynamic = _torch_compat.set_compiler(None, False)
     state.compiled_autograd_enabled = False
     state.active_disable_ctx = True
+    _disabled += 1
     try:
         yield
     finally:
+        _disabled -= 1
         state.compiled_autograd_enabled, state.active_disable_ctx = before
         _torch_compat.set_compiler(prior, prior_dynamic)
+
+
+def turn_on(
+    compiler_fn: CompilerFn,
+    *,
+    dynamic: bool = False,
+    on_unsupported: Callable[[CaptureError], None] | None = None,
+) -> bool:
+    """``enable`` without an end: for every backward of the process from here on.
+
+    Does nothing where compiled autograd is on already, or off on purpose (inside
+    ``disable``, inside a captured backward, under the stance "force_eager").
+
+    Args:
+        compiler_fn, dynamic: as for ``enable``.
+        on_unsupported: told of a backward that cannot be captured; that backward then runs
+            in the normal engine. None raises the error instead.
+
+    Returns:
+        Whether it was switched on by this call.
+    """
+    state = _torch_compat.state()
+    # The engine's thread-local setting: a backward that is captured is run by one thread.
+    torch.autograd.set_multithreading_enabled(False)
+    if state.compiled_autograd_enabled or _disabled:
+        return False
+    if state.in_compiled_autograd_region or _torch_compat.stance_is_force_eager():
+        return False
+    _torch_compat.prepare_cuda()
+    _on.close()  # torch._dynamo.reset() switches off without asking us
+    _own_the_cache(compiler_fn, dynamic)
+    _torch_compat.set_compiler(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
+    state.compiled_autograd_enabled = True
+
+    def entry(run: Callable[..., Any]) -> Callable[..., Any]:
+        return _normally_if_unsupported(_normally_if_differentiable(run), on_unsupported)
+
+    _on.enter_context(_torch_compat.patched_engine_entry(entry))
+    return True
+
+
+def turn_off() -> None:
+    """Undo ``turn_on``."""
+    state = _torch_compat.state()
+    if not state.in_compiled_autograd_region:
+        state.compiled_autograd_enabled = False
+        _torch_compat.set_compiler(None, False)
+    torch.autograd.set_multithreading_enabled(True)
+    _on.close()
+
+
+_on = contextlib.ExitStack()
 
 
 def reset() -> None:
@@ -100,8 +158,7 @@ def reset() -> None:
     state = _torch_compat.state()
     if state.in_compiled_autograd_region:
         raise RuntimeError("compiled autograd cannot be reset from inside a captured backward")
-    state.compiled_autograd_enabled = False
-    _torch_compat.set_compiler(None, False)
+    turn_off()
     _torch_compat.clear_cache()
     _torch_compat.reset_capture_ids()
     AutogradCompilerInstance.log.clear()
@@ -144,10 +201,30 @@ def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
 def _normally_if_differentiable(run: Callable[..., Any]) -> Callable[..., Any]:
     """The engine refuses to capture ``create_graph=True``; run those in the normal engine."""
 
-    def run_backward(outputs: Any, grads: Any, keep: bool, create_graph: bool, *a: Any, **k: Any) -> Any:
+    def run_backward(
+        outputs: Any, grads: Any, keep: bool, create_graph: bool, *a: Any, **k: Any
+    ) -> Any:
         if not create_graph:
             return run(outputs, grads, keep, create_graph, *a, **k)
         with disable():
             return run(outputs, grads, keep, create_graph, *a, **k)
+
+    return run_backward
+
+
+def _normally_if_unsupported(
+    run: Callable[..., Any], tell: Callable[[CaptureError], None] | None
+) -> Callable[..., Any]:
+    """A capture that fails has run nothing, so the normal engine can take over."""
+    if tell is None:
+        return run
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except CaptureError as error:
+            tell(error)
+        with disable():
+            return run(*args, **kwargs)
 
     return run_backward

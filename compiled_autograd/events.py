@@ -114,7 +114,9 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
         at = _common(nearest.calls, new.calls)
         ours = new.calls[at] if at < len(new.calls) else "the end"
         theirs = nearest.calls[at] if at < len(nearest.calls) else "the end"
-        return f"other autograd nodes: at call {at} {ours} instead of {theirs} in capture {nearest.id}"
+        return (
+            f"other autograd nodes: at call {at} {ours} instead of {theirs} in capture {nearest.id}"
+        )
     last = same_calls[-1]
     if len(last.shapes) != len(new.shapes):
         return (
@@ -139,4 +141,6 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -90,9 +90,7 @@ class Blocks:
             else:
                 self._inner(node)
             self.used[node] = list(
-                dict.fromkeys(
-                    b for a in node.all_input_nodes if (b := self._of.get(a)) is not None
-                )
+                dict.fromkeys(b for a in node.all_input_nodes if (b := self._of.get(a)) is not None)
             )
             if node.op == "output":
                 for block in self.used[node]:
@@ -210,5 +208,3 @@ def profile(order: Sequence[Node], blocks: Blocks) -> list[tuple[int, int, int]]
 def peak(order: Sequence[Node], blocks: Blocks) -> int:
     """Most live bytes at any node of that order."""
     return max((live for _, _, live in profile(order, blocks)), default=0)
-
-

@@ -31,9 +31,7 @@ class NanCheck:
 
     def read(self, graph: Graph) -> None:
         """Find the parameters that ``graph`` accumulates into, or the gradients it returns."""
-        for node in graph.find_nodes(
-            op="call_function", target=_torch_compat.call_accumulate_grad
-        ):
+        for node in graph.find_nodes(op="call_function", target=_torch_compat.call_accumulate_grad):
             parameter: Any = node.args[0]
             if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
                 self._parameters.append(parameter.args[1])

@@ -88,7 +88,9 @@ def is_functional(node: Node) -> bool:
         return False
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+        return (
+            not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+        )
     return (
         target is operator.getitem
         or target is torch.add

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
@@ -40,10 +41,7 @@ class NodeOrigin:
     @property
     def stack_trace(self) -> str:
         """In the form of a Python frame, which is what FX prints above a node."""
-        return (
-            f'{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n'
-            f"    {self.label}\n"
-        )
+        return f"{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n    {self.label}\n"
 
 
 def origin_of(node: Node) -> NodeOrigin | None:
@@ -64,10 +62,14 @@ def forward_frames(node: Node) -> tuple[SourceFrame, ...]:
     return () if trace.startswith(_ENGINE) else _frames(trace)
 
 
+def forward_module_stack(node: Node) -> dict[str, tuple[str, Any]] | None:
+    """The same with the modules around it, in the form of ``meta["nn_module_stack"]``."""
+    return node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack")
+
+
 def forward_module(node: Node) -> tuple[str, str] | None:
     """``(path, class name)`` of the module whose gradient ``node`` computes, if known."""
-    stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack")
-    if not stack:
+    if not (stack := forward_module_stack(node)):
         return None
     path, module = list(stack.values())[-1]
     name = module if isinstance(module, str) else getattr(module, "__name__", str(module))

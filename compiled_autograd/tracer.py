@@ -275,7 +275,5 @@ class _OperatorRecorder(_torch_compat.TorchDispatchMode):
         super().__init__()
         self._tracer = tracer
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._tracer.record(func, args, kwargs or {})

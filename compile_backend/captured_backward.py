@@ -1,0 +1,123 @@
+"""Option ``compiled_autograd``: whole backwards, captured and compiled by memprof itself.
+
+Note [When capturing begins]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A backend is asked to compile a forward; the backward comes later, from code that no backend
+sees. So the first *call* of a function that was compiled with the option switches compiled
+autograd on, for every backward of the process, until ``torch._dynamo.reset()``. Inside
+``memprof.compiled_autograd.disable()`` nothing is switched on. Several functions with
+different options share one switch: the options of the first one called compile the
+backwards.
+
+A backward that cannot be captured runs in the normal engine, and the ledger says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from memprof import compiled_autograd
+from memprof.compiled_autograd.origin import forward_module_stack
+from memprof.profiler.model import LedgerKind
+
+from .runtime import Runtime
+
+Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def capturing(
+    compiled: Callable[..., Any], backward: BackwardCompiler
+) -> Callable[..., Any]:
+    """``compiled``, which switches compiled autograd on when it is called."""
+
+    def run(*args: Any) -> Any:
+        backward.switch_on()
+        return compiled(*args)
+
+    return run
+
+
+class BackwardCompiler:
+    """Compiles captured backwards with one set of options.
+
+    Args:
+        backend: what compiles a Dynamo graph.
+        runtime: whose ledger is told of captures, cache hits and misses.
+    """
+
+    def __init__(self, backend: Backend, runtime: Runtime) -> None:
+        self._backend = backend
+        self._runtime = runtime
+
+    def switch_on(self) -> None:
+        """Capture backwards from here on, unless something else does or nothing shall."""
+        if compiled_autograd.turn_on(self.compile, on_unsupported=self._unsupported):
+            _listen(self._runtime)
+
+    def compile(self, captured: GraphModule) -> Callable[..., Any]:
+        """What the engine runs for a captured backward."""
+        modules = {
+            node.name: stack
+            for node in captured.graph.nodes
+            if (stack := forward_module_stack(node)) is not None
+        }
+
+        def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            # Dynamo keeps names and stack traces of the captured nodes, and only those.
+            for node in gm.graph.nodes:
+                if "nn_module_stack" not in node.meta and node.name in modules:
+                    node.meta["nn_module_stack"] = modules[node.name]
+            return self._backend(gm, example_inputs)
+
+        run: Callable[..., Any] = torch.compile(captured, backend=backend)
+        return run
+
+    def _unsupported(self, error: compiled_autograd.CaptureError) -> None:
+        self._runtime.ledger.add(
+            LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
+        )
+
+
+def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``options`` for the captured backward, which is not to switch on anything itself."""
+    return {
+        name: value
+        for name, value in (options or {}).items()
+        if str(name).replace("-", "_") != "compiled_autograd"
+    }
+
+
+def switch_off() -> None:
+    """Called by ``torch._dynamo.reset()``."""
+    compiled_autograd.turn_off()
+    log = compiled_autograd.AutogradCompilerInstance.log
+    while _listeners:
+        log.listeners.remove(_listeners.pop())
+
+
+_listeners: list[compiled_autograd.Listener] = []
+
+
+def _listen(runtime: Runtime) -> None:
+    """Captures, and runs of what was captured before, go into the ledger."""
+    if _listeners:
+        return
+
+    def captured(capture: compiled_autograd.Capture) -> None:
+        runtime.ledger.add(
+            LedgerKind.COMPILED,
+            None,
+            f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
+            f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
+        )
+
+    def ran(capture: compiled_autograd.Capture, hit: bool) -> None:
+        if hit:
+            runtime.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
+
+    _listeners.append(compiled_autograd.Listener(captured, ran))
+    compiled_autograd.AutogradCompilerInstance.log.listeners.append(_listeners[0])

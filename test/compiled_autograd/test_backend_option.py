@@ -1,0 +1,127 @@
+"""`options={"compiled_autograd": True}`: backwards captured and compiled by memprof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.compiled_autograd as torchs
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+import memprof
+from memprof import compiled_autograd as ca
+from memprof.compile_backend.options import OptionError
+from memprof.profiler.model import GraphKind, LedgerKind
+
+from .support import clear, gradients
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.first(x))
+        return self.second(hidden)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    ca.reset()
+    yield
+    torch._dynamo.reset()
+    assert not torchs.compiled_autograd_enabled
+    ca.reset()
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return torch.compile(
+        model, backend="memprof", options={"compiled_autograd": True, "graphs": False, **options}
+    )
+
+
+def test_gradients_ledger_and_provenance() -> None:
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(8, 16)
+    parameters = list(model.parameters())
+    model(x).square().sum().backward()
+    wanted = gradients(parameters)
+    run = compiled(model)
+    with memprof.profile() as session:
+        for _ in range(3):
+            clear(parameters)
+            run(x).square().sum().backward()
+    for got, want in zip(gradients(parameters), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+    profile = session.profile()
+    entries = [e for e in profile.ledger if "captured backward" in e.reason]
+    kinds = [(e.kind, e.count) for e in entries]
+    assert kinds == [(LedgerKind.COMPILED, 1), (LedgerKind.CACHE_HIT, 2)]
+    assert "cache miss: the first capture" in entries[0].reason
+    # The captured backward is a graph of the profile, with the forward's lines and modules.
+    backward = next(g for g in profile.graphs if (g.compile_id or "").startswith("!"))
+    assert backward.kind is GraphKind.INFERENCE  # nothing is differentiated through it
+    assert backward.calls == 3
+    modules = {n.module_path for n in backward.nodes.values()}
+    assert {"first", "second"} <= modules
+    files = {f.file for n in backward.nodes.values() for f in n.stack}
+    assert __file__ in files
+
+
+def test_disable_wins_and_reset_switches_off() -> None:
+    model, x = Model(), torch.randn(8, 16)
+    run = compiled(model)
+    with ca.disable():
+        run(x).sum().backward()
+        assert not torchs.compiled_autograd_enabled
+    assert not torchs.compiled_autograd_enabled
+    run(x)
+    assert torchs.compiled_autograd_enabled
+    torch._dynamo.reset()
+    assert not torchs.compiled_autograd_enabled
+    model(x).sum().backward()
+
+
+def test_what_cannot_be_captured_runs_in_the_normal_engine() -> None:
+    class Boxed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    model, x = Model(), torch.randn(8, 16)
+    parameters = list(model.parameters())
+    run = compiled(model)
+
+    def unsupported(self: Any, *args: Any) -> Any:
+        raise ca.CaptureError("a made-up reason")
+
+    model(x).mul(2).sum().backward()
+    wanted = gradients(parameters)
+    original = ca.AutogradCompilerInstance.proxy_call_backward
+    with memprof.profile() as session, pytest.MonkeyPatch.context() as patch:
+        y = run(x)
+        patch.setattr(ca.AutogradCompilerInstance, "proxy_call_backward", unsupported)
+        clear(parameters)
+        Boxed.apply(y).sum().backward()
+    assert ca.AutogradCompilerInstance.proxy_call_backward is original
+    for got, want in zip(gradients(parameters), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+    assert any("a made-up reason" in e.reason for e in session.profile().ledger)
+
+
+def test_wrong_type() -> None:
+    with pytest.raises((OptionError, torch._dynamo.exc.BackendCompilerFailed), match="must be bool"):
+        torch.compile(
+            Model(), backend="memprof", options={"compiled_autograd": 1}
+        )(torch.randn(8, 16))

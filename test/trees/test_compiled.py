@@ -138,6 +138,7 @@ def test_one_functions_output_is_the_next_ones_input() -> None:
         same(g(f(torch.full((4,), float(i), device="cuda"))), torch.full((4,), 2.0 * i + 1))
 
 
+@pytest.mark.skipif(not VALUES, reason="nothing is computed")
 def test_a_compiled_optimizer() -> None:
     reference, model = pair()
     theirs = torch.optim.Adam(reference.parameters(), lr=0.01)

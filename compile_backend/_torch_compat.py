@@ -249,6 +249,11 @@ def generated_globals(compiled: Any) -> dict[str, Any] | None:
     return None
 
 
+def is_cpu_only(compiled: Any) -> bool:
+    """Whether generated code works on CPU tensors alone."""
+    return set(getattr(compiled, "device_types", ())) <= {"cpu"}
+
+
 def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:
     """For each partition, and each of its outputs: which output of the graph it is.
 
@@ -353,8 +358,8 @@ class AllocatorEvents:
             self._range.__exit__(None, None, None)
             self._range = None
 
-    def stop(self, prefix: str) -> list[tuple[str, int]]:
-        """``(mark name, signed bytes)`` in order; the name is "" before the first mark.
+    def stop(self, prefix: str) -> list[tuple[str, int, str]]:
+        """``(mark name, signed bytes, device)`` in order; the name is "" before the first mark.
 
         Args:
             prefix: what the names of this recording's marks begin with.
@@ -368,7 +373,7 @@ class AllocatorEvents:
         if self._former_level is not None:
             _cpp_log_level().value = self._former_level
             self._former_level = None
-        found: list[tuple[str, int]] = []
+        found: list[tuple[str, int, str]] = []
         where = ""
         threads: Any = _disable_profiler_legacy()
         for per_thread in threads:
@@ -377,9 +382,11 @@ class AllocatorEvents:
                 if kind == "push" and event.name().startswith(prefix):
                     where = event.name()
                 elif kind == "memory_alloc":
-                    nbytes = event.cpu_memory_usage() + event.cuda_memory_usage()
-                    if nbytes:
-                        found.append((where, nbytes))
+                    if event.cpu_memory_usage():
+                        found.append((where, event.cpu_memory_usage(), "cpu"))
+                    if event.cuda_memory_usage():
+                        # This profiler knows the kind of device only.
+                        found.append((where, event.cuda_memory_usage(), "cuda"))
         return found
 
 

@@ -7,6 +7,7 @@ module globals with the same kernels in the same order, and keeps the line numbe
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,14 +79,17 @@ def read_wrapper(source: str) -> WrapperCode | None:
     views: list[tuple[set[str], set[str]]] = []
     inputs: tuple[str, ...] = ()
     sizes: dict[str, str] = {}
+    local = {
+        n.id for n in ast.walk(call) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     for st in _flat(call.body):
-        names = _loaded(st)
+        names = _loaded(st) & local
         if not _understood(st):
             unsafe |= names
         if not isinstance(st, ast.Assign):
             continue
         targets = {n.id for t in st.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        views.append((targets, names))
+        views.append((targets, _shared(st.value) & local))
         target, value = st.targets[0], st.value
         if isinstance(value, ast.Name) and value.id == "args":
             elements = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
@@ -116,6 +120,21 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _loaded(st: ast.stmt) -> set[str]:
     return {n.id for n in ast.walk(st) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+_SIZE = re.compile(r"[suz]\d+$")
+"""How Inductor names sizes."""
+
+
+def _shared(value: ast.expr) -> set[str]:
+    """Names whose memory what is assigned here might share."""
+    if isinstance(value, ast.Call):
+        function = ast.unparse(value.func)
+        if function == "empty_strided_cpu" or function.endswith((".item", ".size", ".stride")):
+            return set()
+        if function in ("reinterpret_tensor", "alloc_from_pool"):
+            value = value.args[0]
+    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name) and not _SIZE.match(n.id)}
 
 
 def _understood(st: ast.stmt) -> bool:
@@ -166,8 +185,8 @@ def _spread(unsafe: set[str], views: list[tuple[set[str], set[str]]]) -> set[str
             return spread
 
 
-BoundCall = Callable[[Sequence[Any], Sequence[Callable[[], Any]]], Callable[[list[Any]], Any]]
-"""From the scratch's tensors and the makers of leased ones to a boxed ``call``."""
+ScratchCall = Callable[[list[Any], Sequence[Any]], Any]
+"""A boxed ``call`` with the scratch's tensors as its second argument."""
 
 
 def rewritten(
@@ -175,8 +194,8 @@ def rewritten(
     path: str,
     module_globals: dict[str, Any],
     scratch: Sequence[int],
-    leases: Sequence[int],
-) -> BoundCall:
+    leases: Mapping[int, Callable[[], Any]],
+) -> ScratchCall:
     """The clone.
 
     Args:
@@ -184,14 +203,19 @@ def rewritten(
         path: its file name, for tracebacks.
         module_globals: its globals, used as they are and not changed.
         scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
-        leases: lines whose allocation becomes a call of maker 0, 1, ….
+        leases: by line, what is called instead of the allocation.
+
+    The scratch's tensors are an argument, not part of the clone: a class, as the clone may be,
+    is part of a reference cycle and would keep them until the garbage collector comes by.
     """
     tree = ast.parse(code.source)
     functions = dict(wrapper_functions(tree))
     method = "Runner.call" in functions
+    call = functions["Runner.call" if method else "call"]
+    call.args.args.append(ast.arg(_SCRATCH))
     replace = {line: f"{_SCRATCH}[{i}]" for i, line in enumerate(scratch)}
     replace |= {line: f"{_LEASE}_{i}()" for i, line in enumerate(leases)}
-    for st in _flat(functions["Runner.call" if method else "call"].body):
+    for st in _flat(call.body):
         text = replace.get(st.lineno)
         if text is not None and isinstance(st, ast.Assign):
             value = ast.parse(text, mode="eval").body
@@ -205,27 +229,19 @@ def rewritten(
         or (isinstance(top, ast.FunctionDef) and top.name in functions)
     ]
     names = [f"{_LEASE}_{i}" for i in range(len(leases))]
-    header = f"def {_FACTORY}({', '.join([_SCRATCH, *names])}): pass"
-    factory = ast.parse(header).body[0]
+    factory = ast.parse(f"def {_FACTORY}({', '.join(names)}): pass").body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body = [*body, *ast.parse("return locals()").body]
     local: dict[str, Any] = {}
     module = ast.fix_missing_locations(ast.Module([factory], []))
     exec(compile(module, path, "exec"), module_globals, local)
-    build = local[_FACTORY]
-
-    def bind(
-        tensors: Sequence[Any], makers: Sequence[Callable[[], Any]]
-    ) -> Callable[[list[Any]], Any]:
-        made = build(tensors, *makers)
-        if not method:
-            call: Callable[[list[Any]], Any] = made["call"]
-            return call
-        partitions = [made[p.__name__] for p in partition_functions(module_globals)]
-        bound: Callable[[list[Any]], Any] = made["Runner"](partitions).call
-        return bound
-
-    return bind
+    made = local[_FACTORY](*leases.values())
+    if not method:
+        function: ScratchCall = made["call"]
+        return function
+    partitions = [made[p.__name__] for p in partition_functions(module_globals)]
+    bound: ScratchCall = made["Runner"](partitions).call
+    return bound
 
 
 def evaluate(

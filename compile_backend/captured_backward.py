@@ -21,6 +21,7 @@ import torch
 from torch.fx import GraphModule
 
 from memprof import compiled_autograd
+from memprof.compiled_autograd._torch_compat import trace_node_by_node
 from memprof.compiled_autograd.origin import forward_module_stack
 from memprof.profiler.model import LedgerKind
 
@@ -29,9 +30,7 @@ from .runtime import Runtime
 Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def capturing(
-    compiled: Callable[..., Any], backward: BackwardCompiler
-) -> Callable[..., Any]:
+def capturing(compiled: Callable[..., Any], backward: BackwardCompiler) -> Callable[..., Any]:
     """``compiled``, which switches compiled autograd on when it is called."""
 
     def run(*args: Any) -> Any:
@@ -67,10 +66,9 @@ class BackwardCompiler:
         }
 
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            # Dynamo keeps names and stack traces of the captured nodes, and only those.
-            for node in gm.graph.nodes:
-                if "nn_module_stack" not in node.meta and node.name in modules:
-                    node.meta["nn_module_stack"] = modules[node.name]
+            _restore_origins(gm, modules)
+            if any(isinstance(value, list) for value in example_inputs):
+                trace_node_by_node(gm)
             return self._backend(gm, example_inputs)
 
         run: Callable[..., Any] = torch.compile(captured, backend=backend)
@@ -80,6 +78,29 @@ class BackwardCompiler:
         self._runtime.ledger.add(
             LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
         )
+
+
+def _restore_origins(gm: GraphModule, modules: Mapping[str, Any]) -> None:
+    """Give the nodes of a Dynamo graph what it lost of the captured graph's.
+
+    Dynamo keeps names and stack traces of captured nodes, but not modules; and what it
+    inlined (the accumulations) has a line of the captured graph's code for a stack trace,
+    where the forward operator is wanted whose gradient is accumulated.
+    """
+    for node in gm.graph.nodes:
+        if "nn_module_stack" not in node.meta and node.name in modules:
+            node.meta["nn_module_stack"] = modules[node.name]
+        if _GENERATED in node.meta.get("stack_trace", "").split("\n")[0]:
+            for source in node.all_input_nodes:
+                trace = source.meta.get("stack_trace", "")
+                if trace and _GENERATED not in trace:
+                    for key in ("stack_trace", "nn_module_stack"):
+                        if key in source.meta:
+                            node.meta[key] = source.meta[key]
+                    break
+
+
+_GENERATED = 'File "<eval_with_key>'
 
 
 def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:

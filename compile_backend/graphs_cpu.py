@@ -186,19 +186,18 @@ class CpuGraphs:
             return self.plain
         scratch = [(s, s.offset) for s in sites if s.offset is not None]
         leased = [s for s in sites if s.offset is None]
-        bind = rewritten(
+        label = self.record.label
+        clone = rewritten(
             code,
             self.record.code_path or module_globals.get("__file__", "<generated>"),
             module_globals,
             [s.line for s, _ in scratch],
-            [s.line for s in leased],
+            {s.line: LeasedTensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased},
         )
-        label = self.record.label
-        makers = [LeasedTensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased]
         compiled = self.compiled
 
         def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
-            return _torch_compat.realign_inputs(bind(tensors, makers), compiled)
+            return _torch_compat.realign_inputs(lambda inputs: clone(inputs, tensors), compiled)
 
         call = (
             _with_scratch(

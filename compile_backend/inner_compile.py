@@ -82,7 +82,7 @@ class InnerCompile:
                 compile_plainly,
             )
             stages: list[CompileStage[Any]] = [
-                ObserveStage(graph, self.runtime, self._observation()),
+                ObserveStage(graph, self.runtime, self.options, in_trees=self.graphs),
                 attribute,
             ]
             if self.graphs:
@@ -114,12 +114,6 @@ class InnerCompile:
         except Exception as error:
             self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
         return compiled
-
-    def _observation(self) -> Options:
-        """With graph trees one observed call is enough: their warm-up is the second."""
-        if not self.graphs:
-            return self.options
-        return dataclasses.replace(self.options, observe_runs=min(self.options.observe_runs, 1))
 
     def _begin(
         self, gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]

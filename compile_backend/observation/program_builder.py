@@ -36,6 +36,13 @@ from .trace import AllocatorDelta, At, Bound, Dropped, Freed, Report, Trace
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""
 
+_KEPT = "kept by a library"
+"""Name of what a kernel allocated and did not give back.
+
+A workspace, packed weights: it happens in a first call and lasts. A program stands for
+later calls, in which that memory is there from the beginning.
+"""
+
 # The CUDA caching allocator rounds small requests up to 512 bytes and hands out whole
 # blocks of up to 1 MiB that are not worth splitting; the CPU allocator does not round.
 _MAX_ROUNDING = 1 << 20
@@ -65,7 +72,7 @@ class _Segment:
 
     line: int
     reports: list[Report] = field(default_factory=list)
-    deltas: list[int] = field(default_factory=list)
+    deltas: list[AllocatorDelta] = field(default_factory=list)
 
 
 class _Builder:
@@ -105,7 +112,7 @@ class _Builder:
             else:
                 segments[-1].reports.append(report)
         for delta in self.trace.allocator or ():
-            segments[delta.mark].deltas.append(delta.nbytes)
+            segments[delta.mark].deltas.append(delta)
         return segments
 
     def _replay(self, segment: _Segment) -> None:
@@ -134,19 +141,22 @@ class _Builder:
         line = segment.line
         named: dict[int, Bound] = {}  # position in the segment's deltas → storage
         for i in reversed(range(len(segment.deltas))):
-            fitting = (b for b in reversed(new) if _fits(b, segment.deltas[i]))
+            fitting = (
+                b
+                for b in reversed(new)
+                if _fits(b, segment.deltas[i].nbytes, segment.deltas[i].device)
+            )
             match = next(fitting, None)
             if match is not None:
                 new.remove(match)
                 named[i] = match
-        for i, nbytes in enumerate(segment.deltas):
-            if nbytes > 0:
-                if i in named:
-                    self._alloc(named[i], nbytes, line)
-                else:
-                    self._alloc_scratch(nbytes, line)
+        for i, delta in enumerate(segment.deltas):
+            if delta.nbytes < 0:
+                self._release(-delta.nbytes, died, line)
+            elif i in named:
+                self._alloc(named[i], delta.nbytes, line)
             else:
-                self._release(-nbytes, died, line)
+                self._alloc_scratch(delta, line)
         for bound in new:
             self._name_without_allocation(bound, line)
         for storage in died:
@@ -159,7 +169,7 @@ class _Builder:
             return
         for block in reversed(self.scratch):
             made = self.blocks[block]
-            if _fits(bound, made.nbytes):
+            if _fits(bound, made.nbytes, made.device):
                 # Made by an earlier statement that had no name for it.
                 self.scratch.remove(block)
                 made.origin, made.name, made.identity = Origin.BUFFER, bound.name, bound.storage
@@ -191,10 +201,8 @@ class _Builder:
         self.owner[block] = bound.name
         self.events.append(Event(EventKind.ALLOC, block, line, bound.name))
 
-    def _alloc_scratch(self, nbytes: int, line: int) -> None:
-        devices = {k.device for k in self.trace.entry} or {"cpu"}
-        device = devices.pop() if len(devices) == 1 else "unknown"
-        block = self._add(_Block(nbytes, device, Origin.INTERNAL, ""))
+    def _alloc_scratch(self, delta: AllocatorDelta, line: int) -> None:
+        block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
         self.scratch.append(block)
         self.events.append(Event(EventKind.ALLOC, block, line))
 
@@ -246,9 +254,15 @@ class _Builder:
             block = self.by_storage.get(storage) if storage is not None else None
             if block is not None:
                 outputs.setdefault(block, []).append(index)
+        devices = {b.device for b in self.blocks if b.device.startswith("cuda:")}
         storages = []
         for i, b in enumerate(self.blocks):
+            if b.device == "cuda" and len(devices) == 1:
+                (b.device,) = devices
             out = tuple(outputs.get(i, ()))
+            category = categorize(b.origin, b.inputs, out, not b.freed)
+            if i in self.scratch:
+                b.origin, b.name = Origin.EXTERNAL, _KEPT
             outlives = b.origin is Origin.INPUT or b.origin is Origin.EXTERNAL or bool(out)
             storages.append(
                 Storage(
@@ -257,7 +271,7 @@ class _Builder:
                     device=b.device,
                     origin=b.origin,
                     name=b.name,
-                    category=categorize(b.origin, b.inputs, out, not b.freed),
+                    category=category,
                     identity=b.identity if outlives else None,
                     inputs=b.inputs,
                     outputs=out,
@@ -266,20 +280,22 @@ class _Builder:
         return AllocationProgram(
             key=self.trace.key,
             storages=tuple(storages),
-            events=tuple(self.events),
+            events=tuple(e for e in self.events if e.storage not in self.scratch),
             internal_observed=self.trace.allocator is not None,
             host_ns=self.trace.host_ns,
         )
 
 
-def _fits(bound: Bound, allocated: int) -> bool:
+def _fits(bound: Bound, allocated: int, device: str) -> bool:
+    if bound.device.partition(":")[0] != device.partition(":")[0]:
+        return False
     if bound.nbytes == allocated:
         return True
-    if bound.device.startswith("cpu"):
+    if device == "cpu":
         return False
     return 0 < bound.nbytes < allocated <= bound.nbytes + _MAX_ROUNDING
 
 
-def as_deltas(events: list[tuple[str, int]], prefix: str) -> list[AllocatorDelta]:
-    """Allocator events with textual marks ``<prefix><number>`` as deltas."""
-    return [AllocatorDelta(int(m[len(prefix) :]) if m else 0, n) for m, n in events]
+def as_deltas(events: list[tuple[str, int, str]], prefix: str) -> list[AllocatorDelta]:
+    """Allocator events (mark, signed bytes, device) with marks ``<prefix><number>``."""
+    return [AllocatorDelta(int(m[len(prefix) :]) if m else 0, n, d) for m, n, d in events]

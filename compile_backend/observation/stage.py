@@ -49,14 +49,19 @@ class ObserveStage(CompileStage[Any]):
         graph: whose calls are counted and whose record gets the programs.
         runtime: the call log, ledger and storage identities to use.
         options: how many calls to observe.
+        in_trees: the callable runs in graph trees. Its first call, which is their warm-up
+            and tunes the kernels, goes by unobserved; one clean observation follows it.
     """
 
     name = "observe"
 
-    def __init__(self, graph: LiveGraph, runtime: Runtime, options: Options) -> None:
+    def __init__(
+        self, graph: LiveGraph, runtime: Runtime, options: Options, *, in_trees: bool = False
+    ) -> None:
         self.graph = graph
         self.runtime = runtime
         self.options = options
+        self.in_trees = in_trees
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
@@ -107,11 +112,14 @@ class ObservedCall:
         self.sizes = sizes
         self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
         self.seen: dict[tuple[int, ...], int] = {}
+        runs = stage.options.observe_runs
+        self._runs = min(runs, 1) if stage.in_trees else runs
+        self._warmed: set[tuple[int, ...]] | None = set() if stage.in_trees else None
         self._graphs = (
             CpuGraphs(
                 self.record, compiled, plain, sizes, stage.runtime.ledger, stage.options.graphs
             )
-            if compiled is not None
+            if compiled is not None and _torch_compat.is_cpu_only(compiled)
             else None
         )
         self._clone: InstrumentedCall | None = None
@@ -172,6 +180,9 @@ class ObservedCall:
         if len(self.programs) >= self.options.max_programs and key not in self.seen:
             self._give_up(key, f"more than {self.options.max_programs} combinations of sizes")
             return self._call_unobserved(inputs)
+        if self._warmed is not None and key not in self._warmed:
+            self._warmed.add(key)
+            return self._call_unobserved(inputs)
         if not self._observing.acquire(blocking=False):
             return self._call_unobserved(inputs)  # another thread is at it
         try:
@@ -216,7 +227,7 @@ class ObservedCall:
         self.record.programs[index : index + 1] = [program]
         self.runtime.note_persistent(self.record)
         self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] >= self.options.observe_runs:
+        if self.seen[key] >= self._runs:
             self._settle(key, index)
             self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, _sizes_text(key))
         return index

@@ -42,6 +42,7 @@ class AllocatorDelta(NamedTuple):
 
     mark: int
     nbytes: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

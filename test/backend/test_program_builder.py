@@ -161,7 +161,7 @@ def test_without_the_allocator_names_alone_make_the_program() -> None:
 
 
 def test_cuda_rounding_is_kept_as_the_allocators_own_figure() -> None:
-    trace = Trace((), allocator=[AllocatorDelta(1, 512)])
+    trace = Trace((), allocator=[AllocatorDelta(1, 512, "cuda:0")])
     trace.reports = [At(1, 1), Bound("buf0", 1, 40, "cuda:0")]
     program = build_program(trace, _category)
     assert program.storages[0].nbytes == 512
@@ -177,10 +177,26 @@ def test_a_zero_size_tensor_has_an_event_and_no_bytes() -> None:
 
 
 def test_marks_are_read_back_from_their_text() -> None:
-    assert as_deltas([("", 8), ("mp:12", -8)], "mp:") == [
+    assert as_deltas([("", 8, "cpu"), ("mp:12", -8, "cuda:1")], "mp:") == [
         AllocatorDelta(0, 8),
-        AllocatorDelta(12, -8),
+        AllocatorDelta(12, -8, "cuda:1"),
     ]
+
+
+def test_what_a_library_keeps_is_there_from_the_beginning_in_later_calls() -> None:
+    # GIVEN a first call in which a kernel makes a workspace and does not give it back
+    trace = Trace((), allocator=[AllocatorDelta(1, 4096, "cuda:0"), AllocatorDelta(1, 64)])
+    trace.reports = [At(1, 3), Bound("buf0", 1, 64, "cpu"), At(2, 4)]
+    program = build_program(trace, _category)
+    # THEN the program does not allocate it; it is live at entry, of unknown purpose
+    assert program.events == (Event(ALLOC, 1, 3, "buf0"),)
+    kept = program.storages[0]
+    assert (kept.origin, kept.category, kept.device) == (
+        Origin.EXTERNAL,
+        Category.UNKNOWN,
+        "cuda:0",
+    )
+    assert program.entry_bytes == 4096
 
 
 class _Machine:

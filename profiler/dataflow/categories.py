@@ -80,11 +80,13 @@ class _Deduction:
         self.present[graph.edge_key] = True
         self.id_of_value = keys.tensor_index[graph.value_key]
 
-        edges = graph.in_value >= 0
-        self.reads = graph.in_value[edges]
+        values = graph.in_value
+        edges = values >= 0
+        self.reads = values[edges]
         self.read_bounds = _bounds(edges, graph.bounds)
-        edges = graph.out_value >= 0
-        self.makes = graph.out_value[edges]
+        values = graph.out_value
+        edges = values >= 0
+        self.makes = values[edges]
         self.make_bounds = _bounds(edges, graph.bounds)
 
     def current(self) -> Bytes:

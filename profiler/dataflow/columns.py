@@ -241,6 +241,12 @@ class EventColumns:
         first, thread = (np.asarray(c, np.int64) for c in zip(*self.threads, strict=True))
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
 
+    def drop_uses(self) -> None:
+        """Forget what only the data-flow graph is made from, once it is made."""
+        self.uses = UseTable(
+            *(c[:0].copy() for c in (self.uses.leaf, self.uses.key)), self.uses.effect[:0].copy()
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes that the arrays take."""

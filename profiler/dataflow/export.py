@@ -120,7 +120,7 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
     """
     t, s, keys = profile.timeline, profile.storages, profile.columns.keys
     before, after = profile.entry_categories()
-    storage = np.where(t.key >= 0, t.key, s.keys + t.block)
+    storage = t.storage
     names = np.asarray(["unknown", *(c.name.lower() for c in Category)], object)
     actions = np.asarray(["", *(a.name.lower() for a in Action)], object)
     devices = np.asarray([str(d) for d in profile.columns.devices] or [""], object)

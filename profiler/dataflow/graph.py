@@ -63,8 +63,6 @@ class Graph:
         flags: what the edge is made of.
         mutated: it writes to a storage that lives on.
         version: version before the edge, -1 for an allocation.
-        in_value: value that it reads, -1 for an allocation.
-        out_value: value that it makes, -1 if none.
         bounds: node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``.
         first_value: value of version 0 of each key, and the total at the end.
         value_key, value_version: what each value is.
@@ -78,8 +76,6 @@ class Graph:
     flags: Bytes
     mutated: Bools
     version: Ints
-    in_value: Ints
-    out_value: Ints
     bounds: Ints
     first_value: Ints
     value_key: Ints
@@ -98,6 +94,20 @@ class Graph:
     def frees(self) -> Bools:
         """Edges that release their storage."""
         return np.asarray((self.flags & FREED) != 0)
+
+    @property
+    def in_value(self) -> Ints:
+        """Value that each edge reads, -1 for an allocation."""
+        first = self.first_value[self.edge_key]
+        return np.where(self.version < 0, np.int32(-1), first + self.version)
+
+    @property
+    def out_value(self) -> Ints:
+        """Value that each edge makes, -1 if none."""
+        first = self.first_value[self.edge_key]
+        made = np.where(self.version < 0, first, first + self.version + np.int32(1))
+        makes = np.where(self.version < 0, ~self.frees, self.mutated)
+        return np.where(makes, made, np.int32(-1))
 
     @property
     def intermediate(self) -> Bools:
@@ -143,14 +153,9 @@ def build_graph(columns: EventColumns) -> Graph:
     count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
     first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     value_key = np.repeat(np.arange(len(keys), dtype=np.int32), count)
-    now = first_value[edge_key] + version
-    in_value = np.where(allocates, np.int32(-1), now)
-    makes = allocates & ~frees
-    out_value = np.where(bumps, now + np.int32(1), np.int32(-1))
-    out_value[makes] = first_value[edge_key[makes]]
     for e in np.flatnonzero(allocates & (version > 0)).tolist():
         problems.append(_problem(columns, "version_mismatch", order, edge_node[e], edge_key[e]))
-    made = np.flatnonzero(makes)
+    made = np.flatnonzero(allocates & ~frees)
     _, first_made = np.unique(edge_key[made], return_index=True)
     for e in np.setdiff1d(made, made[first_made]).tolist():
         problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
@@ -163,8 +168,6 @@ def build_graph(columns: EventColumns) -> Graph:
         flags=frozen(flags),
         mutated=frozen(mutated),
         version=frozen(np.where(allocates, np.int32(-1), version)),
-        in_value=frozen(in_value),
-        out_value=frozen(out_value),
         bounds=rows(np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32))),
         first_value=frozen(first_value),
         value_key=frozen(value_key),

@@ -45,11 +45,14 @@ class DataFlowProfile:
         rules: Iterable[Rule] = ALL_RULES,
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
+        keep_uses: bool = True,
     ) -> None:
         chosen = frozenset(rules)
         self.columns = columns
         self.objects = objects or KnownObjects()
         self.graph: Graph = build_graph(columns)
+        if not keep_uses:
+            columns.drop_uses()
         self.context: Context = find_context(columns, self.graph)
         self.storages: Storages = lifetimes(columns)
         self.compiled: CompiledCalls | None = None
@@ -249,6 +252,7 @@ def profile_memory(
         rules=rules,
         memprof_profile=memprof_profile,
         objects=KnownObjects.of(_several(modules), _several(optimizers)),
+        keep_uses=False,
     )
 
 

@@ -34,8 +34,7 @@ class Timeline:
         block: number of the storage without a tensor, -1 for one with.
         version: version that the entry ends or makes; see ``Action``. An increment
             names the version before it.
-        size: bytes, never negative.
-        device: index in ``EventColumns.devices``.
+        storages: what ``key`` and ``block`` are rows of.
     """
 
     time: Ints
@@ -43,18 +42,32 @@ class Timeline:
     key: Ints
     block: Ints
     version: Ints
-    size: Ints
-    device: Ints
+    storages: Storages
 
     def __len__(self) -> int:
         return len(self.time)
+
+    @property
+    def storage(self) -> Ints:
+        """Row of ``storages`` of each entry."""
+        return np.where(self.key >= 0, self.key, self.block + np.int32(self.storages.keys))
+
+    @property
+    def size(self) -> Ints:
+        """Bytes of each entry, never negative."""
+        return np.asarray(self.storages.size[self.storage])
+
+    @property
+    def device(self) -> Ints:
+        """Index in ``EventColumns.devices`` of each entry."""
+        return np.asarray(self.storages.device[self.storage])
 
 
 def build_timeline(
     columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
 ) -> Timeline:
     """The timeline of a trace."""
-    keys, allocations, n_keys = columns.keys, columns.allocations, storages.keys
+    keys, allocations = columns.keys, columns.allocations
     entries = [storages.block_entries]
 
     made_at = np.full(len(keys), np.iinfo(np.int64).min)
@@ -103,7 +116,6 @@ def build_timeline(
     del order
     key = np.where(subject >= 0, subject, np.int32(-1))
     block = np.where(subject < 0, -1 - subject, np.int32(-1))
-    storage = np.where(key >= 0, key, block + np.int32(n_keys))
     del subject
     return Timeline(
         time=frozen(time),
@@ -111,6 +123,5 @@ def build_timeline(
         key=frozen(key),
         block=frozen(block),
         version=frozen(version),
-        size=frozen(storages.size[storage]),
-        device=frozen(storages.device[storage]),
+        storages=storages,
     )

@@ -6,7 +6,6 @@ the first such call; nobody has to ``import memprof`` first.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,13 @@ from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
 
 from . import _torch_compat, graphs_cpu
-from .captured_backward import BackwardCompiler, capturing, switch_off, without_own_option
+from .captured_backward import (
+    BackwardCompiler,
+    LiftedInputs,
+    capturing,
+    switch_off,
+    without_own_option,
+)
 from .graphs import runs_on_cuda
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
@@ -48,6 +53,17 @@ def memprof(
 
     Anything else that torch passes to backends (``name``, from 2.15) is ignored.
     """
+    return _compile(gm, example_inputs, options, mode)
+
+
+def _compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None,
+    mode: str | None,
+    lifted: LiftedInputs | None = None,
+) -> Callable[..., Any]:
+    """``memprof``, which in a captured backward knows what the ``lifted`` inputs are."""
     own, inductor = split_options(options, mode)
     RUNTIME.options.update(own.non_default())
     if own.tree_settings() != TreeSettings():
@@ -57,13 +73,19 @@ def memprof(
     inductor["triton.cudagraphs"] = graphs
     try:
         sources = dynamo_inputs(gm, example_inputs)
+        if lifted is not None:
+            sources = lifted.describe(sources)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
         sources = None
     inner = InnerCompile(own, sources, RUNTIME, graphs=graphs)
     compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
-        backward = functools.partial(memprof, options=without_own_option(options), mode=mode)
+        rest = without_own_option(options)
+
+        def backward(gm: GraphModule, inputs: Sequence[Any], lifted: LiftedInputs) -> Any:
+            return _compile(gm, inputs, rest, mode, lifted)
+
         return capturing(compiled, BackwardCompiler(backward, RUNTIME))
     return compiled
 

@@ -15,6 +15,7 @@ A backward that cannot be captured runs in the normal engine, and the ledger say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +23,42 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
+from memprof.compiled_autograd.input_roles import InputRole, input_roles
 from memprof.compiled_autograd.origin import forward_module_stack
 from memprof.profiler.model import LedgerKind
 
+from .metadata.dynamo_input import DynamoInput
 from .runtime import Runtime
 
-Backend = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+class LiftedInputs:
+    """What the inputs of one captured backward are to the engine.
+
+    Args:
+        captured: the graph.
+    """
+
+    def __init__(self, captured: GraphModule) -> None:
+        self._roles = {
+            f"L['inputs'][{index}]": role for index, role in input_roles(captured.graph).items()
+        }
+
+    def describe(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
+        """Dynamo's description, with gradients and saved tensors told apart."""
+        return tuple(
+            replace(given, **{_FIELDS[role]: True})
+            if (role := self._roles.get(given.source)) and not given.is_parameter
+            else given
+            for given in inputs
+        )
+
+
+_FIELDS = {
+    InputRole.GRADIENT: "is_parameter_gradient",
+    InputRole.SAVED: "is_saved_for_backward",
+}
+
+Backend = Callable[[GraphModule, Sequence[Any], LiftedInputs], Callable[..., Any]]
 
 
 def capturing(compiled: Callable[..., Any], backward: BackwardCompiler) -> Callable[..., Any]:
@@ -59,6 +90,7 @@ class BackwardCompiler:
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward."""
+        lifted = LiftedInputs(captured)
         modules = {
             node.name: stack
             for node in captured.graph.nodes
@@ -69,7 +101,7 @@ class BackwardCompiler:
             _restore_origins(gm, modules)
             if any(isinstance(value, list) for value in example_inputs):
                 trace_node_by_node(gm)
-            return self._backend(gm, example_inputs)
+            return self._backend(gm, example_inputs, lifted)
 
         run: Callable[..., Any] = torch.compile(captured, backend=backend)
         return run

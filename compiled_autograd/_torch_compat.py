@@ -416,6 +416,23 @@ def steal_inputs(graph: GraphModule) -> None:
     set_locals_to_steal(graph, ["inputs"])
 
 
+def trace_node_by_node(graph: GraphModule) -> None:
+    """Have whoever traces ``graph`` (a Dynamo graph) see its nodes' metadata.
+
+    AOTAutograd interprets a graph module node by node and copies stack traces and modules.
+    A graph with a list among its inputs it wraps in a module of its own, calls that as a
+    function, and copies nothing; so the function interprets.
+    """
+    from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
+    from torch.fx.traceback import preserve_node_meta
+
+    def forward(*args: Any) -> Any:
+        with preserve_node_meta():
+            return PropagateUnbackedSymInts(graph).run(*args)  # type: ignore[no-untyped-call, unused-ignore]
+
+    graph.forward = forward
+
+
 def rename_node(node: Node, name: str) -> None:
     """Give ``node`` a name, made unique in its graph."""
     node._rename(name)

@@ -5,7 +5,7 @@ Note [The estimate]
 A *block* is memory that one or more nodes share: a view, a validated gradient and an item
 of a list belong to the block of what they come from. A block is born with its first node
 and dies after the last node that uses any of its nodes; blocks of parameters and of
-gradients that are there already were counted by nobody here and stay out; a gradient that
+gradients that are there already are not counted; a gradient that
 becomes a parameter's ``.grad`` never dies; what the forward saved is live from the start
 and dies after its last use, since Dynamo takes the list of inputs apart. A node's peak is
 taken with its inputs and outputs both live.
@@ -140,6 +140,8 @@ class Blocks:
         self.made.pop(node, None)
         existing = self._of.get(current) if current is not None else self._of.get(variable)
         self._of[node] = existing
+        if current is not None and existing is not None:
+            self.blocks[existing].outside = True
         if current is None and new is not None and (block := self._of.get(new)) is not None:
             self.blocks[block].stays = True  # it becomes the gradient
 

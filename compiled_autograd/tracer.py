@@ -100,7 +100,7 @@ class GraphTracer:
                     f"of which torch makes no fake tensor ({type(error).__name__}: {error})"
                 ) from error
             node = self.call(operator.getitem, (inputs, i))
-            set_value(node, of_tensor(tensor, persistent=tensor.is_leaf))
+            set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
             if (storage := _torch_compat.storage_key(tensor)) is not None:
                 node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
             self._last_item = node

@@ -44,6 +44,8 @@ class DynamoInput:
         source: the way to it as Python source, e.g. ``L['self']._parameters['weight']``.
         is_parameter, is_buffer, is_optimizer_state, is_parameter_gradient: at most one
             holds, see Note [Where an input's role comes from].
+        is_saved_for_backward: the graph is a captured backward and this is what the forward
+            saved for it; only compiled autograd knows, no Source says so.
         fqn: qualified name of what is none of a plain user input: of a parameter or buffer
             within the outermost module that leads to it, of anything else of an optimizer
             within that.
@@ -56,6 +58,7 @@ class DynamoInput:
     is_buffer: bool = False
     is_optimizer_state: bool = False
     is_parameter_gradient: bool = False
+    is_saved_for_backward: bool = False
     fqn: str | None = None
     index: int | None = None
 

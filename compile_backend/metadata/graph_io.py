@@ -446,4 +446,6 @@ def _role_of(known: DynamoInput) -> tuple[Role, Category]:
         return Role.OPTIMIZER_STATE, Category.OPTIMIZER_STATE
     if known.is_parameter_gradient:
         return Role.PARAMETER_GRADIENT, Category.GRADIENT
+    if known.is_saved_for_backward:
+        return Role.SAVED_FOR_BACKWARD, Category.ACTIVATION
     return Role.USER_INPUT, Category.INPUT

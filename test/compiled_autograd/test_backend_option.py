@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import memprof
 from memprof import compiled_autograd as ca
 from memprof.compile_backend.options import OptionError
-from memprof.profiler.model import GraphKind, LedgerKind
+from memprof.profiler.model import GraphKind, LedgerKind, Role
 
 from .support import clear, gradients
 
@@ -66,13 +67,31 @@ def test_gradients_ledger_and_provenance() -> None:
     assert kinds == [(LedgerKind.COMPILED, 1), (LedgerKind.CACHE_HIT, 2)]
     assert "cache miss: the first capture" in entries[0].reason
     # The captured backward is a graph of the profile, with the forward's lines and modules.
-    backward = next(g for g in profile.graphs if (g.compile_id or "").startswith("!"))
+    (backward,) = (g for g in profile.graphs if (g.compile_id or "").startswith("!"))
     assert backward.kind is GraphKind.INFERENCE  # nothing is differentiated through it
     assert backward.calls == 3
     modules = {n.module_path for n in backward.nodes.values()}
     assert {"first", "second"} <= modules
     files = {f.file for n in backward.nodes.values() for f in n.stack}
     assert __file__ in files
+    assert not any("eval_with_key" in file for file in files)
+    roles = [v.role for v in backward.inputs]
+    assert Role.PARAMETER in roles
+    assert Role.SAVED_FOR_BACKWARD in roles
+
+
+def test_roles_of_lifted_inputs() -> None:
+    """GIVEN gradients to add to WHEN the backward is compiled THEN its inputs are told apart."""
+    model, x = Model(), torch.randn(8, 16)
+    run = compiled(model)
+    with memprof.profile() as session:
+        for _ in range(3):
+            run(x).square().sum().backward()
+    (backward,) = (g for g in session.profile().graphs if (g.compile_id or "").startswith("!1"))
+    roles = Counter(v.role for v in backward.inputs)
+    assert roles[Role.PARAMETER] == 4
+    assert roles[Role.PARAMETER_GRADIENT] == 4
+    assert roles[Role.SAVED_FOR_BACKWARD] >= 3
 
 
 def test_disable_wins_and_reset_switches_off() -> None:

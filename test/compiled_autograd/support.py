@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,3 +82,39 @@ def check(
                     assert value is None or value == wanted_value, (name, run)
         assert len(found) == expect, [c.reason for c in found]
     clear(parameters)
+
+
+def compact(graph: Any) -> str:
+    """A captured graph with items written in place (``relu[0]``, ``inputs[3]``) and no
+    metadata; one call a line, under its own name."""
+    text: dict[Any, str] = {}
+
+    def show(value: Any) -> str:
+        if isinstance(value, torch.fx.Node):
+            return text[value]
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(map(show, value)) + "]"
+        return str(value)
+
+    lines = []
+    for node in graph.graph.nodes if hasattr(graph, "graph") else graph.nodes:
+        if node.op == "placeholder":
+            text[node] = str(node.target)
+        elif node.target is operator.getitem:
+            text[node] = f"{show(node.args[0])}[{node.args[1]}]"
+        elif node.op == "output":
+            lines.append(f"return {show(node.args[0])}")
+        else:
+            text[node] = node.name
+            target = getattr(node.target, "__name__", str(node.target))
+            args = node.args[:1] if target == "validate_outputs" else node.args
+            shown = [show(a) for a in args]
+            shown += [str(v) for v in node.kwargs.values() if isinstance(v, str)]
+            lines.append(f"{node.name} = {target}({', '.join(shown)})")
+    # AOTAutograd counts its graphs through the process; here from 0 in order of appearance.
+    numbers: dict[str, str] = {}
+
+    def renumber(match: re.Match[str]) -> str:
+        return "aot" + numbers.setdefault(match[1], str(len(numbers))) + "_"
+
+    return re.sub(r"\baot(\d+)_", renumber, "\n".join(lines))

@@ -243,9 +243,8 @@ class EventColumns:
 
     def drop_uses(self) -> None:
         """Forget what only the data-flow graph is made from, once it is made."""
-        self.uses = UseTable(
-            *(c[:0].copy() for c in (self.uses.leaf, self.uses.key)), self.uses.effect[:0].copy()
-        )
+        uses = self.uses
+        self.uses = UseTable(uses.leaf[:0].copy(), uses.key[:0].copy(), uses.effect[:0].copy())
 
     @property
     def nbytes(self) -> int:

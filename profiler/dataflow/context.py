@@ -38,7 +38,7 @@ class Context:
             the outermost compiled call, ``module`` the innermost module; in the backward,
             the module of the forward operator.
         step: number of the training step, from 0; see ``steps``.
-        steps: end of each step but the last, ns: ``ProfilerStep`` ranges if there are
+        steps: end of each step, ns: ``ProfilerStep`` ranges if there are
             any, else optimizer steps.
     """
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .categories import ACTIVATION, Category
+from .categories import Category
 from .columns import NODE, Ints
 from .profile import DataFlowProfile
+from .source import lines_of_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +286,7 @@ def find_leaks(profile: DataFlowProfile, device: int) -> list[tuple[int, int, in
     rows = rows[(s.created[rows] >= 0) & (s.size[rows] > 0)]
     made_in = context.step[s.created[rows]]
     ended = np.searchsorted(context.steps, s.died[rows], side="left")
-    end_of_trace = int(profile.timeline.time[-1]) if len(profile.timeline) else 0
-    still = s.died[rows] > end_of_trace
-    ended = np.where(still, np.searchsorted(context.steps, end_of_trace, side="right"), ended)
+    # What is never released outlives every step there is, up to the end of the trace.
     held = ended - made_in
     found = [
         (int(row), int(step), int(n))
@@ -307,8 +306,6 @@ def source_lines(profile: DataFlowProfile, storages: list[int]) -> dict[int, str
     Compiled code names the line that its FX node came from; for the rest the trace is
     walked once more, down to these allocations only.
     """
-    from .source import lines_of_events
-
     out: dict[int, str] = {}
     events: dict[int, list[int]] = {}
     for storage in dict.fromkeys(storages):
@@ -328,20 +325,3 @@ def source_lines(profile: DataFlowProfile, storages: list[int]) -> dict[int, str
             for storage in events[event]:
                 out[storage] = line
     return out
-
-
-__all__ = [
-    "ACTIVATION",
-    "LeakSuspect",
-    "LiveStorage",
-    "PeakReport",
-    "SavedActivation",
-    "Share",
-    "bytes_over_time",
-    "find_leaks",
-    "live_at",
-    "peak",
-    "peak_report",
-    "source_lines",
-    "storage_category",
-]

@@ -231,7 +231,7 @@ class TestContradictions:
         profile = profile_memory(Result(Event(OutOfMemory(), start=7)))
         assert profile.columns.out_of_memory == [7]
 
-    def test_a_million_events_take_time_in_proportion(self) -> None:
+    def test_time_is_in_proportion_to_events(self) -> None:
         import time
 
         def seconds(n: int) -> float:

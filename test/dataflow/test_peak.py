@@ -1,0 +1,103 @@
+"""What is live at the peak, and what outlives its step."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from memprof.profiler import peak_report, profile_memory
+from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.peak import bytes_over_time, live_at
+
+from .models import mlp, optimizer, profiled, train
+
+
+def test_shares_add_up_and_agree_with_the_timeline() -> None:
+    case = mlp()
+    opt = optimizer("adam", case.model)
+    with profiled() as prof:
+        train(case, opt, 2)
+    profile = profile_memory(prof)
+    report = peak_report(profile, "cpu")
+    for shares in (report.categories, report.modules, report.operators, report.lines):
+        assert sum(s.bytes for s in shares) == report.bytes
+    # The same peak, found from the timeline instead of from lifetimes
+    table = by_category(profile, "cpu")
+    totals = table.bytes.sum(axis=1)
+    assert int(totals.max()) == report.bytes
+    # AND at every time, not only there
+    times, live = bytes_over_time(profile, 0)
+    for t in table.time[:: max(1, len(table.time) // 50)].tolist():
+        at = int(live[times.searchsorted(t, side="right") - 1])
+        assert at == sum(i.size for i in live_at(profile, 0, t))
+
+
+def test_the_largest_saved_activations_have_module_operator_and_line() -> None:
+    case = mlp()
+    x = torch.randn(1024, 64)  # so many that the peak is in the backward
+    with profiled() as prof:
+        loss = case.model(x).sum()
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        loss.backward()
+    report = peak_report(profile_memory(prof, modules=case.model), "cpu")
+    # THEN the output of the first ReLU is first: the second one's is released by the peak
+    largest = report.saved[0]
+    assert (largest.size, largest.module, largest.operator) == (
+        1024 * 128 * 4,
+        "1",
+        "aten::clamp_min",
+    )
+    assert largest.line is not None
+    assert largest.line.endswith(f"test_peak.py:{line}")
+
+
+def test_what_outlives_two_steps_is_a_suspect() -> None:
+    case = mlp()
+    opt = optimizer("adam", case.model)
+    train(case, opt, 1)
+    history = []
+    with profiled() as prof:
+        for _ in range(4):
+            opt.zero_grad()
+            y = case.model(case.batch())
+            history.append(y.detach())
+            y.pow(2).mean().backward()
+            opt.step()
+    del y
+    leaks = peak_report(profile_memory(prof, modules=case.model, optimizers=opt), "cpu").leaks
+    # THEN the outputs kept from the first two steps are, the others are too young; and
+    # neither gradients, cleared by the next step, nor optimizer state are
+    assert [(k.made_in, k.held_for, k.size) for k in leaks] == [
+        (0, 4, 16 * 10 * 4),
+        (1, 3, 16 * 10 * 4),
+        (2, 2, 16 * 10 * 4),
+    ]
+    assert {k.module for k in leaks} == {"4"}
+    assert {k.category for k in leaks} == {Category.ACTIVATION}
+
+
+def test_a_closure_that_runs_the_backward_is_not_the_optimizers() -> None:
+    # GIVEN LBFGS, whose step calls a closure with forward and backward
+    case = mlp()
+    x = case.batch()
+    opt = torch.optim.LBFGS(case.model.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        opt.zero_grad()
+        loss = case.loss(case.model, x)
+        loss.backward()
+        return loss
+
+    with profiled() as prof:
+        opt.step(closure)
+    profile = profile_memory(prof)
+    activation = [
+        i for i in range(len(profile.storages)) if (profile.module(i) or "").endswith("ReLU_0")
+    ]
+    # THEN activations inside the step are activations
+    assert {profile.category(i, 0) for i in activation if i < profile.storages.keys} <= {
+        Category.ACTIVATION,
+        Category.AUTOGRAD_DETAIL,
+    }

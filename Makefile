@@ -93,6 +93,9 @@ test-simgpu: $(SIMGPU_STAMP) ## tests of CUDA-graph bookkeeping on the simulated
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
 
+bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees (needs ../shared/simgpu)
+	$(SIMGPU_PY) benchmarks/trees_replay.py
+
 bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
 

@@ -118,27 +118,37 @@ class TreeLedger:
 
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep the count of a node that goes away."""
-        if (entry := self._replay_entry(node)) is not None:
-            with self._lock:
-                self._replayed[(node.id,)] = entry
+        with self._lock:
+            for e in self._counted(node):
+                self._replayed[(node.id, e.kind, e.reason)] = e
 
     def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
         """All entries by time, with one for the replays of each of ``nodes``."""
-        replays = [e for n in nodes if (e := self._replay_entry(n)) is not None]
+        replays = [e for n in nodes for e in self._counted(n)]
         with self._lock:
             out = [*self._entries.values(), *self._replayed.values(), *replays]
         return sorted(out, key=lambda e: e.time_ns)
 
-    def _replay_entry(self, node: CUDAGraphNode) -> LedgerEntry | None:
-        if not node.replays:
-            return None
+    def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:
+        """What the hot path counts in the node instead of writing it down."""
+        out = []
+        if node.replays:
+            out.append(self._entry_of(node, LedgerKind.REPLAY, "replayed", node.replays))
+        for i, count in sorted(node.hand_out.invalidated.items()):
+            reason = f"output {i} is held beyond its step; its use raises"
+            out.append(self._entry_of(node, LedgerKind.INVALIDATED, reason, count))
+        return out
+
+    def _entry_of(
+        self, node: CUDAGraphNode, kind: LedgerKind, reason: str, count: int
+    ) -> LedgerEntry:
         function, parent = node.wrapped_function, node.parent
         return LedgerEntry(
             node.recorded_ns,
-            LedgerKind.REPLAY,
+            kind,
             None if function.record is None else function.record.id,
-            "replayed",
-            count=node.replays,
+            reason,
+            count=count,
             tree=TreeDetail(
                 device=self.device,
                 function=function.label,
@@ -146,6 +156,6 @@ class TreeLedger:
                 node=node.id.id,
                 parent=None if parent is None else parent.id.id,
                 step=node.step,
-                marginal=node.marginal_bytes,
+                marginal=node.marginal_bytes if kind is LedgerKind.REPLAY else 0,
             ),
         )

@@ -176,7 +176,7 @@ class HandOut:
         self.function = function
         self.node = node
         self.messages: dict[int, OverwrittenMessage] = {}
-        self.invalidated = 0
+        self.invalidated: dict[int, int] = {}
         self.gradients = function.mode is CompilationMode.BACKWARD
         self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
         self.missing: list[int] = []

@@ -109,7 +109,7 @@ def end_path_quickly(
         t = hand_out.drop_slot(i)
         text = hand_out.message(i).text(made_in=made_in, overwritten_in=made_in + 1, by=by)
         invalidate(t, pointer, text)
-        hand_out.invalidated += 1
+        hand_out.invalidated[i] = hand_out.invalidated.get(i, 0) + 1
     manager.current_node = None
     return True
 

@@ -1,0 +1,177 @@
+"""Threads, autograd's threads, devices, forks, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.container import all_managers, family, get_manager
+from memprof.cudagraph_trees.inductor import use_in_inductor
+
+from .support import VALUES, graphed, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+
+def test_each_user_thread_has_its_own_trees() -> None:
+    # GIVEN one wrapped function, called by three threads with values of their own
+    f = graphed(lambda x: [x * 2 + 1], [torch.ones(4, device="cuda")])
+    families, errors = [], []
+    barrier = threading.Barrier(3)
+
+    def work(k: int) -> None:
+        try:
+            for i in range(8):
+                barrier.wait(60)
+                (y,) = f([torch.full((4,), float(100 * k + i), device="cuda")])
+                same(y, torch.full((4,), 2.0 * (100 * k + i) + 1))
+                next_step()
+            families.append(family())
+            assert manager().step >= 8
+        except BaseException as e:
+            errors.append(e)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+    assert errors == []
+    assert len({id(x) for x in families}) == 3
+
+
+def test_autograds_threads_find_the_trees_of_their_forward() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).cuda()
+    seen = []
+    with use_in_inductor():
+        compiled = torch.compile(model, mode="reduce-overhead")
+        for _ in range(4):
+            loss = compiled(torch.randn(2, 8, device="cuda")).square().mean()
+            loss.register_hook(lambda g: seen.append((threading.get_ident(), id(family()))))
+            loss.backward()
+            model.zero_grad()
+    assert {ident for ident, _ in seen} != {threading.get_ident()}
+    assert {f for _, f in seen} == {id(family())}
+    assert len(all_managers()) == 1
+    (root,) = manager().get_roots()
+    assert root.num_descendants() == 1  # the backward is below its forward
+
+
+def test_a_thread_that_ends_takes_its_trees_along() -> None:
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+
+    def work() -> None:
+        for _ in range(3):
+            next_step()
+            f([torch.ones(4, device="cuda")])
+        assert len(all_managers()) == 1
+
+    t = threading.Thread(target=work)
+    t.start()
+    t.join()
+    del t
+    import gc
+
+    gc.collect()
+    assert all_managers() == []
+
+
+SCRIPT = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from memprof.cudagraph_trees import cudagraphify_impl, get_manager
+from memprof.cudagraph_trees.container import all_managers
+
+def boxed(args):
+    x = args[0]
+    args.clear()
+    return [x + 1]
+
+x = torch.ones(4, device="cuda")
+f = cudagraphify_impl(boxed, [x], (), device_index=0, is_backward=False, is_inference=True)
+for i in range(4):
+    torch.compiler.cudagraph_mark_step_begin()
+    (y,) = f([x])
+{action}
+print("end", flush=True)
+"""
+
+FORK = """
+pid = os.fork()
+if pid == 0:
+    # The child has no device: it must be able to let go of everything, and end.
+    assert all_managers() == []
+    assert get_manager(0, create_if_none_exists=False) is None
+    del f, y
+    sys.stdout.flush()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+torch.compiler.cudagraph_mark_step_begin()
+assert f([x])[0].shape == (4,)
+"""
+
+
+@pytest.mark.parametrize(
+    "action", ["", FORK, "kept = [f, y]; import builtins; builtins.kept = kept"]
+)
+def test_fork_and_exit(action: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("{action}", action)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().endswith("end")
+    assert "Traceback" not in done.stderr
+
+
+TWO_DEVICES = """
+import torch
+from memprof.cudagraph_trees import cudagraphify_impl, get_manager
+
+def boxed(args):
+    x = args[0]
+    args.clear()
+    return [x * 2]
+
+fs = [
+    cudagraphify_impl(
+        boxed, [torch.ones(4)], (), device_index=i, is_backward=False, is_inference=True
+    )
+    for i in range(2)
+]
+for i in range(5):
+    torch.compiler.cudagraph_mark_step_begin()
+    for d in range(2):
+        (y,) = fs[d]([torch.full((4,), float(i + d), device=f"cuda:{d}")])
+        assert y.device.index == d
+        if VALUES:
+            assert y.tolist() == [2.0 * (i + d)] * 4
+assert get_manager(0) is not get_manager(1)
+assert [len(list(get_manager(d).nodes())) for d in range(2)] == [1, 1]
+assert [r.replays for d in range(2) for r in get_manager(d).get_roots()] == [3, 3]
+"""
+
+
+def test_a_manager_per_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES.replace("VALUES", str(VALUES))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "SIMGPU_DEVICES": "2"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert get_manager(1, create_if_none_exists=False) is None

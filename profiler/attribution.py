@@ -257,8 +257,9 @@ class Attribution:
     # How a storage is resolved
 
     def _resolve(self, graph: GraphRecord, storage: Storage, owner: str | None, line: int) -> Site:
-        named = storage.origin is Origin.EXTERNAL and owner in graph.buffers
-        if storage.at_entry and (owner is None or owner == storage.name) and not named:
+        # An input stays one when another input's name is the last that holds it (queries,
+        # keys and values in one storage); it changes hands when a buffer takes it over.
+        if storage.at_entry and owner not in graph.buffers:
             return self._input(graph, storage)
         if owner is None:
             owner = _buffer_of_line(graph, line)

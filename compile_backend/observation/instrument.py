@@ -104,7 +104,8 @@ def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
             continue
         out.append(_hook(st, f"at({st.lineno})"))
         out.append(st)
-        if isinstance(st, ast.Assign):
+        # A list of arguments for a partition makes nothing and owns nothing.
+        if isinstance(st, ast.Assign) and not isinstance(st.value, (ast.List, ast.Tuple)):
             names = [n for t in st.targets for n in _names(t)]
             out.extend(_hook(st, f"bound({n!r}, {n})") for n in names)
         elif isinstance(st, ast.Delete):

@@ -20,7 +20,7 @@ the program, and scratch memory is missing from it: ``internal_observed`` is Fal
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memprof.profiler.model import (
     AllocationProgram,
@@ -35,13 +35,6 @@ from .trace import AllocatorDelta, At, Bound, Dropped, Freed, Report, Trace
 
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""
-
-_KEPT = "kept by a library"
-"""Name of what a kernel allocated and did not give back.
-
-A workspace, packed weights: it happens in a first call and lasts. A program stands for
-later calls, in which that memory is there from the beginning.
-"""
 
 # The CUDA caching allocator rounds small requests up to 512 bytes and hands out whole
 # blocks of up to 1 MiB that are not worth splitting; the CPU allocator does not round.
@@ -255,14 +248,15 @@ class _Builder:
             if block is not None:
                 outputs.setdefault(block, []).append(index)
         devices = {b.device for b in self.blocks if b.device.startswith("cuda:")}
+        # What a kernel allocated and did not give back, a workspace or packed weights, it
+        # keeps from a first call on: later calls, for which the program stands, do not
+        # allocate it.
+        ids = {block: i for i, block in enumerate(self._but_scratch())}
         storages = []
-        for i, b in enumerate(self.blocks):
+        for block, i in ids.items():
+            b, out = self.blocks[block], tuple(outputs.get(block, ()))
             if b.device == "cuda" and len(devices) == 1:
                 (b.device,) = devices
-            out = tuple(outputs.get(i, ()))
-            category = categorize(b.origin, b.inputs, out, not b.freed)
-            if i in self.scratch:
-                b.origin, b.name = Origin.EXTERNAL, _KEPT
             outlives = b.origin is Origin.INPUT or b.origin is Origin.EXTERNAL or bool(out)
             storages.append(
                 Storage(
@@ -271,7 +265,7 @@ class _Builder:
                     device=b.device,
                     origin=b.origin,
                     name=b.name,
-                    category=category,
+                    category=categorize(b.origin, b.inputs, out, not b.freed),
                     identity=b.identity if outlives else None,
                     inputs=b.inputs,
                     outputs=out,
@@ -280,10 +274,18 @@ class _Builder:
         return AllocationProgram(
             key=self.trace.key,
             storages=tuple(storages),
-            events=tuple(e for e in self.events if e.storage not in self.scratch),
+            events=tuple(
+                replace(e, storage=ids[e.storage]) for e in self.events if e.storage in ids
+            ),
             internal_observed=self.trace.allocator is not None,
+            kept_bytes=sum(self.blocks[block].nbytes for block in self.scratch),
             host_ns=self.trace.host_ns,
         )
+
+    def _but_scratch(self) -> list[int]:
+        """All blocks but the scratch memory that is still there."""
+        kept = set(self.scratch)
+        return [block for block in range(len(self.blocks)) if block not in kept]
 
 
 def _fits(bound: Bound, allocated: int, device: str) -> bool:

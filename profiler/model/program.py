@@ -110,6 +110,9 @@ class AllocationProgram:
         events: in order of time.
         internal_observed: whether scratch memory inside kernels was measured; False when
             another profiler was running at the time.
+        kept_bytes: bytes that kernels allocated in the observed call and did not give back,
+            such as workspaces and packed weights. Later calls find them in place, so they
+            are in no storage of this program.
         host_ns: duration of the observed call in nanoseconds, observation included.
     """
 
@@ -117,6 +120,7 @@ class AllocationProgram:
     storages: tuple[Storage, ...]
     events: tuple[Event, ...]
     internal_observed: bool = True
+    kept_bytes: int = 0
     host_ns: int = 0
 
     @property

@@ -9,6 +9,7 @@ from statistics import median
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..model import GraphRecord, LedgerEntry, LedgerKind, Machine, Profile, SourceFrame
 from ..timeline import Timeline, UnobservedCalls
+from ..trees import GraphedFunction, graphed_functions, pool_bytes
 
 __all__ = [
     "GraphRow",
@@ -130,6 +131,9 @@ class Summary:
         modules: the module view as a tree.
         saved: largest cost first.
         coverage: of all programs' allocations, each program once.
+        kept_bytes: what libraries allocated in observed calls and did not give back.
+        trees: functions that run in graph trees.
+        pools: bytes of their pools at their largest, by device.
         unobserved: by graph.
     """
 
@@ -153,6 +157,9 @@ class Summary:
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage
+    kept_bytes: int = 0
+    trees: list[GraphedFunction] = field(default_factory=list)
+    pools: dict[str, int] = field(default_factory=dict)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
 
 
@@ -210,6 +217,9 @@ def summarize(profile: Profile, device: str | None = None) -> Summary:
         table=_table(timeline, {u.graph: u.reason for u in unobserved}),
         ledger=_ledger(profile),
         coverage=coverage,
+        kept_bytes=sum(p.kept_bytes for g in profile.graphs for p in g.programs),
+        trees=graphed_functions(profile.ledger),
+        pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
     )
 

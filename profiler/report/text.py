@@ -64,6 +64,7 @@ def render_text(
         _lines(page, summary.views[View.LINE])
         _saved(page, summary)
     _graphs(page, summary)
+    _trees(page, summary)
     _ledger(page, summary)
     _remainder(page, summary)
     return page.text()
@@ -378,6 +379,32 @@ def _graphs(page: _Page, s: Summary) -> None:
         page.line(f"{u.calls:,} calls of {label} were not observed: {u.reason}", "yellow")
 
 
+def _trees(page: _Page, s: Summary) -> None:
+    if not s.trees:
+        return
+    pools = ", ".join(f"{d} {page.bytes(n)}" for d, n in sorted(s.pools.items()))
+    page.section(f"Graph trees{f', largest pools: {pools}' if pools else ''}")
+    table = page.table(
+        "function", "device", ">sizes", ">warm-ups", ">recorded", ">again", ">replays", ">pool"
+    )
+    for f in s.trees[: page.top]:
+        table.add_row(
+            f.function,
+            f.device,
+            f"{f.keys:,}",
+            *(f"{n:,}" for n in (f.warm_ups, f.recordings, f.rerecordings, f.replays)),
+            page.bytes(f.marginal_bytes),
+        )
+    if hidden := s.trees[page.top :]:
+        rest = page.bytes(sum(f.marginal_bytes for f in hidden))
+        table.add_row(f"{len(hidden)} more", "", "", "", "", "", "", rest)
+    page.show(table)
+    shown = [(f, r) for f in s.trees for r in f.reasons]
+    for f, r in sorted(shown, key=lambda x: -x[1].count)[: page.top]:
+        kind = r.kind.value.replace("_", " ")
+        page.line(f"  {r.count:,} x {kind}: {r.reason} ({f.function})")
+
+
 def _ledger(page: _Page, s: Summary) -> None:
     page.section("Ledger")
     c = s.ledger.counts
@@ -419,4 +446,7 @@ def _remainder(page: _Page, s: Summary) -> None:
     page.line(f"    {format_share(c.to_source, c.allocated):>7} to a source line or module")
     for reason, n in list(c.missing.items())[: page.top]:
         page.line(f"    {page.bytes(n)}: {reason}")
+    if s.kept_bytes:
+        kept = page.bytes(s.kept_bytes)
+        page.line(f"  not counted: {kept} that libraries allocated in first calls and kept")
     page.line("  never seen: tensors that eager code makes or keeps outside compiled calls")

@@ -183,20 +183,15 @@ def test_marks_are_read_back_from_their_text() -> None:
     ]
 
 
-def test_what_a_library_keeps_is_there_from_the_beginning_in_later_calls() -> None:
+def test_what_a_library_keeps_is_not_allocated_by_later_calls() -> None:
     # GIVEN a first call in which a kernel makes a workspace and does not give it back
     trace = Trace((), allocator=[AllocatorDelta(1, 4096, "cuda:0"), AllocatorDelta(1, 64)])
     trace.reports = [At(1, 3), Bound("buf0", 1, 64, "cpu"), At(2, 4)]
     program = build_program(trace, _category)
-    # THEN the program does not allocate it; it is live at entry, of unknown purpose
-    assert program.events == (Event(ALLOC, 1, 3, "buf0"),)
-    kept = program.storages[0]
-    assert (kept.origin, kept.category, kept.device) == (
-        Origin.EXTERNAL,
-        Category.UNKNOWN,
-        "cuda:0",
-    )
-    assert program.entry_bytes == 4096
+    # THEN the program, which stands for later calls, does not, and says how much it was
+    assert program.events == (Event(ALLOC, 0, 3, "buf0"),)
+    assert [s.nbytes for s in program.storages] == [64]
+    assert program.kept_bytes == 4096
 
 
 class _Machine:

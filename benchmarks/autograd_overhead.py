@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import operator
 import statistics
 import sys
 import time
@@ -21,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
 import torch._dynamo.compiled_autograd as torchs  # noqa: E402
+from compiled_autograd.support import peak_of  # noqa: E402
 from models import zoo  # noqa: E402
 
 from memprof import compiled_autograd as ours  # noqa: E402
@@ -63,54 +62,9 @@ class Captured:
         engine.set_autograd_compiler(*self._prior)
 
 
-def peak_of(graph: Any, arguments: tuple[Any, ...], parameters: list[Tensor]) -> int:
-    """Most bytes live while ``graph`` runs, parameters not counted, gradients counted.
-
-    Values are dropped after their last use and so are lifted inputs, as a compiled graph
-    does. A node's inputs and outputs are live together.
-    """
-    last: dict[Any, Any] = {}
-    for node in graph.graph.nodes:
-        for argument in node.all_input_nodes:
-            last[argument] = node
-    held = {p.untyped_storage()._cdata for p in parameters}
-    env: dict[Any, Any] = {}
-    pending = iter(arguments)
-    peak = 0
-    inputs = arguments[0]
-    left = {
-        u.args[1]: u for u in next(iter(graph.graph.nodes)).users if u.target is operator.getitem
-    }
-    for node in graph.graph.nodes:
-        load = functools.partial(torch.fx.node.map_arg, fn=env.__getitem__)
-        if node.op == "placeholder":
-            env[node] = next(pending)
-            continue
-        if node.op == "output":
-            break
-        if node.op == "get_attr":
-            env[node] = operator.attrgetter(node.target)(graph)
-        else:
-            env[node] = node.target(*load(node.args), **load(node.kwargs))
-        live: dict[int, int] = {}
-        values = [v for n, v in env.items() if n.op != "placeholder"]
-        unread = [t for i, t in enumerate(inputs) if i in left and left[i] not in env]
-        grads = [p.grad for p in parameters]
-        for leaf in tree_leaves((values, unread, grads)):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in held:
-                    live[storage._cdata] = storage.nbytes()
-        peak = max(peak, sum(live.values()))
-        for argument in (*node.all_input_nodes, node):
-            if last.get(argument, argument) in (node, argument) and argument.op != "placeholder":
-                env.pop(argument, None)
-                if argument in left.values():
-                    left = {i: n for i, n in left.items() if n is not argument}
-    return peak
-
-
-def measure(name: str, compile_forward: bool, rounds: int, args: Any) -> dict[str, dict[str, float]]:
+def measure(
+    name: str, compile_forward: bool, rounds: int, args: Any
+) -> dict[str, dict[str, float]]:
     case = zoo.build(name)
     parameters = list(case.model.parameters())
     forward: Any = case.model

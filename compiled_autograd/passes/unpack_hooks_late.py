@@ -14,7 +14,8 @@ def unpack_hooks_late(graph: Graph) -> None:
     the host), and the engine asks for all of a node's saved tensors before the node runs.
     It is not moved past other Python code, which could have changed what it unpacks.
     """
-    for node in graph.nodes:
+    # Last first, so that several in a row make room for each other and keep their order.
+    for node in reversed(list(graph.nodes)):
         if not is_hook(node, "unpack_hook") or not node.users:
             continue
         first = min(node.users)

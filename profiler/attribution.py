@@ -23,7 +23,6 @@ from .model import (
     GraphRecord,
     GraphValue,
     NodeProvenance,
-    Origin,
     Profile,
     SourceFrame,
     Storage,
@@ -290,6 +289,11 @@ class Attribution:
                 made = forward.nodes.get(forward.outputs[value.forward_output].name)
                 if made is not None:
                     return _node(forward, storage, made)
+                # A saved view (a query split off from one matrix) is no node that a buffer
+                # holds; the buffer that the forward returned it in is what occupies memory.
+                for s in (s for p in forward.programs for s in p.surviving()):
+                    if value.forward_output in s.storage.outputs and not s.storage.at_entry:
+                        return self._resolve(forward, s.storage, s.owner, s.line)
         outside = _ENTERED.get(storage.category)
         why: dict[View, str] = {}
         if outside is None:

@@ -39,7 +39,7 @@ def _bind(name: str) -> Callable[..., Any]:
 
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
-storage_from_weak: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr  # type: ignore[attr-defined]
+storage_from_weak: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr
 storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = (
     _C._construct_storage_from_data_pointer
 )
@@ -86,7 +86,8 @@ def remove_cached_tensor(t: torch.Tensor) -> None:
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
     """A weak pointer to the storage; the caller owns it and must ``free_weak_ref`` it."""
     storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()
-    return int(storage._weak_ref())  # type: ignore[arg-type]
+    pointer: int = storage._weak_ref()  # type: ignore[assignment]
+    return pointer
 
 
 def can_swap_storage() -> bool:
@@ -229,7 +230,7 @@ def preserve_rng_state() -> AbstractContextManager[Any]:
     """Keep the host and device generators as they are."""
     from torch._dynamo.utils import preserve_rng_state as preserve
 
-    return preserve()  # type: ignore[no-any-return]
+    return preserve()
 
 
 def current_compile_id() -> object:
@@ -364,7 +365,7 @@ def mutation_message(placeholders: Sequence[Any], indices: Sequence[int]) -> str
 
     if not placeholders:
         return f"skipping cudagraphs due to mutated inputs ({len(indices)} instances)"
-    return str(get_mutation_stack_trace(placeholders, indices))  # type: ignore[arg-type]
+    return str(get_mutation_stack_trace(placeholders, indices))
 
 
 def warn_many_shapes(cache: dict[Any, Any], key: Any) -> bool:
@@ -378,9 +379,7 @@ def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
     """Dynamo's callbacks around a recording."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-    return callback_handler.install_callbacks(  # type: ignore[no-any-return]
-        CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id)
-    )
+    return callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id))
 
 
 def is_opaque(x: object) -> bool:
@@ -426,7 +425,7 @@ def with_aligned_inputs(
     from torch._inductor.utils import align_inputs_from_check_idxs
     from torch.utils._ordered_set import OrderedSet
 
-    return align_inputs_from_check_idxs(  # type: ignore[no-any-return]
+    return align_inputs_from_check_idxs(
         model, inputs_to_check=checked, mutated_input_idxs=OrderedSet(mutated)
     )
 
@@ -451,4 +450,4 @@ def tensor_in_storage(
 ) -> torch.Tensor:
     """A tensor in an existing CPU storage, ``offset`` bytes from its beginning."""
     empty = torch.empty(0, dtype=dtype, device="cpu")
-    return empty.set_(storage, offset // dtype.itemsize, tuple(shape), tuple(stride))  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storage, offset // dtype.itemsize, tuple(shape), tuple(stride))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -51,7 +51,7 @@ class CpuRun:
 
 
 def _call(function: Function, inputs: list[Input]) -> list[Output]:
-    outputs = function.model(inputs)
+    outputs: Any = function.model(inputs)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
@@ -151,6 +151,9 @@ class CpuDevice:
 
     def create_pool(self, initial_bytes: int = 0) -> CpuPool:
         return CpuPool(initial_bytes)
+
+    def empty_cache(self) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

@@ -129,14 +129,14 @@ class CudaPool:
                 with capture:
                     compat.publish_current_stream()
                     with compat.control_flow_capture():
-                        outputs = function.model(inputs)
+                        outputs: Any = function.model(inputs)
             except BaseException:
                 self._end_failed_capture(graph, caller, rng)
                 raise
         compat.set_rng_state(rng, self.device)
         torch.set_rng_state(host_rng)
         if not isinstance(outputs, (list, tuple)):
-            return CudaCapturedRun(graph, [outputs])
+            outputs = [outputs]
         return CudaCapturedRun(graph, list(outputs))
 
     def _end_failed_capture(

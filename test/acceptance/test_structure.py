@@ -1,0 +1,71 @@
+"""Dependencies point one way, and torch's private parts stay where they are expected."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BELOW = {
+    "memprof": {"compile_backend", "cudagraph_trees", "compiled_autograd", "profiler"},
+    "compile_backend": {"cudagraph_trees", "compiled_autograd", "profiler"},
+    "cudagraph_trees": {"profiler"},
+    "compiled_autograd": {"profiler"},
+    "profiler": set(),
+}
+TORCH_FREE = ["profiler/model", "profiler/report", "profiler/timeline.py", "profiler/file.py"]
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of each import; relative ones resolved from the folder layout."""
+    package = ["memprof", *path.relative_to(ROOT).parts[:-1]]
+    if package[1] == "memprof":
+        package.pop(0)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])])
+
+
+@pytest.mark.parametrize("folder", sorted(BELOW))
+def test_imports_point_downwards(folder: str) -> None:
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for line, module in _imports(path):
+            parts = module.split(".")
+            if parts[0] != "memprof" or len(parts) < 2:
+                continue
+            target = parts[1] if parts[1] in BELOW else "memprof"
+            if target != folder and target not in BELOW[folder]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("place", TORCH_FREE)
+def test_the_core_does_not_import_torch(place: str) -> None:
+    root = ROOT / place
+    for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
+        assert not [m for _, m in _imports(path) if m.split(".")[0] == "torch"], path
+
+
+def test_private_torch_is_imported_in_the_compat_modules_alone() -> None:
+    # use_in_inductor() replaces names in torch's own modules: that is what it is.
+    allowed = {"cudagraph_trees/inductor.py"}
+    wrong = []
+    for folder in BELOW:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if path.name == "_torch_compat.py" or name in allowed:
+                continue
+            wrong += [
+                f"{name}:{line} imports {module}"
+                for line, module in _imports(path)
+                if module.startswith("torch._")
+            ]
+    assert not wrong

@@ -16,6 +16,8 @@ META = "autograd_value"
 """Key of a node's ``ValueInfo`` in its ``meta``."""
 INPUT_GROUP = "autograd_input_group"
 """Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
+GRADIENT_GROUP = "autograd_gradient_group"
+"""Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ index (``NodeOrigin.call_index``), which is how they are found.
 Moving up must not change what other nodes read. The accumulation writes the existing
 gradient in place, and hooks may write what they are given; so nothing is moved above an
 earlier reader of the existing gradient, or of the gradient that a hook is given. Which
-tensors share memory with the existing gradient the graph cannot say for its inputs; torch
-hands the same tensor in as one input, and views that were saved as tensors of their own
-are found by the alias groups in ``INPUT_GROUP``.
+inputs share memory with it the tracer has seen (``INPUT_GROUP``), and views inside the graph
+are found through operator schemas.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from __future__ import annotations
 from torch.fx import Graph, Node
 
 from ..origin import origin_of
-from ..hazards import readers_of
-from ..nodes import accumulated, is_accumulate_grad, is_item_of_argument, runs_python
+from ..hazards import readers_of_gradient
+from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 
 
 def accumulate_grad_asap(graph: Graph) -> None:
@@ -35,9 +34,8 @@ def accumulate_grad_asap(graph: Graph) -> None:
         inside = set(block)
         needed = [a for n in block for a in n.all_input_nodes if a not in inside]
         after = [a for a in needed if not is_item_of_argument(a)]
-        _, current, _ = accumulated(node)
-        if current is not None:
-            after += [r for r in readers_of(current, position) if r < block[0] and r not in inside]
+        readers = readers_of_gradient(node, position)
+        after += [r for r in readers if r < block[0] and r not in inside]
         for hook in block:
             if runs_python(hook):
                 for given in hook.all_input_nodes:

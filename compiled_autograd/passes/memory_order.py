@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from ..memory import Blocks, peak
-from ..hazards import readers_of
-from ..nodes import accumulated, is_accumulate_grad, is_functional, is_item_of_argument
+from ..hazards import readers_of_gradient
+from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""
@@ -73,10 +73,8 @@ def _hazards(graph: Graph, order: Sequence[Node]) -> list[tuple[Node, Node]]:
     place = {node: i for i, node in enumerate(order)}
     pairs = []
     for node in order:
-        if not is_accumulate_grad(node) or (current := accumulated(node)[1]) is None:
-            continue
-        for reader in readers_of(current, place):
-            if reader is not node:
+        if is_accumulate_grad(node):
+            for reader in readers_of_gradient(node, place):
                 pair = (reader, node) if place[reader] < place[node] else (node, reader)
                 pairs.append(pair)
     return pairs

@@ -52,6 +52,7 @@ COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("compile_backend/inner_compile.py(", ()),
     ("compile_backend/observation/instrument.py(", ()),
     ("compile_backend/observation/program_builder.py(", ()),
+    ("compile_backend/observation/stage.py(", ("_keep",)),
 )
 """Files (and functions; none means all) below which only the compiler runs."""
 

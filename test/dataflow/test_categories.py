@@ -132,6 +132,6 @@ def test_a_window_with_compilation_skips_the_compiler() -> None:
     inside, outside = profile_memory(cold), profile_memory(warm)
     # THEN the compiler is passed over, and the rest is what it is without it
     assert inside.columns.skipped_ns > 10**8
-    assert inside.columns.events < 20 * outside.columns.events
+    assert inside.columns.events < 6 * outside.columns.events
     verdict = ground_truth.judge(inside, truth)
     assert percent(verdict.right, verdict) > 99, verdict.mistakes

@@ -153,7 +153,7 @@ class CpuDevice:
         return CpuPool(initial_bytes)
 
     def empty_cache(self) -> None:
-        pass
+        """Does nothing: a released pool keeps nothing."""
 
     def synchronize(self) -> None:
         pass

@@ -1,0 +1,140 @@
+"""The tree manager on the CPU device."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees.container import all_managers, get_manager, reset_cudagraph_trees
+from memprof.cudagraph_trees.device.cpu import CpuPool
+from memprof.cudagraph_trees.device.protocol import TensorSpec
+from memprof.cudagraph_trees.entry import cudagraphify_impl
+from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.profiler.model import LedgerKind
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_managers() -> Iterator[None]:
+    reset_cudagraph_trees()
+    yield
+    reset_cudagraph_trees()
+    gc.collect()
+    assert [m for m in all_managers() if m.device.device == CPU] == []
+
+
+def affine(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    x, w = inputs
+    inputs.clear()
+    return x @ w, x + 1
+
+
+def test_outputs_are_fresh_for_ever() -> None:
+    w = torch.randn(4, 4)
+    run = cudagraphify_impl(
+        affine, [torch.zeros(4, 4), w], [1], device_index=CPU, is_backward=False, is_inference=True
+    )
+    held = []
+    for i in range(10):
+        x = torch.full((4, 4), float(i))
+        held.append((x, run([x, w])))
+        torch.compiler.cudagraph_mark_step_begin()
+    # THEN no step overwrote what an earlier one returned
+    for x, (a, b) in held:
+        assert torch.equal(a, x @ w)
+        assert torch.equal(b, x + 1)
+    manager = get_manager(CPU)
+    assert manager is not None
+    assert manager.path_state is ExecutionState.EXECUTION
+    kinds = [e.kind for e in manager.ledger.entries(n for ns in manager.roots.values() for n in ns)]
+    assert set(kinds) == {LedgerKind.WARM_UP, LedgerKind.RECORD, LedgerKind.REPLAY}
+    # AND the manager holds none of them
+    dead = [weakref.ref(a) for _, (a, b) in held]
+    del held, a, b
+    gc.collect()
+    assert [r() for r in dead] == [None] * 10
+
+
+def test_a_moved_static_input_needs_no_new_recording() -> None:
+    run = cudagraphify_impl(
+        affine,
+        [torch.zeros(4, 4), torch.eye(4)],
+        [1],
+        device_index=CPU,
+        is_backward=False,
+        is_inference=True,
+    )
+    for i in range(8):
+        w = torch.eye(4) * i
+        assert torch.equal(run([torch.ones(4, 4), w])[0], torch.ones(4, 4) @ w)
+    manager = get_manager(CPU)
+    assert manager is not None
+    assert sum(len(nodes) for nodes in manager.roots.values()) == 1
+
+
+def test_random_programs() -> None:
+    """Calls, holds, drops, steps and resets against what the functions compute."""
+    r = random.Random(0)
+
+    def scaled(by: float):  # type: ignore[no-untyped-def]
+        def model(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            (x,) = inputs
+            inputs.clear()
+            return x * by, (x + by).sum(0)
+
+        return model
+
+    functions = {
+        by: cudagraphify_impl(
+            scaled(by),
+            [torch.zeros(8, 8)],
+            [],
+            device_index=CPU,
+            is_backward=False,
+            is_inference=True,
+        )
+        for by in (2.0, 3.0, 0.5)
+    }
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(3000):
+        what = r.random()
+        if what < 0.6:
+            by = r.choice(list(functions))
+            x = held[r.randrange(len(held))][0] if held and r.random() < 0.5 else torch.randn(8, 8)
+            if x.dim() != 2 or not x.isfinite().all() or x.abs().max() > 1e6:
+                x = torch.randn(8, 8)
+            a, b = functions[by]([x])
+            held += [(a, x * by), (b, (x + by).sum(0))]
+        elif what < 0.9 and held:
+            held.pop(r.randrange(len(held)))
+        elif what < 0.99:
+            torch.compiler.cudagraph_mark_step_begin()
+        else:
+            reset_cudagraph_trees()
+        if held:
+            got, expected = held[r.randrange(len(held))]
+            assert torch.equal(got, expected)
+    for got, expected in held:
+        assert torch.equal(got, expected)
+
+
+def test_the_pool() -> None:
+    pool = CpuPool(3 << 20)
+    assert pool.reserved_bytes() == 3 << 20
+    assert [(s.nbytes, [b.live for b in s.blocks]) for s in pool.segments()] == [(3 << 20, [False])]
+    with pytest.raises(RuntimeError, match="owns itself"):
+        pool.free(64)
+    t = torch.arange(12.0).view(3, 4)[1:, ::2]
+    copy = pool.tensor_at(TensorSpec.of(t))
+    assert torch.equal(copy, t)
+    assert copy.data_ptr() == t.data_ptr()
+    # WHEN it is released, THEN it keeps nothing
+    pool.release()
+    assert pool.reserved_bytes() == 0
+    pool.release()

@@ -240,11 +240,6 @@ def current_compile_id() -> object:
     return CompileContext.current_compile_id()
 
 
-def preserve_host_rng_state() -> AbstractContextManager[Any]:
-    """Keep the generators as they are, where torch does so around a first call."""
-    return preserve_rng_state()
-
-
 def rng_state(device: torch.device) -> torch.Tensor:
     """State of a device's default generator."""
     return torch.cuda.get_rng_state(device)

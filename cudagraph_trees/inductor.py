@@ -46,8 +46,7 @@ def _wrap_for_inductor(
         with lock:
             if wrapped is None:
                 wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
-        with compat.preserve_host_rng_state():
-            return wrapped(inputs)
+        return wrapped(inputs)
 
     def run(inputs: list[Input]) -> list[Output]:
         return (wrapped or first)(inputs)

@@ -6,7 +6,6 @@ import pytest
 
 from .test_attribution import test_between_calls, test_compiled_training_is_attributed
 from .test_compiled import (
-    _ours,
     test_buffers_that_are_written_to,
     test_dropout_differs_from_replay_to_replay_and_repeats_with_its_seed,
     test_dynamic_batch_sizes,
@@ -15,6 +14,7 @@ from .test_compiled import (
     test_unsafe_operators_between_partitions,
     test_views_expanded_and_misaligned_inputs,
     test_writing_to_a_graphs_output_is_graphed,
+    trees,
 )
 from .test_model import test_random_programs
 from .test_safety import (
@@ -32,7 +32,6 @@ from .test_tree_shapes import (
 pytestmark = pytest.mark.gpu
 
 __all__ = [
-    "_ours",
     "test_a_child_is_recorded_after_a_replay_of_its_parent",
     "test_a_gradient_that_is_held_moves_out_of_the_pool",
     "test_an_output_of_a_former_step_raises",
@@ -51,4 +50,5 @@ __all__ = [
     "test_unsafe_operators_between_partitions",
     "test_views_expanded_and_misaligned_inputs",
     "test_writing_to_a_graphs_output_is_graphed",
+    "trees",
 ]

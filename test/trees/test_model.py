@@ -106,7 +106,7 @@ class Machine:
         if self.rng.random() < 0.5:
             self.drop()
         out = self.functions[name](inputs)
-        assert inputs == []
+        assert not inputs
         self.hold(out, expected, groups, views, storage_of_input)
 
     def call_static(self) -> None:

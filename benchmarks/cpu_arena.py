@@ -89,13 +89,21 @@ def softmax_training(mb: int) -> Callable[[str], Step]:
     return build
 
 
-def thin_mlp(mb: int, training: bool) -> Callable[[str], Step]:
-    """Linear 16 → 16 and GELU, four times, with so many rows that an activation has ``mb`` MiB."""
+def thin_mlp(mb: int, loss: str | None) -> Callable[[str], Step]:
+    """Linear 16 → 16 and GELU, four times, with so many rows that an activation has ``mb`` MiB.
+
+    Args:
+        mb: MiB.
+        loss: None for inference. ``compiled`` with the model, or ``eager``: then autograd
+            makes the gradient of the model's output, one more large tensor a step, outside
+            of what is compiled and so outside of the arena.
+    """
 
     def build(backend: str) -> Step:
         layers = [m for _ in range(4) for m in (torch.nn.Linear(16, 16), torch.nn.GELU())]
         model = torch.nn.Sequential(*layers)
-        compiled = torch.compile(model, backend=backend, dynamic=False)
+        whole = Loss(model) if loss == "compiled" else model
+        compiled = torch.compile(whole, backend=backend, dynamic=False)
         x = torch.randn(mb * MEGA // 4 // 16, 16)
 
         def infer() -> list[torch.Tensor]:
@@ -108,9 +116,21 @@ def thin_mlp(mb: int, training: bool) -> Callable[[str], Step]:
             model.zero_grad(set_to_none=True)
             return gradients
 
-        return train if training else infer
+        return infer if loss is None else train
 
     return build
+
+
+class Loss(torch.nn.Module):
+    """A model and its loss."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.model(x).square().mean()
+        return result
 
 
 def zoo_training(name: str) -> Callable[[str], Step]:
@@ -145,8 +165,9 @@ CASES: dict[str, Callable[[str], Step]] = {
     "softmax-16": softmax_chain(16),
     "softmax-64": softmax_chain(64),
     "softmax-64-training": softmax_training(64),
-    "mlp-64": thin_mlp(64, training=False),
-    "mlp-64-training": thin_mlp(64, training=True),
+    "mlp-64": thin_mlp(64, loss=None),
+    "mlp-64-training": thin_mlp(64, loss="compiled"),
+    "mlp-64-training-eager-loss": thin_mlp(64, loss="eager"),
     **{f"{name}-training": zoo_training(name) for name in ("resnet", "gpt2", "llama")},
 }
 MEMORY_BOUND = [c for c in CASES if c.startswith(("softmax", "mlp"))]

@@ -303,6 +303,27 @@ def nanoseconds_per_fault() -> float:
     return _price[0]
 
 
+def explain_arena() -> dict[str, int]:
+    """Every byte that the arena has from the system, by what it is for; they add up to
+    ``POOL.reserved_bytes``.
+
+    Returns:
+        Bytes by ``<graph>: <buffer>`` for blocks that tensors own, ``scratch`` for the memory
+        of temporaries, ``rounding`` of blocks, ``free``: kept for the next call, and
+        ``unattributed``: blocks that nobody knows, 0 always.
+    """
+    segments, labels = POOL.segments(), POOL.leased()
+    parts = {"rounding": 0, "free": 0, "unattributed": 0}
+    for block in (b for segment in segments for b in segment.blocks):
+        if not block.live:
+            parts["free"] += block.nbytes
+            continue
+        label = labels.get(block.address, "unattributed")
+        parts[label] = parts.get(label, 0) + block.requested
+        parts["rounding"] += block.nbytes - block.requested
+    return parts
+
+
 def reset() -> None:
     """Give free memory back; calls that come later start again."""
     POOL.trim()

@@ -135,6 +135,28 @@ def test_a_chain_is_planned_exactly_and_keeps_its_values() -> None:
     assert POOL.segments() == blocks
 
 
+def test_every_byte_of_the_arena_is_explained() -> None:
+    model = mlp()
+    compiled = torch.compile(model, backend="memprof", options=ALWAYS)
+    x = torch.randn(1000, 16)
+    for _ in range(CALLS):
+        compiled(x).sum().backward()
+    loss = compiled(x).sum()
+    parts = graphs_cpu.explain_arena()
+    assert sum(parts.values()) == POOL.reserved_bytes
+    assert parts["unattributed"] == 0
+    # Six results of layers: five are saved, and GELU's last leaves with the user.
+    saved = {k: n for k, n in parts.items() if "forward: buf" in k}
+    assert sorted(saved.values()) == [64000] * 5
+    assert parts["scratch"] >= 64000
+    loss.backward()
+    parts = graphs_cpu.explain_arena()
+    assert sum(parts.values()) == POOL.reserved_bytes
+    assert not [k for k in parts if "forward: buf" in k]
+    for p in model.parameters():
+        p.grad = None
+
+
 def test_training_is_bitwise_equal() -> None:
     model = mlp()
     ours, theirs = both(model)

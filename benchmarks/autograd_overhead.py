@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
-import torch._dynamo.compiled_autograd as torchs  # noqa: E402
-from compiled_autograd.support import peak_of  # noqa: E402
-from models import zoo  # noqa: E402
+import torch._dynamo.compiled_autograd as torchs
+from compiled_autograd.support import peak_of
+from models import zoo
 
-from memprof import compiled_autograd as ours  # noqa: E402
+from memprof import compiled_autograd as ours
 
 TORCHS_CLASS = torchs.AutogradCompilerInstance
 CLASSES: dict[str, Any] = {"torch": TORCHS_CLASS, "memprof": ours.AutogradCompilerInstance}

@@ -45,18 +45,18 @@ class LiftedInputs:
 
     def describe(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
         """Dynamo's description, with gradients and saved tensors told apart."""
-        return tuple(
-            replace(given, **{_FIELDS[role]: True})
-            if (role := self._roles.get(given.source)) and not given.is_parameter
-            else given
-            for given in inputs
+        return tuple(self._described(given) for given in inputs)
+
+    def _described(self, given: DynamoInput) -> DynamoInput:
+        role = None if given.is_parameter else self._roles.get(given.source)
+        if role is None:
+            return given
+        return replace(
+            given,
+            is_parameter_gradient=role is InputRole.GRADIENT,
+            is_saved_for_backward=role is InputRole.SAVED,
         )
 
-
-_FIELDS = {
-    InputRole.GRADIENT: "is_parameter_gradient",
-    InputRole.SAVED: "is_saved_for_backward",
-}
 
 Backend = Callable[[GraphModule, Sequence[Any], LiftedInputs], Callable[..., Any]]
 

@@ -34,7 +34,7 @@ call_hook: Callable[..., Any] = _external.call_hook
 call_backward: Callable[..., Any] = _external.call_backward
 """``call_backward(ctx, saved_tensors, *grads)``: the backward of an autograd.Function."""
 call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
-"""Up to 2.11 ``(variable, grad, has_post_hooks)``, then ``(variable, variable_grad, grad, ...)``."""
+"""Up to 2.11 ``(variable, grad, has_post_hooks)``, then with ``variable_grad`` before ``grad``."""
 run_final_callbacks: Callable[..., Any] = (
     _external.FakeCompiledAutogradEngine._exec_final_callbacks_stub
 )
@@ -156,13 +156,13 @@ def count_capture() -> None:
 
 def log_graph(graph: GraphModule) -> None:
     """``TORCH_LOGS=compiled_autograd`` and ``TORCH_TRACE``; nothing is rendered unless asked."""
-    from torch._dynamo.utils import lazy_format_graph_code
-    from torch._logging import trace_structured
+    utils = importlib.import_module("torch._dynamo.utils")
+    logging = importlib.import_module("torch._logging")
 
     _ca.compiled_autograd_log.info(
-        "%s", lazy_format_graph_code("Compiled autograd graph", graph, include_device=True)
+        "%s", utils.lazy_format_graph_code("Compiled autograd graph", graph, include_device=True)
     )
-    trace_structured(
+    logging.trace_structured(
         "compiled_autograd_graph",
         payload_fn=lambda: graph.print_readable(print_output=False),
     )
@@ -170,9 +170,7 @@ def log_graph(graph: GraphModule) -> None:
 
 def log_reasons(reasons: list[str]) -> None:
     """What C++ says about a cache miss, into ``TORCH_TRACE``."""
-    from torch._logging import trace_structured
-
-    trace_structured(
+    importlib.import_module("torch._logging").trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "compiled_autograd_compile_reasons", "encoding": "json"},
         payload_fn=lambda: reasons,
@@ -303,6 +301,13 @@ def mark_dynamic_size(value: int) -> Any:
     return carrier
 
 
+def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo puts calls of ``function`` into its graph without looking inside."""
+    allow: Any = torch._dynamo.allow_in_graph
+    allowed: Callable[..., Any] = allow(function)
+    return allowed
+
+
 # --- AOTAutograd's backward ---------------------------------------------------------------
 
 
@@ -357,8 +362,7 @@ class AotBackward:
             ) -> Any:
                 return inner(saved, symints, opaque, metadata, subclasses, *grads)
 
-        allowed: Callable[..., Any] = torch._dynamo.allow_in_graph(aot_backward_prologue)
-        return allowed
+        return allow_in_graph(aot_backward_prologue)
 
     def epilogue(self, outputs: Sequence[Any], make_subclass: Callable[..., Any]) -> Sequence[Any]:
         """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
@@ -372,10 +376,10 @@ class AotBackward:
         from torch._functorch._aot_autograd import runtime_wrappers
 
         inner: Any = runtime_wrappers._backward_epilogue_functional  # type: ignore[attr-defined, unused-ignore]
-        found = inner(
+        rebuilt: Sequence[Any] = inner(
             self.metadata, self.subclass_metadata, outputs, make_subclass_override=make_subclass
         )
-        return found
+        return rebuilt
 
     @property
     def may_need_double_backward(self) -> bool:
@@ -489,6 +493,7 @@ def main_torch_version() -> tuple[int, int]:
 
 def replace_torchs_class(new: Any) -> Any:
     """Put a class where torch looks its compiler class up; the class that was there."""
-    before = _ca.AutogradCompilerInstance
-    _ca.AutogradCompilerInstance = new
+    module: Any = _ca
+    before = module.AutogradCompilerInstance
+    module.AutogradCompilerInstance = new
     return before

@@ -186,7 +186,7 @@ class AotInliner:
                 return metadata.creation_fn(parts, is_runtime=is_runtime)
 
             build.__name__ = "make_subclass"
-            node = tracer.call(torch._dynamo.allow_in_graph(build), tuple(tracer.lift(list(parts))))
+            node = tracer.call(_torch_compat.allow_in_graph(build), tuple(tracer.lift(list(parts))))
             return tracer.new_value(node)
 
         results = backward.epilogue(values, make_subclass)

@@ -275,9 +275,11 @@ class AutogradCompilerInstance:
         validated: Gradients = []
         for output, metadata in zip(outputs, output_metadata, strict=True):
             node = tracer.lift(output)
-            if output is None or (wanted := of_output(metadata)) is None:
-                validated.append(output)
-            elif _certainly(value_of(node), wanted, metadata):
+            if (
+                output is None
+                or (wanted := of_output(metadata)) is None
+                or _certainly(value_of(node), wanted, metadata)
+            ):
                 validated.append(output)
             else:
                 call = tracer.call(validate, ([node], [tracer.lift(metadata)]))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch.fx import Node
 
-from .value import GRADIENT_GROUP, INPUT_GROUP
 from .nodes import accumulated, aliased_inputs
+from .value import GRADIENT_GROUP, INPUT_GROUP
 
 
 def readers_of(node: Node, nodes: Mapping[Node, int]) -> set[Node]:

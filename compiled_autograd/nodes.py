@@ -102,10 +102,12 @@ def is_functional(node: Node) -> bool:
 
 
 _VIEWS = frozenset(
-    ("validate_outputs", "aot_backward_prologue", "make_subclass", "AliasBackward0", "TBackward0")
-    + ("TransposeBackward0", "TransposeBackward1", "PermuteBackward0", "UnsqueezeBackward0")
-    + ("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "ViewBackward0")
-    + ("UnsafeViewBackward0", "ReshapeAliasBackward0", "ViewAsBackward0")
+    (
+        *("validate_outputs", "aot_backward_prologue", "make_subclass", "AliasBackward0"),
+        *("TBackward0", "TransposeBackward0", "TransposeBackward1", "PermuteBackward0"),
+        *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+        *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ViewAsBackward0"),
+    )
 )
 """Functions whose value is (usually) a view of an argument."""
 

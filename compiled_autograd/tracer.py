@@ -271,11 +271,11 @@ class GraphTracer:
         return result
 
 
-class _OperatorRecorder(_torch_compat.TorchDispatchMode):
+class _OperatorRecorder(_torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Hands every operator to the tracer."""
 
     def __init__(self, tracer: GraphTracer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..origin import origin_of
 from ..hazards import readers_of_gradient
 from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
+from ..origin import origin_of
 
 
 def accumulate_grad_asap(graph: Graph) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..origin import origin_of
 from ..hazards import readers_of
 from ..nodes import (
     HOOKS_AFTER_ACCUMULATION,
@@ -13,6 +12,7 @@ from ..nodes import (
     is_hook,
     is_item_of_argument,
 )
+from ..origin import origin_of
 
 
 def hooks_as_eager(graph: Graph) -> None:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from ..memory import Blocks, peak
 from ..hazards import readers_of_gradient
+from ..memory import Blocks, peak
 from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
 
 Rule = Callable[[int, int], tuple[int, ...]]

@@ -140,7 +140,9 @@ def test_what_cannot_be_captured_runs_in_the_normal_engine() -> None:
 
 
 def test_wrong_type() -> None:
-    with pytest.raises((OptionError, torch._dynamo.exc.BackendCompilerFailed), match="must be bool"):
-        torch.compile(
-            Model(), backend="memprof", options={"compiled_autograd": 1}
-        )(torch.randn(8, 16))
+    with pytest.raises(
+        (OptionError, torch._dynamo.exc.BackendCompilerFailed), match="must be bool"
+    ):
+        torch.compile(Model(), backend="memprof", options={"compiled_autograd": 1})(
+            torch.randn(8, 16)
+        )

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (captured graphs have long lines)
 """Captured graphs as they are, after the passes."""
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class TestGraphs(TestCase):
 
     def test_linear_relu(self) -> None:
         text = captured(lambda: F.relu(self.linear(self.x)).sum().backward())
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -48,12 +51,15 @@ tbackward0 = TBackward0([validate_outputs_3[1]], [True])
 validate_outputs_4 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[3], None, validate_outputs_4[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_linear_relu_adding_to_a_gradient(self) -> None:
         self.w.grad = torch.zeros_like(self.w)
         text = captured(lambda: F.relu(self.linear(self.x)).sum().backward())
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -65,11 +71,14 @@ tbackward0 = TBackward0([validate_outputs_3[1]], [True])
 validate_outputs_4 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[3], inputs[4], validate_outputs_4[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_grad(self) -> None:
         text = captured(lambda: torch.autograd.grad(self.linear(self.x).sum(), self.w))
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -78,11 +87,14 @@ validate_outputs_2 = validate_outputs([mm_backward0[0], mm_backward0[1]])
 tbackward0 = TBackward0([validate_outputs_2[1]], [True])
 validate_outputs_3 = validate_outputs([tbackward0[0]])
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return [validate_outputs_3[0]]""")
+return [validate_outputs_3[0]]""",
+        )
 
     def test_dynamic_sizes(self) -> None:
         (found,) = ca.capture(lambda: self.linear(self.x).sum().backward(), dynamic=True)
-        self.assertExpectedInline(compact(found.graph), """\
+        self.assertExpectedInline(
+            compact(found.graph),
+            """\
 unwrap_maybe_dynamic_int = unwrap_maybe_dynamic_int(sizes[0])
 unwrap_maybe_dynamic_int_1 = unwrap_maybe_dynamic_int(sizes[1])
 unwrap_maybe_dynamic_int_2 = unwrap_maybe_dynamic_int(sizes[2])
@@ -106,13 +118,16 @@ tbackward0 = TBackward0([validate_outputs_2[1]], [True])
 validate_outputs_3 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[2], None, validate_outputs_3[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_aot_module(self) -> None:
         model = nn.Sequential(self.linear, nn.ReLU(), nn.Linear(8, 2, bias=False))
         compiled = torch.compile(model, backend="aot_eager")
         text = captured(lambda: compiled(self.x).sum().backward())
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 2])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -134,7 +149,8 @@ aot0_t_7 = t.default(aot0_mm_4)
 aot0_t_8 = t.default(aot0_t_7)
 call_accumulate_grad_1 = call_accumulate_grad(inputs[4], None, aot0_t_8, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_two_graph_breaks(self) -> None:
         @torch.compile(backend="aot_eager")
@@ -146,7 +162,9 @@ return []""")
             return x.exp()
 
         text = captured(lambda: f(self.x).sum().backward())
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -162,13 +180,16 @@ aot2_t_2 = t.default(aot2_mm_1)
 aot2_t_3 = t.default(aot2_t_2)
 call_accumulate_grad = call_accumulate_grad(inputs[4], None, aot2_t_3, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_tensor_pre_hook(self) -> None:
         handle = self.w.register_hook(lambda g: g * 2)
         text = captured(lambda: self.linear(self.x).sum().backward())
         handle.remove()
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -179,7 +200,8 @@ validate_outputs_3 = validate_outputs([tbackward0[0]])
 call_hook = call_hook(hooks[0], validate_outputs_3[0], tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[2], None, call_hook, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_pre_hook_and_post_hook(self) -> None:
         def step() -> None:
@@ -188,7 +210,9 @@ return []""")
             y.grad_fn.register_hook(lambda ins, outs: None)
             y.sum().backward()
 
-        self.assertExpectedInline(captured(step), """\
+        self.assertExpectedInline(
+            captured(step),
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -200,7 +224,8 @@ tbackward0 = TBackward0([call_hook_1[1]], [True])
 validate_outputs_3 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[2], None, validate_outputs_3[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_hooks_of_an_accumulation(self) -> None:
         node = torch.autograd.graph.get_gradient_edge(self.w).node
@@ -212,7 +237,9 @@ return []""")
         text = captured(lambda: self.linear(self.x).sum().backward())
         for handle in handles:
             handle.remove()
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -225,7 +252,8 @@ call_accumulate_grad = call_accumulate_grad(inputs[2], None, call_hook[0], True)
 call_hook_1 = call_hook(hooks[2], inputs[2], post_acc_grad_hook)
 call_hook_2 = call_hook(hooks[1], [], [call_hook[0]], post_hook)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_unpack_hook(self) -> None:
         def step() -> None:
@@ -233,7 +261,9 @@ return []""")
                 y = self.linear(self.x)
             y.sum().backward()
 
-        self.assertExpectedInline(captured(step), """\
+        self.assertExpectedInline(
+            captured(step),
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -244,7 +274,8 @@ tbackward0 = TBackward0([validate_outputs_2[1]], [True])
 validate_outputs_3 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[1], None, validate_outputs_3[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_custom_function(self) -> None:
         class Double(torch.autograd.Function):
@@ -258,7 +289,9 @@ return []""")
                 return grad * 2
 
         text = captured(lambda: Double.apply(self.w).sum().backward())
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [8, 4])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -266,7 +299,8 @@ call_backward = call_backward(hooks[0], [inputs[1]], validate_outputs_1[0])
 validate_outputs_2 = validate_outputs([call_backward[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[1], None, validate_outputs_2[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_copy_slices(self) -> None:
         def step() -> None:
@@ -274,7 +308,9 @@ return []""")
             y[0].mul_(3)
             y.sum().backward()
 
-        self.assertExpectedInline(captured(step), """\
+        self.assertExpectedInline(
+            captured(step),
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [8, 4])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -286,14 +322,17 @@ clone_backward0 = CloneBackward0([validate_outputs_2[0]], [True])
 validate_outputs_3 = validate_outputs([clone_backward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[2], None, validate_outputs_3[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_checkpoint(self) -> None:
         def step() -> None:
             y = checkpoint(lambda x: self.linear(x).sin(), self.x, use_reentrant=False)
             y.sum().backward()
 
-        self.assertExpectedInline(captured(step), """\
+        self.assertExpectedInline(
+            captured(step),
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -307,14 +346,17 @@ tbackward0 = TBackward0([validate_outputs_3[1]], [True])
 validate_outputs_4 = validate_outputs([tbackward0[0]])
 call_accumulate_grad = call_accumulate_grad(inputs[1], None, validate_outputs_4[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_reentrant_checkpoint(self) -> None:
         def step() -> None:
             x = self.x.clone().requires_grad_()
             checkpoint(lambda x: self.linear(x).sin(), x, use_reentrant=True).sum().backward()
 
-        self.assertExpectedInline(captured(step), """\
+        self.assertExpectedInline(
+            captured(step),
+            """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
 validate_outputs_1 = validate_outputs([sum_backward0[0]])
@@ -322,4 +364,5 @@ call_backward = call_backward(hooks[0], [inputs[1]], validate_outputs_1[0])
 validate_outputs_2 = validate_outputs([call_backward[2]])
 call_accumulate_grad = call_accumulate_grad(inputs[1], None, validate_outputs_2[0], False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )

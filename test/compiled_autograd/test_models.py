@@ -17,6 +17,7 @@ from memprof.compiled_autograd.memory import node_memory
 from .support import captures, clear, gradients, peak_of, same
 
 AOT_EAGER = functools.partial(torch.compile, backend="aot_eager")
+AS_IT_IS: Any = lambda graph: graph  # noqa: E731
 INDUCTOR = functools.partial(torch.compile, backend="inductor")
 
 
@@ -64,7 +65,11 @@ def test_inductor_within_tolerance(name: str) -> None:
 @pytest.mark.parametrize("compile_forward", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
 def test_dynamic_batch_sizes(name: str, compile_forward: bool) -> None:
-    """One capture for all sizes where the sizes are inputs of the graph from the start."""
+    """One capture for all sizes where the sizes are inputs of the graph from the start.
+
+    The graph runs as it is: compiling one with hundreds of size symbols takes Dynamo
+    minutes. test_features compiles a small one.
+    """
     run = Run(name, compile_forward, dynamic=True)
     full = run.case.inputs
 
@@ -79,7 +84,7 @@ def test_dynamic_batch_sizes(name: str, compile_forward: bool) -> None:
         run.case.loss = loss
     sizes = (4, 3, 2)
     wanted = [run.backward(batch(n)) for n in sizes]
-    with captures() as found, ca.enable(AOT_EAGER, dynamic=True):
+    with captures() as found, ca.enable(AS_IT_IS, dynamic=True):
         for n, expected in zip(sizes, wanted, strict=True):
             assert same(run.backward(batch(n)), expected), n
     assert len(found) == 1, [c.reason for c in found]

@@ -48,7 +48,9 @@ class Builder:
             node.meta[INPUT_GROUP] = kw.get("group", index)
         return node
 
-    def call(self, target: Any, *args: Any, sizes: tuple[int, ...] | None = None, **kw: Any) -> Node:
+    def call(
+        self, target: Any, *args: Any, sizes: tuple[int, ...] | None = None, **kw: Any
+    ) -> Node:
         node = self.graph.call_function(target, args, kw)
         node.meta[META] = NodeOrigin("Node", self.call_index)
         if sizes is not None:
@@ -80,22 +82,28 @@ class TestPasses(TestCase):
         b.hook(1, "post_hook", [], [x])
         b.accumulate(p, None, b.call(aten.cos.default, x))
         b.call(compat.run_final_callbacks)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[1])
 call_backward = call_backward(hooks[0], [], inputs[1])
 call_hook = call_hook(hooks[1], [], [inputs[1]], post_hook)
 cos_default = cos.default(inputs[1])
 call_accumulate_grad = call_accumulate_grad(inputs[0], cos_default, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
         passes.remove_dead_code(b.graph)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 call_backward = call_backward(hooks[0], [], inputs[1])
 call_hook = call_hook(hooks[1], [], [inputs[1]], post_hook)
 cos_default = cos.default(inputs[1])
 call_accumulate_grad = call_accumulate_grad(inputs[0], cos_default, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
-return []""")
+return []""",
+        )
 
     def test_unused_sizes(self) -> None:
         b = Builder()
@@ -107,9 +115,12 @@ return []""")
         y = b.call(aten.view.default, x, [used, also])
         b.graph.output([y])
         assert passes.remove_unused_sizes(b.graph) == (1, 3)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 view_default = view.default(inputs[0], [sizes[0], sizes[1]])
-return [view_default]""")
+return [view_default]""",
+        )
 
     def test_aot_names(self) -> None:
         b = Builder()
@@ -132,7 +143,9 @@ return [view_default]""")
         y = b.call(aten.mul.Tensor, b.call(aten.cos.default, y), second)
         b.call(compat.call_backward, b.item("hooks", 3), [], y)
         b.graph.output([b.call(aten.mul.Tensor, y, stays)])
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
 call_hook_1 = call_hook(hooks[1], packed_data[1], unpack_hook)
 call_hook_2 = call_hook(hooks[2], packed_data[2], unpack_hook)
@@ -142,9 +155,12 @@ cos_default = cos.default(mul_tensor)
 mul_tensor_1 = mul.Tensor(cos_default, call_hook_2)
 call_backward = call_backward(hooks[3], [], mul_tensor_1)
 mul_tensor_2 = mul.Tensor(mul_tensor_1, call_hook)
-return [mul_tensor_2]""")
+return [mul_tensor_2]""",
+        )
         passes.unpack_hooks_late(b.graph)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[0])
 call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
 call_hook_1 = call_hook(hooks[1], packed_data[1], unpack_hook)
@@ -154,7 +170,8 @@ call_hook_2 = call_hook(hooks[2], packed_data[2], unpack_hook)
 mul_tensor_1 = mul.Tensor(cos_default, call_hook_2)
 call_backward = call_backward(hooks[3], [], mul_tensor_1)
 mul_tensor_2 = mul.Tensor(mul_tensor_1, call_hook)
-return [mul_tensor_2]""")
+return [mul_tensor_2]""",
+        )
 
     def test_accumulate_grad_asap(self) -> None:
         """With the hooks before it, right behind what it needs; a hook stays behind who reads
@@ -171,7 +188,9 @@ return [mul_tensor_2]""")
         b.call_index = 3
         b.accumulate(q, None, k)
         b.graph.output([h])
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[2])
 tan_default = tan.default(inputs[2])
 cos_default = cos.default(sin_default)
@@ -179,9 +198,12 @@ exp_default = exp.default(cos_default)
 call_hook = call_hook(hooks[0], sin_default, tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[0], call_hook, False)
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], tan_default, False)
-return [exp_default]""")
+return [exp_default]""",
+        )
         passes.accumulate_grad_asap(b.graph)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[2])
 tan_default = tan.default(inputs[2])
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], tan_default, False)
@@ -189,7 +211,8 @@ cos_default = cos.default(sin_default)
 call_hook = call_hook(hooks[0], sin_default, tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[0], call_hook, False)
 exp_default = exp.default(cos_default)
-return [exp_default]""")
+return [exp_default]""",
+        )
 
     def test_accumulation_stays_behind_readers_of_the_gradient(self) -> None:
         b = Builder()
@@ -206,13 +229,16 @@ return [exp_default]""")
         b.graph.output([reads])
         passes.accumulate_grad_asap(b.graph)
         text = b.text().replace("inputs[0], inputs[1],", "inputs[0],")
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 sin_default = sin.default(inputs[3])
 t_default = t.default(inputs[2])
 mul_tensor = mul.Tensor(t_default, inputs[3])
 call_accumulate_grad = call_accumulate_grad(inputs[0], sin_default, False)
 cos_default = cos.default(sin_default)
-return [mul_tensor]""")
+return [mul_tensor]""",
+        )
 
     def test_hooks_as_eager(self) -> None:
         """Behind their accumulation, in order; but behind who reads the parameter, too."""
@@ -232,7 +258,9 @@ return [mul_tensor]""")
         b.hook(1, "post_hook", [], [g])
         b.call_index = 2
         b.hook(2, "post_acc_grad_hook", q)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[2])
 call_accumulate_grad = call_accumulate_grad(inputs[0], sin_default, False)
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], sin_default, False)
@@ -242,9 +270,12 @@ cos_default = cos.default(mul_tensor)
 call_hook = call_hook(hooks[0], inputs[0], post_acc_grad_hook)
 call_hook_1 = call_hook(hooks[1], [], [sin_default], post_hook)
 call_hook_2 = call_hook(hooks[2], inputs[1], post_acc_grad_hook)
-return []""")
+return []""",
+        )
         passes.hooks_as_eager(b.graph)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 sin_default = sin.default(inputs[2])
 call_accumulate_grad = call_accumulate_grad(inputs[0], sin_default, False)
 call_hook = call_hook(hooks[0], inputs[0], post_acc_grad_hook)
@@ -254,15 +285,14 @@ t_default = t.default(inputs[1])
 mul_tensor = mul.Tensor(t_default, sin_default)
 call_hook_2 = call_hook(hooks[2], inputs[1], post_acc_grad_hook)
 cos_default = cos.default(mul_tensor)
-return []""")
+return []""",
+        )
 
     def test_cpu_scalars_to_gpu(self) -> None:
         b = Builder()
         x = b.item("inputs", 0, 4, device=CUDA)
         moved, seen, matrix = b.item("inputs", 1), b.item("inputs", 2), b.item("inputs", 3, 2)
-        b.graph.output(
-            [b.call(aten.mul.Tensor, x, moved), b.hook(0, "pre_hook", seen), matrix]
-        )
+        b.graph.output([b.call(aten.mul.Tensor, x, moved), b.hook(0, "pre_hook", seen), matrix])
         assert passes.cpu_scalars_to_gpu(b.graph) == (1,)
 
     def test_cpu_scalars_stay_in_a_cpu_graph(self) -> None:
@@ -280,24 +310,30 @@ return []""")
         made = [b.call(aten.clone.default, v, sizes=(100, 10)) for v in large]
         small = [b.call(aten.sum.default, v, sizes=()) for v in made]
         b.graph.output(small)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 expand_default = expand.default(inputs[0], [100, 10])
 expand_default_1 = expand.default(inputs[0], [100, 10])
 clone_default = clone.default(expand_default)
 clone_default_1 = clone.default(expand_default_1)
 sum_default = sum.default(clone_default)
 sum_default_1 = sum.default(clone_default_1)
-return [sum_default, sum_default_1]""")
+return [sum_default, sum_default_1]""",
+        )
         order = passes.memory_order(b.graph)
         assert order == passes.MemoryOrder(before=8004, after=4008)
-        self.assertExpectedInline(b.text(), """\
+        self.assertExpectedInline(
+            b.text(),
+            """\
 expand_default = expand.default(inputs[0], [100, 10])
 expand_default_1 = expand.default(inputs[0], [100, 10])
 clone_default = clone.default(expand_default)
 sum_default = sum.default(clone_default)
 clone_default_1 = clone.default(expand_default_1)
 sum_default_1 = sum.default(clone_default_1)
-return [sum_default, sum_default_1]""")
+return [sum_default, sum_default_1]""",
+        )
 
     def test_nothing_moves_past_python_code(self) -> None:
         b = Builder()

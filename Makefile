@@ -51,7 +51,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench bench-arena bench-profile doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench bench-autograd bench-arena bench-profile doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -101,6 +101,9 @@ bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compi
 
 bench-arena: $(ENVIRONMENT) ## measure the CPU arena beside inductor on glibc and on tcmalloc
 	$(PY) benchmarks/cpu_arena.py $(ARGS)
+
+bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state, live peak
+	$(PY) benchmarks/autograd_overhead.py $(ARGS)
 
 bench-profile: $(ENVIRONMENT) ## measure the data-flow memory profile beside torch's
 	$(PY) benchmarks/dataflow_speed.py $(ARGS)

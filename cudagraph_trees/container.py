@@ -23,6 +23,7 @@ import torch
 
 from . import _torch_compat as compat
 from .device.protocol import Device
+from .locks import capture_lock
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings
 
@@ -67,7 +68,9 @@ class TreeManagerContainer:
 
     def get_tree_manager(self) -> CUDAGraphTreeManager:
         """The manager, made if there is none."""
-        with self.lock:
+        # In this order everywhere: a thread that captures may be made to finalize functions of
+        # any container by the collector, and then it takes the container's lock.
+        with capture_lock, self.lock:
             if self.tree_manager is None:
                 self.tree_manager = CUDAGraphTreeManager(
                     make_device(self.device), current_settings()
@@ -85,15 +88,16 @@ class TreeManagerContainer:
         """A wrapped function has died."""
         with self.lock:
             self.live_cudagraphify_fns -= 1
-            if self.live_cudagraphify_fns == 0:
-                self.shut_down()
+            last = self.live_cudagraphify_fns == 0
+        if last:
+            self.shut_down()
 
     def shut_down(self) -> None:
         """Shut the manager down, if there is one."""
         with self.lock:
             manager, self.tree_manager = self.tree_manager, None
-            if manager is not None:
-                manager.shutdown()
+        if manager is not None:
+            manager.shutdown()
 
 
 class Family:

@@ -80,7 +80,7 @@ _GRADIENT_WAYS_OUT = (
 )
 _WAYS_OUT = (
     "Ways out: clone the tensor before the next step begins; or have it done for you: "
-    'outputs="clone" (memprof.cudagraph_trees.configure, or options={"graph_outputs": "clone"} '
+    'outputs="clone" (memprof.cudagraph_trees.configure, or options={"outputs": "clone"} '
     "of the backend); or, if this is one step, say where steps begin with "
     "torch.compiler.cudagraph_mark_step_begin()."
 )

@@ -224,6 +224,11 @@ def _normally_if_unsupported(
             return run(*args, **kwargs)
         except CaptureError as error:
             tell(error)
+        except NotImplementedError as error:
+            # From C++, of a node or hook that it cannot describe: before anything is captured.
+            if "Compiled Autograd" not in str(error):
+                raise
+            tell(CaptureError(str(error).split("\n")[0]))
         with disable():
             return run(*args, **kwargs)
 

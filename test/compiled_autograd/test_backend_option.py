@@ -90,7 +90,8 @@ def test_roles_of_lifted_inputs() -> None:
     (backward,) = (g for g in session.profile().graphs if (g.compile_id or "").startswith("!1"))
     roles = Counter(v.role for v in backward.inputs)
     assert roles[Role.PARAMETER] == 4
-    assert roles[Role.PARAMETER_GRADIENT] == 4
+    # Up to torch 2.11 a gradient to add to is reached through its parameter.
+    assert roles[Role.PARAMETER_GRADIENT] == (4 if torch.__version__ >= "2.13" else 0)
     assert roles[Role.SAVED_FOR_BACKWARD] >= 3
 
 

@@ -345,16 +345,20 @@ def main() -> None:
         results.append(measure(case, args.rounds, tcmalloc))
         for line in results[-1].ledger:
             console.print(f"  {line}", style="dim", highlight=False)
+        write(args.out, results, args.rounds)
     show(console, results)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    console.print(f"written to {args.out}")
+
+
+def write(out: Path, results: list[Result], rounds: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "benchmark": "cpu_arena",
         "machine": machine(),
-        "rounds": args.rounds,
+        "rounds": rounds,
         "results": [asdict(r) for r in results],
     }
-    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    console.print(f"written to {args.out}")
+    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def show(console: Console, results: list[Result]) -> None:

@@ -9,7 +9,7 @@ there is nothing for the manager to decide: several forwards with pending backwa
 that are kept for ever, steps and resets all follow from ownership. Asking it anyway costs
 some microseconds a call, against the 2 % that a CPU graph may lose where it gains
 nothing. So a call here is: take a scratch, run the rewritten wrapper, put it back. Decisions
-go to the same ledger as the manager's. (The manager does run on the CPU, with
+go to the ledger that the backend's other decisions go to. (The manager does run on the CPU, with
 ``cudagraph_trees/device/cpu``: for functions that are given to it directly.)
 
 Note [Where it pays]
@@ -21,6 +21,12 @@ plan has enough large buffers at all, a few calls run plainly and the process's 
 faults are counted. Their price is measured once a process. The arena is used if it saves
 at least twice what it costs. ``options={"graphs": True}`` skips the trial, ``False`` turns
 arenas off.
+
+Note [What is different in an arena]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A leased output lies in memory that torch did not allocate, and torch cannot change the size
+of such a storage. ``y.resize_()`` beyond its size, and ``out=y`` with a larger result, raise
+where they would work on ordinary memory. And torch's own memory profilers do not see it.
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ from memprof.cudagraph_trees.arena_tensors import (
     ScratchPool,
     TensorShape,
 )
+from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from . import _torch_compat
@@ -58,7 +65,7 @@ WORTH_TRYING = 4 * LARGE
 _COST_OF_CALL = 2_000
 _COST_OF_LEASE = 8_000
 
-POOL = LeasePool()
+POOL = LeasePool(lambda: current_settings().pool_budget)
 SCRATCHES = ScratchPool(POOL)
 
 
@@ -158,7 +165,9 @@ class CpuGraphs:
         self, program: AllocationProgram, plan: ArenaPlan, use: Use, faults: float
     ) -> BoxedCall:
         try:
-            avoidable = min(faults, plan.large_bytes / PAGE)
+            # Operators that allocate for themselves go on having their share.
+            share = plan.large_bytes / (plan.large_bytes + sum(plan.left_out.values()))
+            avoidable = min(faults * share, plan.large_bytes / PAGE)
             saved = avoidable * nanoseconds_per_fault()
             leases = sum(s.offset is None for s in plan.sites)
             cost = _COST_OF_CALL + leases * _COST_OF_LEASE
@@ -185,6 +194,8 @@ class CpuGraphs:
             self._skip("no arena: sizes depend on more than the graph's inputs", program)
             return self.plain
         scratch = [(s, s.offset) for s in sites if s.offset is not None]
+        if plan.scratch_bytes < LARGE and not self.wanted:
+            scratch = []  # malloc is as fast as all that a scratch needs
         leased = [s for s in sites if s.offset is None]
         label = self.record.label
         clone = rewritten(
@@ -213,8 +224,9 @@ class CpuGraphs:
         self.ledger.add(
             LedgerKind.RECORD,
             self.record.id,
-            f"planned into an arena ({why}): {len(scratch)} temporaries in {plan.scratch_bytes} "
-            f"bytes (no plan can do with fewer than {plan.lower_bound}), {len(leased)} outputs "
+            f"planned into an arena ({why}): {len(scratch)} temporaries in "
+            f"{plan.scratch_bytes if scratch else 0} bytes (no plan can do with fewer than "
+            f"{plan.lower_bound if scratch else 0}), {len(leased)} outputs "
             f"in blocks of {sum(s.nbytes for s in leased)} bytes; {outside} bytes a call are "
             "allocated outside of it",
             tree=self._detail(program, plan.scratch_bytes),

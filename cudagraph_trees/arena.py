@@ -52,6 +52,9 @@ SUPPORTED = sys.platform != "win32"
 """Whether anonymous private mappings can be had here."""
 
 
+Budget = Callable[[], "int | None"]
+
+
 class OverBudget(MemoryError):
     """The arena may not grow as far as a request needs."""
 
@@ -84,13 +87,13 @@ class Arena:
     """A deterministic best-fit allocator over mappings. Not thread-safe.
 
     Attributes:
-        budget: bytes that it may reserve, None for no limit.
+        budget: says how many bytes it may reserve, None for no limit; asked when it grows.
         reserved_bytes: bytes that it has from the system.
         live_bytes: bytes in live blocks, rounding included.
         peak_live_bytes: the most ``live_bytes`` so far.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget
         self.reserved_bytes = self.live_bytes = self.peak_live_bytes = 0
         self._mappings: dict[int, _Mapping] = {}  # by address, oldest first
@@ -172,16 +175,17 @@ class Arena:
         """
         nbytes = -(-max(nbytes, MIN_SEGMENT) // PAGE) * PAGE
         most = max(self.peak_live_bytes, self.live_bytes + nbytes)
-        if self.budget is not None:
-            most = min(most, self.budget)
+        budget = self.budget() if self.budget is not None else None
+        if budget is not None:
+            most = min(most, budget)
         for mapping in list(self._mappings.values()):
             if self.reserved_bytes + nbytes <= most:
                 break
             if not mapping.used:
                 self._unmap(mapping)
-        if self.budget is not None and self.reserved_bytes + nbytes > self.budget:
+        if budget is not None and self.reserved_bytes + nbytes > budget:
             raise OverBudget(
-                f"{nbytes} more bytes would exceed the budget of {self.budget} bytes; "
+                f"{nbytes} more bytes would exceed the budget of {budget} bytes; "
                 f"{self.reserved_bytes} are reserved and {self.live_bytes} in use"
             )
         mapping = _Mapping(nbytes)
@@ -279,7 +283,7 @@ class LeasePool:
         users: functions that use the pool.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.users = 0
         self._budget = budget
         self._on_trim: list[Callable[[], None]] = []

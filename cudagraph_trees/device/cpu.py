@@ -25,6 +25,7 @@ import torch
 
 from .. import _torch_compat as compat
 from ..arena import LeasePool, Tokens
+from ..settings import current_settings
 from .protocol import AllocatorEvent, Checkpoint, Input, Output, Segment, StoragePointer, TensorSpec
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class CpuPool:
 
     def __init__(self, initial_bytes: int = 0) -> None:
         self.device = torch.device("cpu")
-        self.leases = LeasePool()
+        self.leases = LeasePool(lambda: current_settings().pool_budget)
         self.handle = (0, id(self.leases))
         self.damaged = False
         # Kept until ``release``: without a user, a pool keeps nothing that is free.

@@ -114,7 +114,7 @@ def test_a_segment_is_given_back_before_more_is_asked_for() -> None:
 
 
 def test_a_budget_is_kept() -> None:
-    arena = Arena(budget=4 << 20)
+    arena = Arena(budget=lambda: 4 << 20)
     first = arena.allocate(3 << 20)
     with pytest.raises(OverBudget, match="would exceed the budget of 4194304 bytes"):
         arena.allocate(3 << 20)

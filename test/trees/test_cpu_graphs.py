@@ -17,11 +17,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import memprof
 from memprof.compile_backend import graphs_cpu
 from memprof.compile_backend.arena_code import read_wrapper
 from memprof.compile_backend.graphs_cpu import POOL, SCRATCHES
 from memprof.compile_backend.runtime import RUNTIME
+from memprof.cudagraph_trees.settings import configure, restore_settings
 from memprof.profiler.model import LedgerEntry, LedgerKind
+from memprof.profiler.validate import validate
 
 ALWAYS = {"graphs": True}
 CALLS = 6
@@ -548,6 +551,38 @@ def test_large_graphs_join_by_themselves() -> None:
     before = faults()
     compiled(x)
     assert faults() - before < 64 << 20 >> 12 >> 3
+
+
+def test_the_budget_is_kept() -> None:
+    ours, theirs = both(mlp())
+    before = configure(pool_budget=3 << 20)
+    try:
+        for i in range(CALLS):
+            # WHEN a step needs more than the budget: 1.3 MB for each of five activations
+            x = torch.randn(20000, 16) + i
+            for m in (ours, theirs):
+                m.zero_grad()
+                m(x).square().sum().backward()
+            # THEN the rest is ordinary memory, and values are right
+            assert_same(gradients(ours), gradients(theirs))
+            assert POOL.reserved_bytes <= 3 << 20
+        assert planned() == 2
+        assert POOL.reserved_bytes > 0
+    finally:
+        restore_settings(before)
+
+
+def test_a_profile_tells_of_the_arena() -> None:
+    compiled = torch.compile(mlp(), backend="memprof", options=ALWAYS)
+    with memprof.profile() as session:
+        for _ in range(CALLS):
+            compiled(torch.randn(1000, 16)).sum().backward()
+    found = session.profile()
+    validate(found)
+    records = [e for e in found.ledger if e.kind is LedgerKind.RECORD]
+    assert [(e.tree.device, e.graph) for e in records if e.tree is not None] == [
+        ("cpu", g.id) for g in found.graphs
+    ]
 
 
 def test_graphs_can_be_turned_off() -> None:

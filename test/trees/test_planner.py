@@ -78,15 +78,14 @@ def realistic(seed: int) -> list[Lifetime]:
     ones that begin early and end late, and small change."""
     r = random.Random(seed)
     sizes = [r.choice([1, 2, 3, 4, 6]) * r.choice([1 << 16, 1 << 18, 1 << 20]) for _ in range(6)]
-    out, time = [], 0
-    for _ in range(r.randrange(20, 80)):
+    out = []
+    for time in range(r.randrange(20, 80)):
         n = r.choice(sizes)
         out.append(Lifetime(n, time, time + r.choice([1, 2, 2, 3, 4])))
         if r.random() < 0.3:
             out.append(Lifetime(r.choice(sizes), time, time + r.randrange(5, 60)))
         if r.random() < 0.5:
             out.append(Lifetime(r.randrange(8, 4096), time, time + r.randrange(1, 9)))
-        time += 1
     return out
 
 

@@ -6,8 +6,11 @@ Reading order, one idea a file:
 ``device/protocol``    what the manager asks of a device; Note [Who does what: manager and
                        device]
 ``device/cuda``        CUDA graphs over the caching allocator's private pools
-``device/cpu``         compiled code replayed into an arena (``arena``: the allocator,
-                       ``planner``: offsets from lifetimes)
+``device/cpu``         the CPU, where every tensor owns its memory
+``planner``            offsets from sizes and lifetimes
+``arena``              memory for CPU code, cut into blocks that own themselves
+``arena_plan``         what of a program's memory comes out of the arena, and where
+``arena_tensors``      tensors over arena memory: leased outputs, temporaries in a scratch
 ``function``           a function to be wrapped: model, static inputs, provenance; its modes
 ``storage_ref``        weak references to storages: is this output still held?
 ``liveness``           which outputs of a path are live, and what a node expects of that

@@ -1,0 +1,112 @@
+"""The backend on a CUDA device: graph trees by default, with provenance."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.cudagraph_trees.container import all_managers
+from memprof.profiler.attribution import Attribution
+from memprof.profiler.model import GraphKind, LedgerKind, Profile
+from memprof.profiler.report import render_text, summarize
+
+pytestmark = pytest.mark.simgpu
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def _train(steps: int, options: dict[str, object] | None = None) -> Profile:
+    torch.manual_seed(0)
+    model = Net().cuda()
+    compiled = torch.compile(model, backend="memprof", options=options)
+    x = torch.ones(8, 64, device="cuda")
+    with memprof.profile() as session:
+        for _ in range(steps):
+            model.zero_grad()
+            compiled(x).sum().backward()
+    return session.profile()
+
+
+def test_training_replays_from_the_fourth_step_on() -> None:
+    profile = _train(8)
+    assert not [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
+    trees = [e for e in profile.ledger if e.tree is not None]
+    # THEN every graph is warmed up once and recorded once, in the first three steps
+    for graph in profile.graphs:
+        mine = [e for e in trees if e.graph == graph.id]
+        counts = {k: sum(e.count for e in mine if e.kind is k) for k in LedgerKind}
+        assert counts[LedgerKind.RECORD] == 1, mine
+        assert counts[LedgerKind.RERECORD] == 0, mine
+        # one call warms up, one is observed, one records; the rest are replays
+        assert counts[LedgerKind.REPLAY] == 8 - 3
+    # AND what is not observed is the warm-up alone
+    assert profile.calls.program.count(-1) == len(profile.graphs)
+
+
+def test_bytes_are_attributed_and_the_report_has_the_trees() -> None:
+    profile = _train(6)
+    attribution = Attribution(profile)
+    for graph in profile.graphs:
+        (program,) = graph.programs
+        coverage = attribution.coverage(graph, program)
+        assert coverage.allocated
+        assert coverage.to_node >= 0.99 * coverage.allocated
+        assert coverage.to_source >= 0.99 * coverage.allocated
+    text = render_text(summarize(profile))
+    assert "Graph trees" in text
+    assert "0/0 forward" in text
+
+
+def test_an_overwritten_output_names_its_node_and_line() -> None:
+    compiled = torch.compile(Net().cuda().eval(), backend="memprof")
+    x = torch.ones(8, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            held = compiled(x)
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x)
+        with pytest.raises(RuntimeError) as caught:
+            held + 1
+    message = str(caught.value)
+    assert "has been overwritten" in message
+    assert __file__ in message
+    assert "module down" in message
+
+
+def test_graphs_can_be_turned_off() -> None:
+    profile = _train(4, {"graphs": False})
+    assert not [e for e in profile.ledger if e.tree is not None]
+    assert profile.calls.program == [0] * len(profile.calls)
+
+
+def test_after_a_reset_nothing_is_left_on_the_device() -> None:
+    _train(5)
+    torch._dynamo.reset()
+    gc.collect()
+    assert all_managers() == []
+    torch.cuda.synchronize()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_program_holds_no_autotuning_and_no_workspace() -> None:
+    # GIVEN first calls in which Triton tunes kernels and cuBLAS takes a workspace of megabytes
+    profile = _train(6)
+    forward = next(g for g in profile.graphs if g.kind is GraphKind.FORWARD)
+    # THEN the program, observed after them, has what the model needs and nothing else
+    (program,) = forward.programs
+    parameters = sum(p.numel() * 4 for p in Net().parameters())
+    assert parameters <= program.entry_bytes < parameters + (1 << 16)
+    assert program.peak()[1] < parameters + (1 << 18)

@@ -19,8 +19,8 @@ allocator in use and on what it has seen before (glibc raises its threshold, tcm
 gives back), so it is not computed but counted: after a graph has been observed, and if its
 plan has enough large buffers at all, a few calls run plainly and the process's minor page
 faults are counted. Their price is measured once a process. The arena is used if it saves
-at least twice what it costs. ``options={"graphs": True}`` skips the trial, ``False`` turns
-arenas off.
+at least twice what it costs, or if that is nothing beside a call with such large buffers.
+``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
 
 Note [What is different in an arena]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -60,6 +60,12 @@ Use = Callable[[BoxedCall], None]
 TRIAL_CALLS = 4
 WORTH_TRYING = 4 * LARGE
 """Bytes in large buffers below which no trial is made."""
+
+SURELY_LARGE = 8 << 20
+NEGLIGIBLE = 200
+"""glibc keeps or returns buffers of some megabytes as its heap happens to lie, so a trial may
+see no fault of a graph that has thousands in the next minute. From so many bytes on an arena
+is used all the same if it costs less than one part in so many of a call."""
 
 # Measured with benchmarks/cpu_arena.py: what a call costs more in the arena, nanoseconds.
 _COST_OF_CALL = 2_000
@@ -149,21 +155,23 @@ class CpuGraphs:
     def _trial(self, program: AllocationProgram, plan: ArenaPlan, use: Use) -> BoxedCall:
         """Runs plainly, counts page faults, then decides for good."""
         plain, faults, left = self.plain, [0], itertools.count(TRIAL_CALLS - 1, -1)
-        count = _torch_compat.minor_page_faults
+        count, now, times = _torch_compat.minor_page_faults, time.perf_counter_ns, []
 
         def call(inputs: list[Any]) -> Any:
-            before = count()
+            before, start = count(), now()
             out = plain(inputs)
+            times.append(now() - start)
             faults[0] += count() - before
             if next(left) == 0:
-                use(self._decide(program, plan, use, faults[0] / TRIAL_CALLS))
+                use(self._decide(program, plan, use, faults[0] / TRIAL_CALLS, min(times)))
             return out
 
         return call
 
     def _decide(
-        self, program: AllocationProgram, plan: ArenaPlan, use: Use, faults: float
+        self, program: AllocationProgram, plan: ArenaPlan, use: Use, faults: float, took: int
     ) -> BoxedCall:
+        """``faults`` is the mean over the trial, ``took`` its shortest call, nanoseconds."""
         try:
             # Operators that allocate for themselves go on having their share.
             share = plan.large_bytes / (plan.large_bytes + sum(plan.left_out.values()))
@@ -171,13 +179,14 @@ class CpuGraphs:
             saved = avoidable * nanoseconds_per_fault()
             leases = sum(s.offset is None for s in plan.sites)
             cost = _COST_OF_CALL + leases * _COST_OF_LEASE
-            if saved < 2 * cost:
-                self._skip("a call has too few page faults for an arena to save anything", program)
-                return self.plain
-            return self._replay(program, plan, use, "a call has many page faults")
+            if saved >= 2 * cost:
+                return self._replay(program, plan, use, "a call has many page faults")
+            if plan.large_bytes >= SURELY_LARGE and cost * NEGLIGIBLE <= took:
+                return self._replay(program, plan, use, "it costs nothing beside such a call")
+            self._skip("a call has too few page faults for an arena to save anything", program)
         except Exception as error:
             self.ledger.fallback(self.record.id, "moving a graph into an arena", error)
-            return self.plain
+        return self.plain
 
     # ---- replaying
 

@@ -514,6 +514,7 @@ def test_a_function_that_dies_while_its_outputs_live() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch calls CUDA, which bears no fork")
 def test_a_forked_child() -> None:
     ours, theirs = both(chain)
     x = torch.randn(64, 256)
@@ -541,12 +542,10 @@ def test_small_graphs_skip_by_themselves() -> None:
 def test_large_graphs_join_by_themselves() -> None:
     compiled = torch.compile(chain, backend="memprof", dynamic=False)
     x = torch.randn(16384, 1024)
-    for _ in range(2 + graphs_cpu.TRIAL_CALLS + 1):
+    for _ in range(2 + graphs_cpu.TRIAL_CALLS + 2):
         y = compiled(x)
         del y
-    if not planned():
-        [entry] = entries(LedgerKind.NOT_GRAPHED)
-        pytest.skip(f"this allocator takes no memory from the system here: {entry.reason}")
+    assert planned() == 1
     faults = graphs_cpu._torch_compat.minor_page_faults
     before = faults()
     compiled(x)

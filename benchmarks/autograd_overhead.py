@@ -1,10 +1,15 @@
 """memprof's compiled autograd beside torch's own, in one run: `make bench-autograd`.
 
-For each model and forward (plain, compiled): captured nodes; capture time (from the engine's
-first call to the graph that the compiler gets, median); fixed cost of a backward (the engine
-with a captured graph that does nothing, median); steady-state backward with aot_eager
-(median); live peak of the captured graph, run node by node with real tensors. The two take
-turns within each round. Ratios are memprof / torch; lower is better.
+For each model and forward (plain, compiled), medians of
+
+* captured nodes;
+* capture: from the engine's first call to the graph that the compiler gets;
+* fixed: a whole backward through the engine with a captured graph that does nothing;
+* steady: a backward with the graph compiled by --backend;
+* peak: bytes live at the worst moment of the captured graph, run node by node with real
+  tensors, with no gradients before and with gradients to add to.
+
+The two take turns from one backward to the next. Ratios are memprof / torch; lower is better.
 """
 
 from __future__ import annotations
@@ -33,33 +38,61 @@ CLASSES: dict[str, Any] = {"torch": TORCHS_CLASS, "memprof": ours.AutogradCompil
 engine: Any = torch._C._dynamo.compiled_autograd
 
 
-class Captured:
-    """Runs backwards with one of the two classes, and times captures."""
+class Harness:
+    """Captures the same backward with both classes and runs either capture.
 
-    def __init__(self, who: str, compiler: Callable[[Any], Any], dynamic: bool) -> None:
-        self.capture_s = 0.0
-        self.graph: Any = None
-        self._class, self._compiler, self._dynamic = CLASSES[who], compiler, dynamic
+    The engine caches one captured graph, so what it caches is a switch between the two:
+    consecutive backwards can take turns, and differ in nothing else.
+
+    Args:
+        compiler: what both graphs are compiled with.
+    """
+
+    def __init__(self, compiler: Callable[[Any], Any], dynamic: bool) -> None:
+        self.graphs: dict[str, Any] = {}
+        self.capture_s: dict[str, float] = {}
+        self.who = ""
+        self._compiler, self._dynamic = compiler, dynamic
+        self._pairs: dict[str, tuple[Any, Any]] = {}
         self._begin = 0.0
 
-    def _compile(self, graph: Any) -> Any:
-        self.capture_s = time.perf_counter() - self._begin
-        self.graph = graph
-        return self._compiler(graph)
-
-    def _new(self) -> Any:
-        self._begin = time.perf_counter()
-        return self._class(self._compile)
-
-    def __enter__(self) -> Captured:
+    def __enter__(self) -> Harness:
         self._prior = engine.set_autograd_compiler(self._new, self._dynamic)
         torchs.compiled_autograd_enabled = True
-        torch.autograd.set_multithreading_enabled(False).__enter__()
+        torch.autograd.set_multithreading_enabled(False)
         return self
 
     def __exit__(self, *_: object) -> None:
         torchs.compiled_autograd_enabled = False
         engine.set_autograd_compiler(*self._prior)
+        engine.clear_cache()
+
+    def capture(self, who: str, step: Callable[[], Any]) -> None:
+        """Capture the backward of ``step`` with that class, whatever was captured before."""
+        engine.clear_cache()
+        self.who = who
+        step()
+
+    def _new(self) -> Any:
+        self._begin = time.perf_counter()
+        instance = CLASSES[self.who](self._compile)
+        end_capture = instance.end_capture
+
+        def end(outputs: Any) -> tuple[Any, Any]:
+            self._pairs[self.who] = end_capture(outputs)
+            return self._run, self._compiler
+
+        instance.end_capture = end
+        return instance
+
+    def _compile(self, graph: Any) -> Any:
+        self.capture_s[self.who] = time.perf_counter() - self._begin
+        self.graphs[self.who] = graph
+        return self._compiler(graph)
+
+    def _run(self, _: Any, *arguments: Any) -> Any:
+        wrapper, compiled = self._pairs[self.who]
+        return wrapper(compiled, *arguments)
 
 
 def measure(
@@ -70,6 +103,10 @@ def measure(
     forward: Any = case.model
     if compile_forward:
         forward = torch.compile(case.model, backend="aot_eager", dynamic=args.dynamic)
+    figures: dict[str, dict[str, list[float]]] = {who: {} for who in CLASSES}
+
+    def note(who: str, what: str, value: float) -> None:
+        figures[who].setdefault(what, []).append(value)
 
     def loss() -> Tensor:
         torch.manual_seed(0)
@@ -79,20 +116,16 @@ def measure(
         for parameter in parameters:
             parameter.grad = None
 
-    loss().backward()  # compile the forward, allocate what stays
-    figures: dict[str, dict[str, list[float]]] = {who: {} for who in CLASSES}
-
-    def note(who: str, what: str, value: float) -> None:
-        figures[who].setdefault(what, []).append(value)
-
-    def backward_s(prepared: Tensor) -> float:
+    def step() -> float:
+        clear()
+        prepared = loss()
         begin = time.perf_counter()
         prepared.backward()
         return time.perf_counter() - begin
 
+    step()  # compile the forward, allocate what stays
     for accumulate in (False, True):
         for who in CLASSES:
-            engine.clear_cache()
             seen: list[int] = []
 
             def run_it(graph: Any, seen: list[int] = seen) -> Any:
@@ -105,36 +138,29 @@ def measure(
             clear()
             if accumulate:
                 loss().backward()
-            with Captured(who, run_it, args.dynamic) as captured:
-                loss().backward()
+            with Harness(run_it, args.dynamic) as harness:
+                harness.capture(who, lambda: loss().backward())
             note(who, "peak, adding (B)" if accumulate else "peak (B)", seen[0])
             if not accumulate:
-                note(who, "nodes", len(captured.graph.graph.nodes))
-    for _ in range(rounds):
-        for who in CLASSES:
-            engine.clear_cache()
-            clear()
-            with Captured(who, lambda graph: lambda *a: [], args.dynamic) as captured:
-                backward_s(loss())
-                note(who, "capture (ms)", captured.capture_s * 1e3)
-                for _ in range(5):
-                    note(who, "fixed (ms)", backward_s(loss()) * 1e3)
+                note(who, "nodes", len(harness.graphs[who].graph.nodes))
+    with Harness(lambda graph: lambda *a: [], args.dynamic) as harness:
+        for _ in range(rounds):
+            for who in CLASSES:
+                harness.capture(who, step)
+                note(who, "capture (ms)", harness.capture_s[who] * 1e3)
+        for i in range(40 * rounds):
+            for harness.who in sorted(CLASSES, reverse=bool(i % 2)):
+                note(harness.who, "fixed (ms)", step() * 1e3)
     if args.steady:
-        graphs: dict[str, Any] = {}
-        for who in CLASSES:
-            torch._dynamo.reset()
-            forward = case.model
-            if compile_forward:
-                forward = torch.compile(case.model, backend="aot_eager", dynamic=args.dynamic)
-            engine.clear_cache()
-            compiler = functools.partial(torch.compile, backend="aot_eager", dynamic=args.dynamic)
-            with Captured(who, compiler, args.dynamic) as captured:
-                for i in range(4 + 2 * rounds):
-                    clear()
-                    took = backward_s(loss())
-                    if i >= 4:
-                        note(who, "steady (ms)", took * 1e3)
-            graphs[who] = captured.graph
+        compiler = functools.partial(torch.compile, backend=args.backend, dynamic=args.dynamic)
+        with Harness(compiler, args.dynamic) as harness:
+            for who in CLASSES:
+                harness.capture(who, step)
+            for i in range(3 + 10 * rounds):
+                for harness.who in sorted(CLASSES, reverse=bool(i % 2)):
+                    took = step()
+                    if i >= 3:
+                        note(harness.who, "steady (ms)", took * 1e3)
     clear()
     return {
         what: {who: statistics.median(figures[who][what]) for who in CLASSES}
@@ -147,6 +173,7 @@ def main() -> None:
     parser.add_argument("--models", default="gpt2,bert,resnet")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dynamic", action="store_true")
+    parser.add_argument("--backend", default="aot_eager")
     parser.add_argument("--steady", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds")

@@ -165,6 +165,7 @@ class AutogradCompilerInstance:
         if pyobj is not None and _torch_compat.is_aot_node(pyobj):
             aot_id = pyobj._forward_cls._aot_id
         self._calls.append(node_name)
+        self._tracer.in_python_node = pyobj is not None
         self._tracer.origin = NodeOrigin(node_name, nodecall_index, aot_id)
 
     # --- nodes ----------------------------------------------------------------------------

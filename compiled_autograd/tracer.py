@@ -14,7 +14,9 @@ an AOTAutograd backward on tensor subclasses, a C++ node that overrides
 ``apply_with_saved`` itself. Such operators arrive in ``_OperatorRecorder`` and become
 nodes too. On inputs that is right for these sizes only, so the graph is marked and
 refuses to run on other ones (``baked_shapes``); on a gradient, whose shape is unknown,
-it is an error at capture. A wrong gradient is not possible either way.
+it is an error at capture. A wrong gradient is not possible either way. The one case that
+is common reads no fake: for a gradient that did not arrive, an autograd.Function gets
+zeros, of sizes that the engine itself lifted or guards.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class GraphTracer:
         graph: so far.
         root: what the graph's ``get_attr`` nodes refer to.
         origin: put on every node made from here on.
+        in_python_node: the current node is an autograd.Function's.
         baked_shapes: an operator was run at capture, see Note [Tracing without make_fx].
     """
 
@@ -54,6 +57,7 @@ class GraphTracer:
         self.root = torch.nn.Module()
         self.fake_mode = _torch_compat.new_fake_mode()
         self.origin: NodeOrigin | None = None
+        self.in_python_node = False
         self.baked_shapes = False
         self._stack = contextlib.ExitStack()
         # id() of a value -> (the value, so that the id stays its own; its node)
@@ -253,7 +257,8 @@ class GraphTracer:
         """Record a tensor operator that code of the engine ran at capture."""
         leaves: list[Any] = []
         tree_map(leaves.append, (args, kwargs))
-        if any(isinstance(v, torch.Tensor) and self.shapeless(v) for v in leaves):
+        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+        if any(self.shapeless(t) for t in tensors):
             raise CaptureError(
                 f"{self._where()} runs {function} at capture, on a gradient whose shape is not "
                 f"known then"
@@ -261,7 +266,8 @@ class GraphTracer:
         node_args, node_kwargs = self.lift(tuple(args)), self.lift(dict(kwargs))
         result = function(*args, **kwargs)
         node = self.call(function, node_args, node_kwargs)
-        self.baked_shapes = True
+        if tensors or not self.in_python_node:
+            self.baked_shapes = True
         if isinstance(result, torch.Tensor):
             self.bind(result, node)
         elif isinstance(result, (tuple, list)):

@@ -5,10 +5,11 @@ Note [The estimate]
 A *block* is memory that one or more nodes share: a view, a validated gradient and an item
 of a list belong to the block of what they come from. A block is born with its first node
 and dies after the last node that uses any of its nodes; blocks of parameters and of
-gradients that are there already are not counted; a gradient that
-becomes a parameter's ``.grad`` never dies; what the forward saved is live from the start
-and dies after its last use, since Dynamo takes the list of inputs apart. A node's peak is
-taken with its inputs and outputs both live.
+gradients that are there already are not counted; a parameter's first ``.grad`` is a copy
+of the gradient (the engine takes over a gradient that nobody else holds, but the graph
+holds it) and never dies; what the forward saved is live from the start and dies after its
+last use, since Dynamo takes the list of inputs apart. A node's peak is taken with its
+inputs and outputs both live.
 
 Not in it: scratch memory inside operators, rounding of an allocator, what hooks allocate,
 and values whose size is unknown (``unknown``), such as what an unpack hook returns.
@@ -136,14 +137,19 @@ class Blocks:
         self.blocks.append(Block((value.nbytes or 0) if value is not None else 0))
 
     def _accumulation(self, node: Node) -> None:
-        variable, current, new = accumulated(node)
-        self.made.pop(node, None)
-        existing = self._of.get(current) if current is not None else self._of.get(variable)
-        self._of[node] = existing
-        if current is not None and existing is not None:
-            self.blocks[existing].outside = True
-        if current is None and new is not None and (block := self._of.get(new)) is not None:
-            self.blocks[block].stays = True  # it becomes the gradient
+        variable, current, _ = accumulated(node)
+        if current is not None:
+            existing = self._of.get(current)
+            if existing is not None:
+                self.blocks[existing].outside = True
+            self._of[node] = existing
+            self.made.pop(node, None)
+            return
+        value = value_of(variable)
+        self._of[node] = len(self.blocks)
+        self.made[node] = [len(self.blocks)]
+        nbytes = value.nbytes if value is not None else None
+        self.blocks.append(Block(nbytes or 0, stays=True))
 
     def __getitem__(self, node: Node) -> int | None:
         return self._of.get(node)

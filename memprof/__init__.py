@@ -23,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from . import session
 
         return getattr(session, name)
+    if name == "compiled_autograd":
+        import importlib
+
+        return importlib.import_module("memprof.compiled_autograd")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

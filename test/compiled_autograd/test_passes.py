@@ -348,7 +348,7 @@ return [sum_default, sum_default_1]""",
 
     def test_estimate(self) -> None:
         """A view belongs to its base, an input dies after its last use, a parameter counts for
-        nothing, a gradient stays."""
+        nothing, its first gradient is a copy that stays."""
         b = Builder()
         p, saved = b.item("inputs", 0, 10, persistent=True), b.item("inputs", 1, 10)
         g = b.call(aten.mul.Tensor, p, saved, sizes=(10,))
@@ -360,8 +360,8 @@ return [sum_default, sum_default_1]""",
         assert found[2:] == [
             ("mul_tensor", 40, 40, 80),
             ("t_default", 0, 0, 40),
-            ("call_accumulate_grad", 0, 0, 40),
-            ("sum_default", 4, 4, 44),
+            ("call_accumulate_grad", 40, 0, 80),
+            ("sum_default", 4, 44, 84),
             ("output", 0, 0, 40),
         ]
 

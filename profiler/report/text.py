@@ -383,7 +383,7 @@ def _trees(page: _Page, s: Summary) -> None:
     if not s.trees:
         return
     pools = ", ".join(f"{d} {page.bytes(n)}" for d, n in sorted(s.pools.items()))
-    page.section(f"Graph trees{f', largest pools: {pools}' if pools else ''}")
+    page.section(f"Graph trees and arenas{f', largest pools: {pools}' if pools else ''}")
     table = page.table(
         "function", "device", ">sizes", ">warm-ups", ">recorded", ">again", ">replays", ">pool"
     )
@@ -392,7 +392,9 @@ def _trees(page: _Page, s: Summary) -> None:
             f.function,
             f.device,
             f"{f.keys:,}",
-            *(f"{n:,}" for n in (f.warm_ups, f.recordings, f.rerecordings, f.replays)),
+            *(f"{n:,}" for n in (f.warm_ups, f.recordings, f.rerecordings)),
+            # An arena counts no replays: each call of the function is one.
+            f"{f.replays:,}" if f.replays or f.device != "cpu" else "-",
             page.bytes(f.marginal_bytes),
         )
     if hidden := s.trees[page.top :]:

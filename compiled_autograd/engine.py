@@ -116,9 +116,12 @@ def turn_on(
     Returns:
         Whether it was switched on by this call.
     """
+    global _is_on
     state = _torch_compat.state()
-    # The engine's thread-local setting: a backward that is captured is run by one thread.
-    torch.autograd.set_multithreading_enabled(False)
+    if state.compiled_autograd_enabled and _is_on:
+        # The engine's thread-local setting: a captured backward is run by one thread, the one
+        # that calls compiled functions.
+        torch.autograd.set_multithreading_enabled(False)
     if state.compiled_autograd_enabled or _disabled:
         return False
     if state.in_compiled_autograd_region or _torch_compat.stance_is_force_eager():
@@ -128,6 +131,8 @@ def turn_on(
     _own_the_cache(compiler_fn, dynamic)
     _torch_compat.set_compiler(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
     state.compiled_autograd_enabled = True
+    torch.autograd.set_multithreading_enabled(False)
+    _is_on = True
 
     def entry(run: Callable[..., Any]) -> Callable[..., Any]:
         return _normally_if_unsupported(_normally_if_differentiable(run), on_unsupported)
@@ -137,15 +142,23 @@ def turn_on(
 
 
 def turn_off() -> None:
-    """Undo ``turn_on``."""
+    """Undo ``turn_on``; nothing if it was not called."""
+    global _is_on
+    if _is_on:
+        _is_on = False
+        _switch_off()
+        torch.autograd.set_multithreading_enabled(True)
+        _on.close()
+
+
+def _switch_off() -> None:
     state = _torch_compat.state()
     if not state.in_compiled_autograd_region:
         state.compiled_autograd_enabled = False
         _torch_compat.set_compiler(None, False)
-    torch.autograd.set_multithreading_enabled(True)
-    _on.close()
 
 
+_is_on = False
 _on = contextlib.ExitStack()
 
 
@@ -159,6 +172,7 @@ def reset() -> None:
     if state.in_compiled_autograd_region:
         raise RuntimeError("compiled autograd cannot be reset from inside a captured backward")
     turn_off()
+    _switch_off()
     _torch_compat.clear_cache()
     _torch_compat.reset_capture_ids()
     AutogradCompilerInstance.log.clear()

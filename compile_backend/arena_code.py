@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .observation.instrument import partition_functions
 from .provenance.generated_code import wrapper_functions
+from .wrapper_clone import clone_factory
 
-_FACTORY = "__memprof_factory__"
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"
 
@@ -210,8 +209,7 @@ def rewritten(
     """
     tree = ast.parse(code.source)
     functions = dict(wrapper_functions(tree))
-    method = "Runner.call" in functions
-    call = functions["Runner.call" if method else "call"]
+    call = functions["Runner.call" if "Runner.call" in functions else "call"]
     call.args.args.append(ast.arg(_SCRATCH))
     replace = {line: f"{_SCRATCH}[{i}]" for i, line in enumerate(scratch)}
     replace |= {line: f"{_LEASE}_{i}()" for i, line in enumerate(leases)}
@@ -222,26 +220,9 @@ def rewritten(
             for node in ast.walk(value):
                 ast.copy_location(node, st)
             st.value = value
-    body: list[ast.stmt] = [
-        top
-        for top in tree.body
-        if (isinstance(top, ast.ClassDef) and top.name == "Runner")
-        or (isinstance(top, ast.FunctionDef) and top.name in functions)
-    ]
     names = [f"{_LEASE}_{i}" for i in range(len(leases))]
-    factory = ast.parse(f"def {_FACTORY}({', '.join(names)}): pass").body[0]
-    assert isinstance(factory, ast.FunctionDef)
-    factory.body = [*body, *ast.parse("return locals()").body]
-    local: dict[str, Any] = {}
-    module = ast.fix_missing_locations(ast.Module([factory], []))
-    exec(compile(module, path, "exec"), module_globals, local)
-    made = local[_FACTORY](*leases.values())
-    if not method:
-        function: ScratchCall = made["call"]
-        return function
-    partitions = [made[p.__name__] for p in partition_functions(module_globals)]
-    bound: ScratchCall = made["Runner"](partitions).call
-    return bound
+    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values())
+    return made
 
 
 def evaluate(

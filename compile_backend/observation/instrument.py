@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..provenance.generated_code import wrapper_functions
+from ..wrapper_clone import clone_factory
 
 _HOOKS = "__memprof_hooks__"
-_FACTORY = "__memprof_factory__"
 
 
 class Hooks(Protocol):
@@ -45,50 +45,14 @@ def instrument(source: str, path: str, module_globals: dict[str, Any]) -> Instru
     Returns:
         A function from hooks to an instrumented ``call``, or None if the module has no
         Python wrapper (C++ wrapper code).
-
-    The clone is built inside a factory function whose parameter is the hooks object, so
-    that nothing is written to the module and two threads can observe two calls at once.
     """
     tree = ast.parse(source)
     functions = dict(wrapper_functions(tree))
-    method = "Runner.call" in functions
-    if not method and "call" not in functions:
+    if "Runner.call" not in functions and "call" not in functions:
         return None
     for function in functions.values():
         function.body = _instrumented(function.body)
-    body: list[ast.stmt] = [
-        top
-        for top in tree.body
-        if (isinstance(top, ast.ClassDef) and top.name == "Runner")
-        or (isinstance(top, ast.FunctionDef) and top.name in functions)
-    ]
-    body.append(ast.parse("return locals()").body[0])
-    factory = ast.parse(f"def {_FACTORY}({_HOOKS}): pass").body[0]
-    assert isinstance(factory, ast.FunctionDef)
-    factory.body = body
-    module = ast.fix_missing_locations(ast.Module([factory], []))
-    local: dict[str, Any] = {}
-    exec(compile(module, path, "exec"), module_globals, local)
-    build = local[_FACTORY]
-
-    def instrumented_call(hooks: Hooks) -> Callable[[list[Any]], Any]:
-        made = build(hooks)
-        if not method:
-            call: Callable[[list[Any]], Any] = made["call"]
-            return call
-        partitions = [made[p.__name__] for p in partition_functions(module_globals)]
-        bound: Callable[[list[Any]], Any] = made["Runner"](partitions).call
-        return bound
-
-    return instrumented_call
-
-
-def partition_functions(module_globals: dict[str, Any]) -> list[Any]:
-    """The partition functions that the module's own runner was made with, in order."""
-    found: list[Any] = []
-    while (function := module_globals.get(f"partition_{len(found)}")) is not None:
-        found.append(function)
-    return found
+    return clone_factory(tree, [_HOOKS], path, module_globals)
 
 
 def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -43,10 +43,10 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  doctor  Say what is installed here, what works and what does not.
-  ledger  Print what memprof did, declined and gave up on, and why, in...
   report  Print what is in a profile: the peak, what was live at it and...
+  ledger  Print what memprof did, declined and gave up on, and why, in...
   schema  Print the JSON Schema of profile files.
+  doctor  Say what is installed here, what works and what does not.
 """,
         )
 

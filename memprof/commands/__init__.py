@@ -1,0 +1,1 @@
+"""The subcommands of ``memprof``, a module each; ``memprof/cli.py`` lists them."""

@@ -1,0 +1,28 @@
+"""``memprof doctor``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from memprof.doctor import examine, render_doctor
+from memprof.profiler.report.terminal import style_of
+
+from ._common import print_json, print_text
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed here, what works and what does not.
+
+    Exits 1 if memprof cannot work here.
+    """
+    diagnosis = examine()
+    if as_json:
+        print_json(diagnosis)
+    else:
+        print_text(render_doctor(diagnosis, **style_of(sys.stdout)))
+    if not diagnosis.works:
+        raise SystemExit(1)

@@ -1,0 +1,40 @@
+"""``memprof report FILE``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report.terminal import style_of
+
+from ._common import file_argument, print_json, print_text, read
+
+
+@click.command()
+@file_argument
+@click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Rows in each table; the rest is added up.",
+)
+@click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most.")
+@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+def report(file: str, as_json: bool, top: int, device: str | None, exact: bool) -> None:
+    """Print what is in a profile: the peak, what was live at it and where it came from.
+
+    FILE is a profile written by memprof, .json or .json.gz.
+    """
+    profile = read(file)
+    try:
+        summary = summarize(profile, device)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--device") from e
+    if as_json:
+        print_json(summary)
+    else:
+        print_text(render_text(summary, top=top, exact=exact, **style_of(sys.stdout)))

@@ -46,6 +46,7 @@ __all__ = [
     "profile_schema",
     "read_profile",
     "write_profile",
+    "write_whole",
 ]
 
 StrPath = str | os.PathLike[str]
@@ -119,11 +120,7 @@ def read_profile(path: StrPath) -> Profile:
 
 
 def write_profile(profile: Profile, path: StrPath) -> None:
-    """Write a profile file, whole or not at all.
-
-    The bytes go to a new file in the same folder, reach the disk, and then take the
-    path's place in one step. When anything fails, an interrupt included, the new file is
-    removed and what was at ``path`` before is as it was.
+    """Write a profile file, whole or not at all; see ``write_whole``.
 
     Args:
         profile: what to write.
@@ -137,12 +134,30 @@ def write_profile(profile: Profile, path: StrPath) -> None:
     data = encode_profile(profile)
     if os.fspath(path).endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_whole(path, data, "the profile")
+
+
+def write_whole(path: StrPath, data: bytes, what: str) -> None:
+    """Write a file, whole or not at all.
+
+    The bytes go to a new file in the same folder, reach the disk, and then take the
+    path's place in one step. When anything fails, an interrupt included, the new file is
+    removed and what was at ``path`` before is as it was.
+
+    Args:
+        path: where to. Its folder must exist. A symbolic link is followed.
+        data: the content.
+        what: names the content in the error, e.g. ``the report``.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses.
+    """
     try:
         _replace(os.path.realpath(path), data)
     except (OSError, ValueError) as e:
         raise ProfileNotWritableError(
             path,
-            f"cannot write the profile ({len(data):,} bytes): {_reason(e)}; {_advice(e)}. "
+            f"cannot write {what} ({len(data):,} bytes): {_reason(e)}; {_advice(e)}. "
             "Nothing was changed there",
         ) from e
 

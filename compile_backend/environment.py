@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 
 import torch
+import torch.distributed
 
-from memprof.profiler.model import Machine
+from memprof.profiler.model import Machine, Process
 
 
 @functools.cache
@@ -37,6 +39,23 @@ def machine() -> Machine:
         memory_bytes=_memory_bytes(),
         accelerators=names,
     )
+
+
+def process(environment: Mapping[str, str] = os.environ) -> Process:
+    """This process, by ``torch.distributed`` where a process group exists, else by what
+    ``torchrun`` and other launchers set: RANK, LOCAL_RANK, WORLD_SIZE. No communication."""
+    rank, world = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    world = max(world, 1)
+    rank = min(rank, world - 1)
+    local = min(_number(environment, "LOCAL_RANK", rank), world - 1)
+    return Process(rank, local, world, platform.node(), os.getpid())
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else default
 
 
 def _cpu_name() -> str:

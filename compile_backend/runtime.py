@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 
 from memprof.cudagraph_trees import history
-from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role
+from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Process, Profile, Role
 
 from .call_log import CallLog, Counter
-from .environment import machine, versions
+from .environment import machine, process, versions
 from .ledger import Ledger
 from .observation.identities import StorageIdentities
 
@@ -136,6 +136,8 @@ class Runtime:
             calls=self.calls.columns(made, since, returned),
             ledger=self._entries(session, {g.record.id for g in graphs}),
             released=self._releases(session),
+            process=max(process(), session.process, key=_world_size) if session else process(),
+            perf_origin_ns=time.time_ns() - time.perf_counter_ns(),
         )
 
     def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
@@ -159,9 +161,15 @@ class Session:
 
     def __init__(self, runtime: Runtime) -> None:
         self.since_perf_ns = time.perf_counter_ns()
+        # A process group may be gone again when the session ends, or not be there yet.
+        self.process = process()
         self.ledger_before = runtime.ledger.counts()
         self.trees_before = {key: e.count for key, e in history.ledger_entries().items()}
         self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
+
+
+def _world_size(process: Process) -> int:
+    return process.world_size
 
 
 RUNTIME = Runtime()

@@ -55,7 +55,7 @@ _HEAD = f'{{"format":"{FORMAT}"'.encode()
 _GZIP_MAGIC = b"\x1f\x8b"
 # Absent in files of older memprof 0.1: everything else must be there, or an empty document
 # with the right header would read as an empty profile.
-_OPTIONAL = {"released"}
+_OPTIONAL = {"released", "process", "perf_origin_ns", "dataflow"}
 
 
 def encode_profile(profile: Profile) -> bytes:

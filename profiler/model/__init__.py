@@ -1,8 +1,10 @@
 """memprof's data model: plain data, no torch, no I/O."""
 
 from .category import Category
+from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowStorage
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
 from .ledger import LedgerEntry, LedgerKind, TreeDetail
+from .process import Process
 from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
 from .program import AllocationProgram, Event, EventKind, LiveStorage, Origin, Storage
 from .provenance import BufferProvenance, Evidence, NodeProvenance, SourceFrame
@@ -14,6 +16,9 @@ __all__ = [
     "BufferProvenance",
     "CallColumns",
     "Category",
+    "DataFlowColumns",
+    "DataFlowDevice",
+    "DataFlowStorage",
     "Event",
     "EventKind",
     "Evidence",
@@ -26,6 +31,7 @@ __all__ = [
     "Machine",
     "NodeProvenance",
     "Origin",
+    "Process",
     "Profile",
     "Role",
     "SourceFrame",

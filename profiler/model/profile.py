@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .dataflow import DataFlowColumns
 from .graph import GraphRecord
 from .ledger import LedgerEntry
+from .process import Process
 
 FORMAT = "memprof-profile"
 SCHEMA_VERSION = 1
@@ -69,6 +71,11 @@ class Profile:
         released: for identities (``Storage.identity``) of parameters, buffers and optimizer
             state whose memory the process has given back: the number of calls that had
             returned by then, dropped ones included.
+        process: whose profile it is; None in files that older memprof wrote.
+        perf_origin_ns: ``time.time_ns()`` when ``time.perf_counter_ns()`` was 0: what to add
+            to the times of calls to have the times of the ledger, or those of another
+            process. 0 if not known.
+        dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
     """
 
     format: str = FORMAT
@@ -83,6 +90,9 @@ class Profile:
     calls: CallColumns = field(default_factory=CallColumns)
     ledger: list[LedgerEntry] = field(default_factory=list)
     released: dict[int, int] = field(default_factory=dict)
+    process: Process | None = None
+    perf_origin_ns: int = 0
+    dataflow: DataFlowColumns | None = None
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

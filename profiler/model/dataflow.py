@@ -1,0 +1,70 @@
+"""What the data-flow profile of a ``torch.profiler`` run says, as columns.
+
+``profiler/dataflow`` finds it out (and needs torch); here is what a profile file keeps of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .category import Category
+from .provenance import SourceFrame
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowStorage:
+    """A storage that was live at the peak of its device.
+
+    Attributes:
+        nbytes: its size.
+        category: what it was for at that instant.
+        op: operator that made it, None if unknown or made before the trace began.
+        module: path of the module whose call made it, ``""`` for the root, None if unknown.
+        frame: innermost line of user code that made it, None if unknown.
+        created_ns: clock of ``CallColumns``; None if it was there before the trace began.
+        graph: ``GraphRecord.id`` of the compiled code that made it, None if none did.
+    """
+
+    nbytes: int
+    category: Category
+    op: str | None = None
+    module: str | None = None
+    frame: SourceFrame | None = None
+    created_ns: int | None = None
+    graph: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowDevice:
+    """Live bytes of one device over time.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        time_ns: ascending, one entry a distinct time, on the clock of ``CallColumns``
+            (``time.perf_counter_ns()``); long traces may be coalesced, peaks kept.
+        bytes: by category, live bytes from each time to the next; all columns are as long
+            as ``time_ns``. A category that never has a byte has no column.
+        peak: index in ``time_ns`` of the first time with the most bytes, None if empty.
+        live: the storages live then, largest first; they add up to all bytes there.
+    """
+
+    device: str
+    time_ns: list[int] = field(default_factory=list)
+    bytes: dict[Category, list[int]] = field(default_factory=dict)
+    peak: int | None = None
+    live: list[DataFlowStorage] = field(default_factory=list)
+
+    def bytes_at(self, index: int) -> int:
+        """Live bytes of all categories from ``time_ns[index]`` on."""
+        return sum(column[index] for column in self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowColumns:
+    """The data-flow profile of one ``torch.profiler`` run, eager and compiled code alike.
+
+    Attributes:
+        devices: one entry a device, ordered by name.
+    """
+
+    devices: list[DataFlowDevice] = field(default_factory=list)

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("browser.fixtures",)
+
 # Before torch is imported anywhere, and inherited by the workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -1,0 +1,89 @@
+// Elements from data. Text of a profile goes into text nodes and attributes only:
+// nothing here or in any other asset writes markup from strings.
+(function (memprof) {
+  "use strict";
+
+  /**
+   * An element.
+   *
+   * @param {string} tag e.g. "div", "td.num" (classes after dots)
+   * @param {object} [properties] attributes; `on: {click: f}` listens, `style: {}` sets
+   *   single style properties, `data: {}` data attributes; null and false are left out
+   * @param {...(Node|string|number|Array|null)} children strings become text nodes
+   */
+  function el(tag, properties, ...children) {
+    const [name, ...classes] = tag.split(".");
+    const node = document.createElement(name);
+    if (classes.length) node.className = classes.join(" ");
+    for (const [key, value] of Object.entries(properties ?? {})) set(node, key, value);
+    append(node, children);
+    return node;
+  }
+
+  function set(node, key, value) {
+    if (value === null || value === undefined || value === false) return;
+    if (key === "on") {
+      for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    } else if (key === "style") {
+      for (const [property, v] of Object.entries(value)) node.style.setProperty(property, v);
+    } else if (key === "data") {
+      Object.assign(node.dataset, value);
+    } else if (/^on/i.test(key) || key === "innerHTML" || key === "srcdoc") {
+      throw new Error(`el() does not set ${key}`);
+    } else {
+      node.setAttribute(key, value === true ? "" : String(value));
+    }
+  }
+
+  function append(node, children) {
+    for (const child of children) {
+      if (child === null || child === undefined || child === false) continue;
+      if (Array.isArray(child)) append(node, child);
+      else node.append(child instanceof Node ? child : String(child));
+    }
+  }
+
+  /** Replaces what is in `node`. */
+  function fill(node, ...children) {
+    node.replaceChildren();
+    append(node, children);
+    return node;
+  }
+
+  /** An SVG element; `attributes` as they are. */
+  function svg(tag, attributes, ...children) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes ?? {})) {
+      if (value !== null && value !== undefined) node.setAttribute(key, String(value));
+    }
+    append(node, children);
+    return node;
+  }
+
+  /** Says `text` to screen readers, politely. */
+  function announce(text) {
+    let region = document.getElementById("announcer");
+    if (!region) {
+      region = el("div.visually-hidden", { id: "announcer", "aria-live": "polite" });
+      document.body.append(region);
+    }
+    region.textContent = text;
+  }
+
+  /** Calls `f` once a frame at most, with the latest arguments. */
+  function oncePerFrame(f) {
+    let latest = null;
+    return (...args) => {
+      if (latest === null) {
+        requestAnimationFrame(() => {
+          const now = latest;
+          latest = null;
+          f(...now);
+        });
+      }
+      latest = args;
+    };
+  }
+
+  memprof.dom = { el, svg, fill, announce, oncePerFrame };
+})((globalThis.memprof ??= {}));

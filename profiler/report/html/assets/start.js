@@ -1,0 +1,45 @@
+// From the page's payload to the first drawing.
+(function (memprof) {
+  "use strict";
+
+  /** The payload: base64 of gzip of JSON. */
+  async function payload() {
+    if (typeof DecompressionStream !== "function") {
+      throw new Error(
+        "this browser cannot decompress the page's data: use one of 2023 or later " +
+          "(Chrome 80, Firefox 113, Safari 16.4)",
+      );
+    }
+    const holder = document.getElementById("payload");
+    const binary = atob(holder.textContent);
+    holder.remove();
+    const bytes = new Uint8Array(binary.length);
+    for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).json();
+  }
+
+  /** Shows what went wrong, and lets it reach the console. */
+  function fail(error) {
+    const box = document.getElementById("page-error");
+    box.hidden = false;
+    box.textContent = `This page could not be drawn: ${error.message ?? error}`;
+    throw error;
+  }
+
+  /**
+   * Reads the payload and calls `draw(payload)`, which may be asynchronous. Then the document's
+   * element has `data-ready` with the milliseconds since the page began to load.
+   */
+  async function start(draw) {
+    try {
+      memprof.theme.init();
+      await draw(await payload());
+      document.documentElement.dataset.ready = String(Math.round(performance.now()));
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  memprof.start = start;
+})((globalThis.memprof ??= {}));

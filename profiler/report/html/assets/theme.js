@@ -1,0 +1,105 @@
+// Light and dark: the system's choice until the reader makes one, colours for canvases.
+(function (memprof) {
+  "use strict";
+
+  const KEY = "memprof-theme";
+  const CHOICES = ["auto", "light", "dark"];
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+  const listeners = new Set();
+  let choice = "auto";
+  let probe = null;
+  let known = new Map();
+
+  /** Storage may be denied to a page opened from disk. */
+  function remembered() {
+    try {
+      const value = localStorage.getItem(KEY);
+      return CHOICES.includes(value) ? value : "auto";
+    } catch {
+      return "auto";
+    }
+  }
+
+  function apply(next, store) {
+    choice = next;
+    document.documentElement.dataset.theme = next;
+    if (store) {
+      try {
+        localStorage.setItem(KEY, next);
+      } catch {
+        // The choice then holds for this visit.
+      }
+    }
+    const button = document.getElementById("theme");
+    if (button) {
+      const after = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
+      button.textContent = `Theme: ${choice}`;
+      button.setAttribute("aria-label", `Theme is ${choice}; switch to ${after}`);
+    }
+    changed();
+  }
+
+  function changed() {
+    known = new Map();
+    for (const listener of listeners) listener();
+  }
+
+  /** The colour of a CSS variable now, as canvases take it: color("--accent"). */
+  function color(variable) {
+    let found = known.get(variable);
+    if (found === undefined) {
+      if (!probe) {
+        probe = memprof.dom.el("span", { hidden: true });
+        document.body.append(probe);
+      }
+      probe.style.color = `var(${variable})`;
+      found = getComputedStyle(probe).color;
+      known.set(variable, found);
+    }
+    return found;
+  }
+
+  /** Whether the page is dark now. */
+  function isDark() {
+    return choice === "dark" || (choice === "auto" && dark.matches);
+  }
+
+  /** Calls `listener` after every change between light and dark. */
+  function onChange(listener) {
+    listeners.add(listener);
+  }
+
+  /** What charts share: text, lines and no animation. */
+  function chartBase() {
+    return {
+      animation: false,
+      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: color("--text") },
+      axis: {
+        axisLine: { lineStyle: { color: color("--line-strong") } },
+        axisTick: { lineStyle: { color: color("--line-strong") } },
+        axisLabel: { color: color("--text-2"), fontSize: 11 },
+        splitLine: { lineStyle: { color: color("--line") } },
+      },
+    };
+  }
+
+  function init() {
+    apply(remembered(), false);
+    dark.addEventListener("change", changed);
+    document.getElementById("theme")?.addEventListener("click", () => {
+      apply(CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length], true);
+    });
+  }
+
+  memprof.theme = {
+    init,
+    color,
+    isDark,
+    onChange,
+    chartBase,
+    /** The colour of a category in every view; `name` is the value in profiles. */
+    category: (name) => color(`--cat-${name.replaceAll("_", "-")}`),
+    reducedMotion: () => reducedMotion.matches,
+  };
+})((globalThis.memprof ??= {}));

@@ -1,0 +1,58 @@
+// One tooltip a page, filled with text nodes, kept inside the window.
+(function (memprof) {
+  "use strict";
+
+  const { el, fill } = memprof.dom;
+  let box = null;
+
+  function make() {
+    // The same facts are in the tables, so screen readers need not hear them on every move.
+    box = el("div.tooltip", { "aria-hidden": "true", hidden: true });
+    document.body.append(box);
+  }
+
+  /**
+   * Shows the tooltip beside a point of the window.
+   *
+   * @param {number} x @param {number} y client coordinates
+   * @param {string} title
+   * @param {Array<[string, string, string?]>} rows label, value, and the CSS colour of a swatch
+   * @param {string} [note] in smaller type below
+   * @param {string} [code] a source line, in monospace
+   */
+  function show(x, y, title, rows, note, code) {
+    if (!box) make();
+    fill(
+      box,
+      el("div.tooltip-title", {}, title),
+      code && el("code.tooltip-code", {}, code),
+      rows.length > 0 &&
+        el(
+          "dl.tooltip-rows",
+          {},
+          rows.map(([label, value, swatch]) => [
+            el("dt", {}, swatch && el("i.swatch", { style: { "--swatch": swatch } }), label),
+            el("dd", {}, value),
+          ]),
+        ),
+      note && el("div.tooltip-note", {}, note),
+    );
+    box.hidden = false;
+    const { width, height } = box.getBoundingClientRect();
+    const room = 8;
+    const right = x + 14 + width + room <= innerWidth;
+    const left = right ? x + 14 : Math.max(room, x - 14 - width);
+    const top = Math.min(Math.max(room, y + 14), Math.max(room, innerHeight - height - room));
+    box.style.left = `${Math.min(left, Math.max(room, innerWidth - width - room))}px`;
+    box.style.top = `${top}px`;
+  }
+
+  function hide() {
+    if (box) box.hidden = true;
+  }
+
+  addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  addEventListener("scroll", hide, { passive: true, capture: true });
+
+  memprof.tooltip = { show, hide };
+})((globalThis.memprof ??= {}));

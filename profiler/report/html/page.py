@@ -1,0 +1,164 @@
+"""One self-contained HTML file of a title, a payload and assets.
+
+Note [What a page may do]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A page is opened from disk, mailed and attached to bug reports, so it loads nothing and tells
+nobody anything: its content security policy forbids every connection and every script other
+than those written into it here, each named by its SHA-256. What comes from a profile (source
+lines, paths, module names, reasons) is data from elsewhere, and stays data:
+
+* it is in the file as base64 of gzip of JSON, an alphabet in which no tag can be written;
+* the title and the description, the only text of a profile in the markup, are escaped;
+* scripts put it into the document as text nodes and attributes, never as markup
+  (``assets/dom.js``), and if one ever did, the policy keeps it from running.
+
+Styles may be inline, because charts and tables set widths and positions.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from ...file import write_whole
+
+__all__ = ["ECHARTS", "SHARED_SCRIPTS", "SHARED_STYLES", "Page", "build_page", "write_page"]
+
+ECHARTS = "vendor/echarts/echarts.min.js"
+"""Apache ECharts, as published; see docs/dependencies.md. Defines ``echarts``."""
+SHARED_STYLES = ("assets/base.css", "assets/table.css")
+SHARED_SCRIPTS = (
+    "assets/format.js",
+    "assets/dom.js",
+    "assets/theme.js",
+    "assets/tooltip.js",
+    "assets/table.js",
+    "assets/start.js",
+)
+"""Helpers in the namespace ``memprof``, in order of need; every page has them."""
+
+_SCRIPT_ENDS = re.compile(r"</script|<!--", re.IGNORECASE)
+_STYLE_ENDS = re.compile(r"</style", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page is made of.
+
+    Attributes:
+        title: in the tab and the first heading.
+        payload: JSON values; ``memprof.start(draw)`` calls ``draw`` with them.
+        styles: paths below this folder, after the shared ones, e.g. ``assets/report.css``.
+        scripts: likewise; the last one calls ``memprof.start``.
+        body: markup of the page's ``<main>``, written by us: nothing of a profile goes here.
+        description: one sentence on the content, for the page's metadata.
+        charts: whether the page draws with ECharts (1.1 MB of the file).
+    """
+
+    title: str
+    payload: Any
+    scripts: Sequence[str]
+    styles: Sequence[str] = ()
+    body: str = ""
+    description: str = ""
+    charts: bool = True
+
+
+def build_page(page: Page) -> str:
+    """The page as one HTML document. The same page gives the same text.
+
+    Raises:
+        ValueError: an asset would end its own element, or the payload has no JSON form.
+        FileNotFoundError: there is no such asset.
+    """
+    scripts = [
+        _script(path)
+        for path in (*([ECHARTS] if page.charts else []), *SHARED_SCRIPTS, *page.scripts)
+    ]
+    styles = "".join(_style(path) for path in (*SHARED_STYLES, *page.styles))
+    hashes = " ".join(f"'sha256-{digest}'" for _, digest in scripts)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    title = escape(page.title)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<meta name="description" content="{escape(page.description)}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+{styles}</head>
+<body>
+<a class="skip" href="#main">Skip to the content</a>
+<header class="page-header">
+<h1>{title}</h1>
+<div class="page-tools"><button type="button" id="theme" class="quiet"></button></div>
+</header>
+<noscript><p class="notice">This page draws itself with JavaScript, which is off here. \
+It needs no network.</p></noscript>
+<div id="page-error" class="notice error" role="alert" hidden></div>
+<main id="main" tabindex="-1">
+{page.body}
+</main>
+<script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
+{"".join(f"<script>{text}</script>{chr(10)}" for text, _ in scripts)}</body>
+</html>
+"""
+
+
+def write_page(page: Page, path: str | os.PathLike[str]) -> int:
+    """Write a page, whole or not at all, and return its bytes.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+        ValueError, FileNotFoundError: see ``build_page``.
+    """
+    # A title may hold a path that is not UTF-8: it is shown as Python escapes it.
+    data = build_page(page).encode("utf-8", "backslashreplace")
+    write_whole(path, data, "the page")
+    return len(data)
+
+
+def _pack(payload: Any) -> str:
+    # ASCII, so that lone surrogates (paths that are not UTF-8) pass; NaN is no JSON.
+    text = json.dumps(payload, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+@cache
+def _script(path: str) -> tuple[str, str]:
+    """The text of a script and the base64 of its SHA-256."""
+    text = _asset(path)
+    if found := _SCRIPT_ENDS.search(text):
+        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
+    return text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _style(path: str) -> str:
+    text = _asset(path)
+    if found := _STYLE_ENDS.search(text):
+        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
+    return f"<style>\n{text}</style>\n"
+
+
+def _asset(path: str) -> str:
+    # Line ends as a browser reads them, or the hashes would not match.
+    text = files(__package__).joinpath(path).read_text(encoding="utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,452 @@
+"""What the run-time tracker recorded: snapshots, operations, operator statistics.
+
+Note [Clock of the tracker]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Every ``*_ns`` instant in this file is ``time.perf_counter_ns()`` of the process, the clock of
+``CallColumns.start_ns``, so operations and calls of compiled graphs share one axis.
+``TrackerMetadata.perf_origin_ns``, the same as ``Profile.perf_origin_ns``, is what to add to have
+``time.time_ns()``. It is measured once, when the tracker starts: the distance between two instants
+stays right where the system's clock is set meanwhile.
+
+Note [Bytes of the tracker]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+No source sees everything, so a figure is never without its source:
+
+* *tensor bytes* are storages that a live Python tensor refers to, each storage once;
+* *allocated bytes* are what a device's allocator has handed out (on the CPU: glibc's malloc,
+  whoever asked for it);
+* *resident bytes* are the process's physical memory, as the system counts it.
+
+Unknown is ``None``, or -1 in columns of integers; never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class RunState(str, Enum):
+    """How the record ended."""
+
+    RUNNING = "running"
+    """It has not: it was read from a journal, of a process that is alive or was killed."""
+    STOPPED = "stopped"
+    """``stop_memory_tracker()``."""
+    EXIT = "exit"
+    """The interpreter ended."""
+    EXCEPTION = "exception"
+    """The interpreter ended because of an uncaught exception, Ctrl+C included."""
+    SIGNAL = "signal"
+    """A signal ended the process."""
+
+
+class SnapshotKind(str, Enum):
+    """Why a snapshot was taken."""
+
+    PERIODIC = "periodic"
+    CHECKPOINT = "checkpoint"
+    """``memory_checkpoint(name)``."""
+    START = "start"
+    END = "end"
+
+
+class LaneKind(str, Enum):
+    """What a lane stands for."""
+
+    THREAD = "thread"
+    TASK = "task"
+    """An asyncio task; it runs on a thread and takes turns with other tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span of time, ``[start_ns, end_ns)``."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures came from.
+
+    Attributes:
+        name: e.g. ``python tensors``.
+        used: whether it was asked in this run.
+        sees: what it counts, in words.
+        misses: what it cannot see, in words; why it was not used where it was not.
+    """
+
+    name: str
+    used: bool
+    sees: str
+    misses: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A thread or an asyncio task in which operations ran.
+
+    Attributes:
+        kind: which of the two.
+        name: of the thread or task.
+        thread: for a task the lane of its thread, for a thread its own position.
+        call_thread: number of the same thread in ``CallColumns.thread`` of the profile,
+            None where no compiled call ran in it or this is not known.
+    """
+
+    kind: LaneKind
+    name: str
+    thread: int
+    call_thread: int | None = None
+
+
+@dataclass(slots=True)
+class TrackerMetadata:
+    """The circumstances of a record.
+
+    Attributes:
+        perf_origin_ns: see Note [Clock of the tracker].
+        start_ns, end_ns: when the tracker was started and when it stopped; while it has not,
+            the instant of the last thing recorded.
+        state: how it ended.
+        reason: the same in words, e.g. ``SIGTERM`` or ``ValueError: no such file``.
+        host, pid: of the process.
+        parent_pid: the process that this one was forked from while it was tracked, or None.
+        command: ``sys.argv``.
+        torch, memprof, python: versions.
+        interval_ns: between periodic snapshots.
+        settings: the tracker's settings, as text.
+        sources: where the figures come from, and what no figure can show.
+        lanes: threads and tasks, in order of their first operation.
+        pauses: when the tracker was disabled.
+        snapshots_taken, snapshots_merged: how many there were, and how many of them are no
+            longer in ``snapshots`` on their own, since old ones thin out.
+        operations_seen, operations_dropped: invocations of tracked operations, and those that
+            are no longer in ``operation_allocations``; ``operation_summary`` counts all.
+        cost_ns: time the tracker itself took: its thread's, and in operations the caller's.
+        problems: what went wrong in the tracker, in words, each once.
+    """
+
+    perf_origin_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    state: RunState = RunState.RUNNING
+    reason: str = ""
+    host: str = ""
+    pid: int = 0
+    parent_pid: int | None = None
+    command: tuple[str, ...] = ()
+    torch: str = ""
+    memprof: str = ""
+    python: str = ""
+    interval_ns: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    lanes: list[Lane] = field(default_factory=list)
+    pauses: list[Span] = field(default_factory=list)
+    snapshots_taken: int = 0
+    snapshots_merged: int = 0
+    operations_seen: int = 0
+    operations_dropped: int = 0
+    cost_ns: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One of the largest tensors of a snapshot.
+
+    Attributes:
+        shape: sizes.
+        dtype: e.g. ``torch.float32``.
+        device: e.g. ``cuda:0``.
+        nbytes: of its storage, which it may share with other tensors.
+        tensors: how many known tensors share that storage, this one included.
+        requires_grad: whether autograd follows it.
+        operation: name path of the innermost operation in which it was made, e.g.
+            ``step/forward``; "" if it was made in none or this is not known.
+        name: qualified name of a parameter or buffer, "" if it is none or not known.
+        graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
+            that made it and the value of its ``Category``; None where not known.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    nbytes: int
+    tensors: int = 1
+    requires_grad: bool = False
+    operation: str = ""
+    name: str = ""
+    graph: int | None = None
+    node: str | None = None
+    category: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """A private pool of a device's allocator (CUDA graphs have their own).
+
+    Attributes:
+        id: as the allocator names it, e.g. ``(0, 1)``.
+        reserved_bytes: from the system.
+        allocated_bytes: handed out.
+    """
+
+    id: str
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of one device; see Note [Bytes of the tracker].
+
+    Attributes:
+        tensor_bytes, tensors: storages and tensors that live Python tensors refer to.
+        allocated_bytes: handed out by its allocator.
+        reserved_bytes: what its allocator has from the system; on the CPU resident bytes.
+        peak_allocated_bytes: highest ``allocated_bytes`` since the process began or since
+            the user reset it, as the allocator says.
+        free_bytes, total_bytes: of the device, all processes together.
+        pools: private pools of its allocator.
+        highest_bytes: the highest of allocated (CPU: resident) bytes in this snapshot and
+            those merged into it.
+    """
+
+    tensor_bytes: int = 0
+    tensors: int = 0
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    pools: tuple[PoolMemory, ...] = ()
+    highest_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """The memory of the process at one instant.
+
+    Attributes:
+        time_ns: when.
+        kind: why.
+        name: of a checkpoint, else "".
+        total_bytes, total_tensors: all devices' ``tensor_bytes`` and ``tensors``.
+        resident_bytes: of the process, None where the system does not say.
+        devices: by device, e.g. ``cpu``, ``cuda:0``, ``mps:0``.
+        largest: the largest tensors, largest storage first; a storage stands once.
+        operations: name paths of the operations that were running.
+        complete: False where new Python tensors could not be looked for (the garbage
+            collector is off and has too many young objects): figures of tensors are old.
+        took_ns: how long it took.
+        merged: how many earlier snapshots are merged into this one.
+    """
+
+    time_ns: int
+    kind: SnapshotKind = SnapshotKind.PERIODIC
+    name: str = ""
+    total_bytes: int = 0
+    total_tensors: int = 0
+    resident_bytes: int | None = None
+    devices: dict[str, DeviceMemory] = field(default_factory=dict)
+    largest: tuple[TensorInfo, ...] = ()
+    operations: tuple[str, ...] = ()
+    complete: bool = True
+    took_ns: int = 0
+    merged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryColumns:
+    """Memory of one device around operations, one entry an operation, bytes, -1 unknown.
+
+    On the CPU these are resident bytes, elsewhere bytes that the allocator handed out.
+
+    Attributes:
+        before, after: when the operation began and ended.
+        peak: highest inside, as far as is known.
+        exact: whether ``peak`` is the peak. If not it is a lower bound: the allocator keeps
+            its highest mark, which tells the peak of an operation only if that sets a new one.
+    """
+
+    before: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    peak: list[int] = field(default_factory=list)
+    exact: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationColumns:
+    """Invocations of tracked operations, in order of their start; columns of one length.
+
+    Attributes:
+        summary: position in ``operation_summary``, which has the name.
+        lane: position in ``TrackerMetadata.lanes``.
+        parent: position in these columns of the operation around it, -1 if there is none.
+        start_ns, end_ns: when; an operation that had not ended has ``end_ns`` -1.
+        tensor_bytes_before, tensor_bytes_after: storages of live Python tensors, all devices;
+            -1 if not looked for, as in operations that are too short and too many for it.
+        tensors_before, tensors_after: number of those tensors, -1 likewise.
+        memory: by device.
+        failed: whether an exception left it.
+    """
+
+    summary: list[int] = field(default_factory=list)
+    lane: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    start_ns: list[int] = field(default_factory=list)
+    end_ns: list[int] = field(default_factory=list)
+    tensor_bytes_before: list[int] = field(default_factory=list)
+    tensor_bytes_after: list[int] = field(default_factory=list)
+    tensors_before: list[int] = field(default_factory=list)
+    tensors_after: list[int] = field(default_factory=list)
+    memory: dict[str, MemoryColumns] = field(default_factory=dict)
+    failed: list[bool] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.summary)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """The memory of one device over all invocations of an operation, bytes.
+
+    Attributes:
+        total_delta, max_delta: of ``after - before``: sum and highest.
+        max_peak: the highest ``peak``.
+        measured: invocations with known figures.
+    """
+
+    total_delta: int = 0
+    max_delta: int = 0
+    max_peak: int = 0
+    measured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSummary:
+    """All invocations of one operation at one place of the tree of operations.
+
+    Attributes:
+        name: as given to ``track_operation``.
+        parent: position in ``operation_summary`` of the operation around it, -1 at the root.
+        count: invocations that have ended.
+        failed: how many of them ended with an exception.
+        total_ns, max_ns, min_ns: their durations; the mean is ``total_ns / count``.
+        tensor_bytes_delta, tensors_delta: sums over the invocations with known figures.
+        tensors_measured: how many those are.
+        devices: memory by device.
+    """
+
+    name: str
+    parent: int = -1
+    count: int = 0
+    failed: int = 0
+    total_ns: int = 0
+    max_ns: int = 0
+    min_ns: int = 0
+    tensor_bytes_delta: int = 0
+    tensors_delta: int = 0
+    tensors_measured: int = 0
+    devices: dict[str, DeviceSummary] = field(default_factory=dict)
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean duration, 0 if none has ended."""
+        return self.total_ns / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShapes:
+    """The calls of an operator with certain input shapes.
+
+    Attributes:
+        shapes: one entry an input, the sizes of a tensor and () for what is none.
+        count: calls.
+        self_cpu_ns, self_device_ns: time in it and in no other operator.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    count: int
+    self_cpu_ns: int = 0
+    self_device_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStatistics:
+    """One PyTorch operator over all windows of ``track_pytorch_ops()``.
+
+    Times and bytes are ``torch.profiler``'s: *self* is without the operators that it calls;
+    bytes are allocations less releases, so they can be negative.
+
+    Attributes:
+        name: e.g. ``aten::mm``.
+        count: calls.
+        cpu_ns, self_cpu_ns: host time.
+        device_ns, self_device_ns: time of the accelerator's kernels.
+        cpu_bytes, self_cpu_bytes: net bytes from the CPU allocator.
+        device_bytes, self_device_bytes: net bytes from the accelerator's.
+        shapes: by input shapes, most frequent first, at most some; () if not recorded.
+        other_shapes: calls with shapes that are not in ``shapes``.
+    """
+
+    name: str
+    count: int
+    cpu_ns: int = 0
+    self_cpu_ns: int = 0
+    device_ns: int = 0
+    self_device_ns: int = 0
+    cpu_bytes: int = 0
+    self_cpu_bytes: int = 0
+    device_bytes: int = 0
+    self_device_bytes: int = 0
+    shapes: tuple[OperatorShapes, ...] = ()
+    other_shapes: int = 0
+
+
+@dataclass(slots=True)
+class OperatorRecord:
+    """What ``track_pytorch_ops()`` saw.
+
+    Attributes:
+        windows: when it was on.
+        operators: by self host time, highest first.
+        peak_cpu_bytes: highest sum over one window of what the CPU allocator handed out in it
+            less what was given back, None if no window was on the CPU.
+    """
+
+    windows: list[Span] = field(default_factory=list)
+    operators: list[OperatorStatistics] = field(default_factory=list)
+    peak_cpu_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class TrackerRecord:
+    """The record of one tracker, the ``tracker`` of a ``Profile``.
+
+    Attributes:
+        metadata: circumstances, sources, lanes.
+        snapshots: in order of time.
+        operation_allocations: single invocations of operations.
+        operation_summary: the tree of operations; a parent stands before its children.
+        pytorch_operations: operator statistics.
+    """
+
+    metadata: TrackerMetadata = field(default_factory=TrackerMetadata)
+    snapshots: list[MemorySnapshot] = field(default_factory=list)
+    operation_allocations: OperationColumns = field(default_factory=OperationColumns)
+    operation_summary: list[OperationSummary] = field(default_factory=list)
+    pytorch_operations: OperatorRecord = field(default_factory=OperatorRecord)
+
+    def path(self, summary: int) -> str:
+        """Names from the root to ``operation_summary[summary]``, joined by ``/``."""
+        names: list[str] = []
+        while summary >= 0:
+            entry = self.operation_summary[summary]
+            names.append(entry.name)
+            summary = entry.parent
+        return "/".join(reversed(names))

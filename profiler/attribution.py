@@ -199,12 +199,11 @@ class Attribution:
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
         """One view of a live set."""
         items = live.items if isinstance(live, LiveSet) else tuple(live)
-        name = _NAMERS[view]
         sums: dict[tuple[bool, str, int | None], list[int]] = {}
         notes: dict[tuple[bool, str, int | None], str] = {}
         for item in items:
             site = self.site(item.graph, item.storage, item.owner, item.line)
-            named = name(self, site)
+            named = self.named(site, view)
             key: tuple[bool, str, int | None]
             if named is None:
                 key = (False, site.why.get(view, "unknown"), None)
@@ -228,6 +227,11 @@ class Attribution:
             parts,
             remainder,
         )
+
+    def named(self, site: Site, view: View) -> Named:
+        """The part of ``view`` that a site belongs to, as (key, graph, note) of its ``Share``;
+        None if it is in the remainder, for the reason ``site.why.get(view, "unknown")``."""
+        return _NAMERS[view](self, site)
 
     def coverage(self, graph: GraphRecord, program: AllocationProgram) -> Coverage:
         """How much of what one call allocates is attributed."""

@@ -1,7 +1,8 @@
-"""Live sets: what is live at one instant, and why."""
+"""What the timeline answers with: live sets, why something is live, bytes of calls."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,3 +72,33 @@ class LiveSet:
     def nbytes(self) -> int:
         """Bytes of all items."""
         return self.at.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class BytesOverTime:
+    """Known live bytes, one entry a call, in log order.
+
+    Attributes:
+        start_ns, end_ns: as in ``CallColumns``.
+        entry: bytes when the call begins, its inputs included.
+        peak: the most bytes at an instant of the call.
+        exit: bytes when it has returned, before its arguments and results are dropped.
+        between: carried bytes after it, see Note [What is live between calls]
+            in timeline.py.
+    """
+
+    start_ns: list[int]
+    end_ns: list[int]
+    entry: array[int]
+    peak: array[int]
+    exit: array[int]
+    between: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnobservedCalls:
+    """Calls of one graph whose inside is not known; only carried memory is counted there."""
+
+    graph: int
+    calls: int
+    reason: str

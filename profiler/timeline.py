@@ -47,45 +47,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ._units import CarriedItem, Key, Unit, build_units, partner_keys
-from .live import Hold, Instant, LiveItem, LiveSet
-from .model import GraphKind, GraphRecord, LedgerKind, Profile
+from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
+from .model import EventKind, GraphKind, GraphRecord, LedgerKind, LiveStorage, Profile
 
 __all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
 
 _NONE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class BytesOverTime:
-    """Known live bytes, one entry a call, in log order.
-
-    Attributes:
-        start_ns, end_ns: as in ``CallColumns``.
-        entry: bytes when the call begins, its inputs included.
-        peak: the most bytes at an instant of the call.
-        exit: bytes when it has returned, before its arguments and results are dropped.
-        between: carried bytes after it, see Note [What is live between calls].
-    """
-
-    start_ns: list[int]
-    end_ns: list[int]
-    entry: array[int]
-    peak: array[int]
-    exit: array[int]
-    between: array[int]
-
-
-@dataclass(frozen=True, slots=True)
-class UnobservedCalls:
-    """Calls of one graph whose inside is not known; only carried memory is counted there."""
-
-    graph: int
-    calls: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +143,7 @@ class Timeline:
         Raises:
             IndexError: there is no such call or instant.
         """
-        if not 0 <= call < len(self):
-            raise IndexError(f"there is no call {call}: the log has calls 0 to {len(self) - 1}")
-        step = self._steps[self._step_of_call[call]]
+        step = self._steps[self._step_at(call)]
         own: list[LiveItem] = []
         if step.unit == _NONE:
             if instant:
@@ -182,24 +151,53 @@ class Timeline:
         else:
             unit = self.units[step.unit]
             homes = self._homes(step.unit, step.partner)
-            for live in unit.program.live_at(instant):
-                home = homes.get(live.storage.id)
-                if home is not None and live.line == 0:
-                    own.append(home.as_input_of(live.storage))
-                else:
-                    own.append(
-                        LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
-                    )
+            own = [_item(unit, homes, live) for live in unit.program.live_at(instant)]
         carried = [
             LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
             for c, count in self._rest(
                 self._states[step.state], step.epoch, step.unit, step.partner
             ).values()
         ]
-        items = tuple(
-            i for i in (*carried, *own) if self.device is None or i.storage.device == self.device
-        )
+        items = self._on_device((*carried, *own))
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
+
+    def kind(self, call: int) -> int:
+        """A number: calls with the same one have the same live sets at all their instants and
+        after them. There are few, see Note [Linear in calls]."""
+        return self._step_of_call[call]
+
+    def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:
+        """What each event of a call takes out of the live set and puts into it: entry ``i``
+        leads from instant ``i`` to ``i + 1``. Both are there where memory changes owner,
+        neither for memory of another device."""
+        step = self._steps[self._step_of_call[call]]
+        if step.unit == _NONE:
+            return []
+        unit = self.units[step.unit]
+        homes = self._homes(step.unit, step.partner)
+        live = {i.storage.id: _item(unit, homes, i) for i in unit.program.live_at(0)}
+        out: list[tuple[LiveItem | None, LiveItem | None]] = []
+        for e in unit.program.events:
+            before, after = live.pop(e.storage, None), None
+            if e.kind is not EventKind.FREE:
+                storage = unit.program.storages[e.storage]
+                after = _item(unit, homes, LiveStorage(storage, e.owner, e.line))
+                live[e.storage] = after
+            ours = self._on_device(i for i in (before, after) if i is not None)
+            out.append((before if before in ours else None, after if after in ours else None))
+        return out
+
+    def live_after(self, call: int) -> tuple[LiveItem, ...]:
+        """What is carried when a call is over, its arguments and results dropped; adds up to
+        ``bytes_over_time().between``."""
+        step = self._steps[self._step_of_call[call]]
+        carried = self._carried(self._states[step.after], step.epoch).values()
+        return self._on_device(
+            LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count) for c, count in carried
+        )
+
+    def _on_device(self, items: Iterable[LiveItem]) -> tuple[LiveItem, ...]:
+        return tuple(i for i in items if self.device is None or i.storage.device == self.device)
 
     def bytes_over_time(self) -> BytesOverTime:
         """Known live bytes of every call."""
@@ -224,6 +222,16 @@ class Timeline:
         return [
             UnobservedCalls(g, n, self._why(self._graphs[g])) for g, n in sorted(counts.items())
         ]
+
+    def _step_at(self, call: int) -> int:
+        if not 0 <= call < len(self):
+            raise IndexError(f"there is no call {call}: the log has calls 0 to {len(self) - 1}")
+        return self._step_of_call[call]
+
+    def _set(self, call: int, instant: int, items: tuple[LiveItem, ...]) -> LiveSet:
+        if self.device is not None:
+            items = tuple(i for i in items if i.storage.device == self.device)
+        return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     # How it is built
 
@@ -488,6 +496,21 @@ class Timeline:
             if g.kind is GraphKind.FORWARD and g.graph_id == graph.graph_id:
                 return self._first_unit.get(g.id, _NONE)
         return _NONE
+
+
+def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:
+    """Memory that a unit's program has live, as its maker knows it where that is known."""
+    home = homes.get(live.storage.id)
+    if home is not None and live.line == 0:
+        return home.as_input_of(live.storage)
+    return LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
+
+
+def _items(carried: dict[Key, tuple[CarriedItem, int]]) -> list[LiveItem]:
+    return [
+        LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
+        for c, count in carried.values()
+    ]
 
 
 def _nbytes(carried: dict[Key, tuple[CarriedItem, int]]) -> int:

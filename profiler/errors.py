@@ -9,6 +9,7 @@ __all__ = [
     "ProfileError",
     "ProfileForeignError",
     "ProfileInvalidError",
+    "ProfileMergedError",
     "ProfileNotWritableError",
     "ProfileTruncatedError",
     "ProfileUnreadableError",
@@ -54,6 +55,10 @@ class ProfileInvalidError(ProfileError):
     def __init__(self, path: str | os.PathLike[str] | None, message: str, where: str = "$") -> None:
         self.where = where
         super().__init__(path, message)
+
+
+class ProfileMergedError(ProfileError):
+    """The file holds the profiles of several processes, and one was asked for."""
 
 
 class ProfileNotWritableError(ProfileError):

@@ -11,6 +11,10 @@ knows from the first bytes what it is, even of a file that was cut short.
 Readers look at these two before anything else. Within a schema version fields may be
 added: readers ignore what they do not know. Anything that would mislead such a reader
 (a changed meaning, a removed field) raises ``SCHEMA_VERSION``.
+
+A path that ends in ``.memprof`` is a stream of such a document's parts, see
+Note [What a streamed file looks like]; it can hold the profiles of several processes.
+Readers tell the two apart by content.
 """
 
 from __future__ import annotations
@@ -23,29 +27,37 @@ import os
 import secrets
 import stat
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ._header import check_version
+from ._json import to_json
 from .errors import (
     ProfileForeignError,
     ProfileInvalidError,
+    ProfileMergedError,
     ProfileNotWritableError,
     ProfileTruncatedError,
     ProfileUnreadableError,
-    ProfileVersionError,
 )
 from .model import FORMAT, SCHEMA_VERSION, Profile
+from .stream import STREAM_HEAD, documents, encode_stream
 from .validate import validate
 
 __all__ = [
     "check_writable",
     "decode_profile",
+    "decode_profiles",
     "encode_profile",
     "profile_schema",
     "read_profile",
+    "read_profiles",
+    "streams",
     "write_profile",
+    "write_profiles",
     "write_whole",
 ]
 
@@ -55,7 +67,13 @@ _HEAD = f'{{"format":"{FORMAT}"'.encode()
 _GZIP_MAGIC = b"\x1f\x8b"
 # Absent in files of older memprof 0.1: everything else must be there, or an empty document
 # with the right header would read as an empty profile.
-_OPTIONAL = {"released", "process", "perf_origin_ns", "dataflow"}
+_OPTIONAL = {"released", "process", "perf_origin_ns", "tracker", "dataflow", "complete"}
+_STREAM_SUFFIX = ".memprof"
+
+
+def streams(path: StrPath) -> bool:
+    """Whether a file of this name is a stream: it ends in ``.memprof``."""
+    return os.fspath(path).endswith(_STREAM_SUFFIX)
 
 
 def encode_profile(profile: Profile) -> bytes:
@@ -65,21 +83,38 @@ def encode_profile(profile: Profile) -> bytes:
         ProfileInvalidError: something in it has no JSON form.
     """
     try:
-        try:
-            return msgspec.json.encode(profile, enc_hook=_plain_scalar)
-        except UnicodeEncodeError:
-            # A path that is not UTF-8 reaches Python as lone surrogates.
-            return msgspec.json.encode(
-                _escape_surrogates(msgspec.to_builtins(profile, enc_hook=_plain_scalar))
-            )
+        return to_json(profile)
     except (TypeError, ValueError, RecursionError) as e:
-        raise ProfileInvalidError(
-            None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
-        ) from e
+        raise _no_json(e) from e
+
+
+def _no_json(e: Exception) -> ProfileInvalidError:
+    return ProfileInvalidError(
+        None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
+    )
 
 
 def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
-    """The profile that ``data`` (JSON, or JSON in gzip) holds.
+    """The profile that ``data`` (JSON, JSON in gzip, or a stream) holds.
+
+    Raises:
+        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError:
+            it holds none; ``path`` is named in the message.
+        ProfileMergedError: it holds several.
+    """
+    profiles = decode_profiles(data, path)
+    if len(profiles) > 1:
+        ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in profiles)
+        raise ProfileMergedError(
+            path,
+            f"it holds {len(profiles)} profiles, of ranks {ranks}: say whose is meant (on the "
+            "command line --rank), or use `read_profiles`",
+        )
+    return profiles[0]
+
+
+def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
+    """All profiles that ``data`` holds: several if it is a merged file, else one.
 
     Raises:
         ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError:
@@ -87,19 +122,43 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     """
     name = None if path is None else os.fspath(path)
     zipped = data[:2] == _GZIP_MAGIC
+    if zipped and _head(data, len(STREAM_HEAD)) == STREAM_HEAD:
+        return [_from_document(document, name) for document in documents(data, name)]
     if zipped:
         data = _gunzip(data, name)
     _check_header(data, name)
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except msgspec.ValidationError as e:
-        message = str(e)
-        where = message.rpartition(" - at `")[2].rstrip("`") if " - at `" in message else "$"
-        raise ProfileInvalidError(
-            name, f"not a valid profile: {message}; see docs/profile-format.md", where
-        ) from e
+        raise _invalid(e, name) from e
+    validate(profile, name)
+    return [profile]
+
+
+def _from_document(document: dict[str, Any], name: str | None) -> Profile:
+    _check_complete(document, name)
+    document["format"] = FORMAT
+    try:
+        profile = msgspec.convert(document, Profile, str_keys=True)
+    except msgspec.ValidationError as e:
+        raise _invalid(e, name) from e
     validate(profile, name)
     return profile
+
+
+def _invalid(e: msgspec.ValidationError, name: str | None) -> ProfileInvalidError:
+    message = str(e)
+    where = message.rpartition(" - at `")[2].rstrip("`") if " - at `" in message else "$"
+    return ProfileInvalidError(
+        name, f"not a valid profile: {message}; see docs/profile-format.md", where
+    )
+
+
+def _head(data: bytes, length: int) -> bytes:
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data[:4096], length)
+    except zlib.error:
+        return b""
 
 
 def read_profile(path: StrPath) -> Profile:
@@ -111,12 +170,25 @@ def read_profile(path: StrPath) -> Profile:
         ProfileForeignError: it is something else.
         ProfileVersionError: it has a schema version other than ours.
         ProfileInvalidError: its content contradicts the schema or itself.
+        ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
+    return decode_profile(_read(path), path)
+
+
+def read_profiles(path: StrPath) -> list[Profile]:
+    """Read and check a file of one profile or several (``memprof merge``).
+
+    Raises:
+        ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
+    """
+    return decode_profiles(_read(path), path)
+
+
+def _read(path: StrPath) -> bytes:
     try:
-        data = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {_reason(e)}; {_advice(e)}") from e
-    return decode_profile(data, path)
 
 
 def write_profile(profile: Profile, path: StrPath) -> None:
@@ -124,16 +196,37 @@ def write_profile(profile: Profile, path: StrPath) -> None:
 
     Args:
         profile: what to write.
-        path: where to; gzip if it ends in ``.gz``. Its folder must exist. A symbolic
-            link is followed.
+        path: where to; gzip if it ends in ``.gz``, a stream if in ``.memprof``. Its folder
+            must exist. A symbolic link is followed.
 
     Raises:
         ProfileInvalidError: ``profile`` has no JSON form.
         ProfileNotWritableError: the operating system refuses.
     """
+    if streams(path):
+        write_profiles([profile], path)
+        return
     data = encode_profile(profile)
     if os.fspath(path).endswith(".gz"):
         data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_whole(path, data, "the profile")
+
+
+def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
+    """Write several profiles into one stream, whole or not at all.
+
+    Args:
+        profiles: one a process.
+        path: where to, whatever it ends in.
+
+    Raises:
+        ProfileInvalidError: one has no JSON form.
+        ProfileNotWritableError: the operating system refuses.
+    """
+    try:
+        data = b"".join(map(encode_stream, profiles))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise _no_json(e) from e
     write_whole(path, data, "the profile")
 
 
@@ -223,25 +316,11 @@ def _check_header(data: bytes, path: str | None) -> None:
         raise ProfileForeignError(
             path, f"not a memprof profile: its `format` is {given!r:.60}{_WHAT}"
         )
-    version = _plain(found.get("schema_version"))
-    if type(version) is not int:
-        raise ProfileInvalidError(
-            path,
-            f"not a valid profile: `schema_version` is {version!r}, it must be a whole number",
-            "$.schema_version",
-        )
-    if version != SCHEMA_VERSION:
-        do = (
-            "upgrade memprof (`pip install -U memprof`)"
-            if version > SCHEMA_VERSION
-            else "take the profile again"
-        )
-        by = _plain(found.get("memprof")) or "?"
-        raise ProfileVersionError(
-            path,
-            f"schema version {version}, written by memprof {by}; this memprof "
-            f"reads version {SCHEMA_VERSION}: {do}",
-        )
+    check_version(_plain(found.get("schema_version")), _plain(found.get("memprof")), path)
+    _check_complete(found, path)
+
+
+def _check_complete(found: Mapping[str, Any], path: str | None) -> None:
     missing = [
         f.name
         for f in dataclasses.fields(Profile)
@@ -339,21 +418,3 @@ _ADVICE = {
 def _advice(e: Exception) -> str:
     code = e.errno if isinstance(e, OSError) else None
     return _ADVICE.get(code or 0, "give the path of a regular file")
-
-
-def _plain_scalar(value: Any) -> Any:
-    """For msgspec, which takes no subclasses of str and int (torch.__version__ is one)."""
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON form")
-
-
-def _escape_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_escape_surrogates(k): _escape_surrogates(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_escape_surrogates(v) for v in value]
-    return value

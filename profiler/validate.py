@@ -9,17 +9,12 @@ from .errors import ProfileInvalidError
 from .model import (
     AllocationProgram,
     CallColumns,
-    DataFlowColumns,
-    DataFlowDevice,
     EventKind,
     GraphRecord,
     GraphValue,
-    Process,
     Profile,
 )
-
-Finding = tuple[str, str]
-"""Path in the document, what is wrong there."""
+from .validate_parts import Finding, part_findings
 
 
 def findings(profile: Profile) -> Iterator[Finding]:
@@ -44,10 +39,7 @@ def findings(profile: Profile) -> Iterator[Finding]:
                 f"$.released[{str(identity)!r}]",
                 f"released after call {call}, of {logged} calls",
             )
-    if profile.process is not None:
-        yield from _process(profile.process)
-    if profile.dataflow is not None:
-        yield from _dataflow(profile.dataflow, seen)
+    yield from part_findings(profile)
 
 
 def validate(profile: Profile, path: str | None = None) -> None:
@@ -176,54 +168,3 @@ def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:
     if calls.thread and min(calls.thread) < 0:
         i = next(i for i, t in enumerate(calls.thread) if t < 0)
         yield f"$.calls.thread[{i}]", f"{calls.thread[i]} is no thread number"
-
-
-def _process(process: Process) -> Iterator[Finding]:
-    if process.world_size < 1:
-        yield "$.process.world_size", f"{process.world_size} processes; it is at least 1"
-        return
-    for name in ("rank", "local_rank"):
-        value = getattr(process, name)
-        if not 0 <= value < process.world_size:
-            yield f"$.process.{name}", f"there is no rank {value} among {process.world_size}"
-
-
-def _dataflow(dataflow: DataFlowColumns, graphs: set[int]) -> Iterator[Finding]:
-    devices: set[str] = set()
-    for i, device in enumerate(dataflow.devices):
-        at = f"$.dataflow.devices[{i}]"
-        if device.device in devices:
-            yield f"{at}.device", f"{device.device!r} is there twice"
-        devices.add(device.device)
-        yield from _dataflow_device(device, at, graphs)
-
-
-def _dataflow_device(device: DataFlowDevice, at: str, graphs: set[int]) -> Iterator[Finding]:
-    times = device.time_ns
-    for j in range(1, len(times)):
-        if times[j] <= times[j - 1]:
-            yield f"{at}.time_ns[{j}]", f"{times[j]} after {times[j - 1]}; times ascend"
-            break
-    for category, column in device.bytes.items():
-        where = f"{at}.bytes[{category.value!r}]"
-        if len(column) != len(times):
-            yield where, f"{len(column)} entries for {len(times)} times"
-            return
-        if column and min(column) < 0:
-            yield where, f"{min(column)} is no number of bytes"
-    for j, storage in enumerate(device.live):
-        if storage.nbytes < 0:
-            yield f"{at}.live[{j}].nbytes", f"{storage.nbytes} is no number of bytes"
-        if storage.graph is not None and storage.graph not in graphs:
-            yield f"{at}.live[{j}].graph", f"there is no graph {storage.graph}"
-    if device.peak is None:
-        return
-    if not 0 <= device.peak < len(times):
-        yield f"{at}.peak", f"there is no time {device.peak}, there are {len(times)}"
-        return
-    live = sum(storage.nbytes for storage in device.live)
-    if live != device.bytes_at(device.peak):
-        yield (
-            f"{at}.live",
-            f"adds up to {live:,} bytes, the columns to {device.bytes_at(device.peak):,}",
-        )

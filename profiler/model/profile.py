@@ -8,6 +8,7 @@ from .dataflow import DataFlowColumns
 from .graph import GraphRecord
 from .ledger import LedgerEntry
 from .process import Process
+from .tracker import TrackerRecord
 
 FORMAT = "memprof-profile"
 SCHEMA_VERSION = 1
@@ -75,7 +76,10 @@ class Profile:
         perf_origin_ns: ``time.time_ns()`` when ``time.perf_counter_ns()`` was 0: what to add
             to the times of calls to have the times of the ledger, or those of another
             process. 0 if not known.
+        tracker: what the run-time tracker recorded, None if it did not run.
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
+        complete: False if the process never came to the end of its session: a streamed
+            file of a job that was killed, or that still runs.
     """
 
     format: str = FORMAT
@@ -92,7 +96,9 @@ class Profile:
     released: dict[int, int] = field(default_factory=dict)
     process: Process | None = None
     perf_origin_ns: int = 0
+    tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
+    complete: bool = True
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

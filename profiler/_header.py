@@ -1,0 +1,39 @@
+"""What both kinds of profile file begin with: format and schema version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import ProfileInvalidError, ProfileVersionError
+from .model import SCHEMA_VERSION
+
+
+def check_version(version: Any, written_by: Any, path: str | None) -> None:
+    """Refuse a file of a schema version that is not ours.
+
+    Args:
+        version: what the file says.
+        written_by: version of memprof that wrote it, if it says so.
+        path: to name in the message.
+
+    Raises:
+        ProfileInvalidError: ``version`` is no whole number.
+        ProfileVersionError: it is another one.
+    """
+    if type(version) is not int:
+        raise ProfileInvalidError(
+            path,
+            f"not a valid profile: `schema_version` is {version!r}, it must be a whole number",
+            "$.schema_version",
+        )
+    if version != SCHEMA_VERSION:
+        do = (
+            "upgrade memprof (`pip install -U memprof`)"
+            if version > SCHEMA_VERSION
+            else "take the profile again"
+        )
+        raise ProfileVersionError(
+            path,
+            f"schema version {version}, written by memprof {written_by or '?'}; this memprof "
+            f"reads version {SCHEMA_VERSION}: {do}",
+        )

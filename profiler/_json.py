@@ -1,0 +1,40 @@
+"""JSON of the data model: what both kinds of profile file are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` (dataclasses, containers, scalars) as JSON without whitespace, UTF-8.
+
+    Raises:
+        TypeError, ValueError, RecursionError: something in it has no JSON form.
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=_plain_scalar)
+    except UnicodeEncodeError:
+        # A path that is not UTF-8 reaches Python as lone surrogates.
+        return msgspec.json.encode(
+            _escape_surrogates(msgspec.to_builtins(value, enc_hook=_plain_scalar))
+        )
+
+
+def _plain_scalar(value: Any) -> Any:
+    """For msgspec, which takes no subclasses of str and int (torch.__version__ is one)."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no JSON form")
+
+
+def _escape_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escape_surrogates(k): _escape_surrogates(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape_surrogates(v) for v in value]
+    return value

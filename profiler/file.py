@@ -121,7 +121,7 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
             it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
-    zipped = data[:2] == _GZIP_MAGIC
+    zipped = data[:2] in (_GZIP_MAGIC, _GZIP_MAGIC[:1])
     if zipped and _head(data, len(STREAM_HEAD)) == STREAM_HEAD:
         return [_from_document(document, name) for document in documents(data, name)]
     if zipped:
@@ -343,6 +343,8 @@ _WHAT = f": a profile is a JSON object that begins with {_HEAD.decode()}"
 
 def _gunzip(data: bytes, path: str | None) -> bytes:
     try:
+        if len(data) < len(_GZIP_MAGIC):
+            raise EOFError
         return gzip.decompress(data)
     except EOFError as e:
         raise ProfileTruncatedError(

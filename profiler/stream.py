@@ -99,7 +99,7 @@ class StreamEncoder:
         self._dropped = 0
 
     def chunk(self, profile: Profile, calls: CallColumns, *, end: bool = False) -> bytes:
-        """The next chunk, one gzip member.
+        """The next chunk, one gzip member; nothing at all if nothing is new.
 
         Args:
             profile: as it is now; its ``calls`` are not looked at.
@@ -129,6 +129,8 @@ class StreamEncoder:
                     lines.append(to_json({"graph": {"id": record.id, "calls": record.calls}}))
             lines.append(to_json({"end": True}))
         self._begun = True
+        if not lines:
+            return b""
         return gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6, mtime=0)
 
     def _set(self, lines: list[bytes], profile: Profile) -> None:

@@ -190,7 +190,7 @@ class Timeline:
     def live_after(self, call: int) -> tuple[LiveItem, ...]:
         """What is carried when a call is over, its arguments and results dropped; adds up to
         ``bytes_over_time().between``."""
-        step = self._steps[self._step_of_call[call]]
+        step = self._steps[self._step_at(call)]
         carried = self._carried(self._states[step.after], step.epoch).values()
         return self._on_device(
             LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count) for c, count in carried
@@ -227,11 +227,6 @@ class Timeline:
         if not 0 <= call < len(self):
             raise IndexError(f"there is no call {call}: the log has calls 0 to {len(self) - 1}")
         return self._step_of_call[call]
-
-    def _set(self, call: int, instant: int, items: tuple[LiveItem, ...]) -> LiveSet:
-        if self.device is not None:
-            items = tuple(i for i in items if i.storage.device == self.device)
-        return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     # How it is built
 

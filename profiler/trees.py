@@ -98,3 +98,68 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
             device = e.tree.device
             largest[device] = max(largest.get(device, 0), e.tree.pool_after)
     return largest
+
+
+@dataclass(slots=True)
+class RecordedNode:
+    """One recording in a tree of graphs.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        node: its number.
+        parent: number of the recording that ran before it on its path, None at a root.
+        function: e.g. ``0/0 forward``.
+        key: integer inputs.
+        graph: ``GraphRecord.id``, None if not known.
+        replays: how often it was replayed.
+        marginal_bytes: by which recording it made the pool grow.
+        rerecorded: recordings of the function existed at that place and none fitted.
+        reason: why it was recorded.
+        evicted: why it was dropped, None if it was not.
+        record_ns: how long recording took on the host, 0 if not measured.
+        step: number of the step that recorded it.
+    """
+
+    device: str
+    node: int
+    parent: int | None
+    function: str
+    key: tuple[int, ...] = ()
+    graph: int | None = None
+    replays: int = 0
+    marginal_bytes: int = 0
+    rerecorded: bool = False
+    reason: str = ""
+    evicted: str | None = None
+    record_ns: int = 0
+    step: int = 0
+
+
+def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
+    """Every recording that the ledger knows, in order of recording.
+
+    A recording is known by device, function and number: managers of several threads on one
+    device number theirs independently. An arena's plan is no recording and has no number.
+    """
+    found: dict[tuple[str, str, int], RecordedNode] = {}
+    for e in ledger:
+        t = e.tree
+        if t is None or t.node is None or t.node < 0:
+            continue
+        where = (t.device, t.function, t.node)
+        node = found.get(where)
+        if node is None:
+            node = found[where] = RecordedNode(
+                t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step
+            )
+        if e.kind is LedgerKind.REPLAY:
+            node.replays += e.count
+            node.marginal_bytes = max(node.marginal_bytes, t.marginal)
+        elif e.kind in (LedgerKind.RECORD, LedgerKind.RERECORD):
+            node.parent, node.step, node.reason = t.parent, t.step, e.reason
+            node.rerecorded = e.kind is LedgerKind.RERECORD
+            node.marginal_bytes = max(node.marginal_bytes, t.marginal)
+            node.record_ns += t.duration_ns
+        elif e.kind is LedgerKind.EVICTION:
+            node.evicted = e.reason
+    return list(found.values())

@@ -1,0 +1,245 @@
+"""The live sets of one device, taken apart so that the page can put any of them together.
+
+Note [How a live set is put together]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An *item* is (site, bytes, owner, hold). At instant ``i`` of call ``k``, with ``s = steps[k]``:
+
+* ``lists[rest[s]]``, pairs of item and count: memory that the call's program does not count;
+* ``lists[own[s]]``: one item for each storage that is live when the program begins, in the
+  order of ``units[unit[s]].entry``;
+* of these, and of what the program makes, what the first ``i`` of its events leave: ``alloc``
+  puts an item at a storage, ``reuse`` another one in its place, ``free`` takes it away.
+
+Between call ``k`` and the next, ``lists[between[s]]`` is live. ``Timeline.live_at`` and
+``live_after`` say the same, and a test compares them at every instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..._units import Unit
+from ...attribution import Attribution, Site, View
+from ...live import Hold, LiveItem
+from ...model import Category, EventKind, SourceFrame, Storage
+from ...timeline import Timeline
+from ..format import shorten_path
+
+__all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload"]
+
+EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
+"""An event's kind in the payload is its position here."""
+HOLDS = tuple(Hold)
+_KEEP = -1
+"""Item of a reuse that leaves a storage as it is."""
+_CATEGORY = {c: i for i, c in enumerate(Category)}
+
+
+class Strings:
+    """Text, each once; calling it gives the number of one."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def __call__(self, text: str | None) -> int:
+        """The number of ``text``, -1 for None."""
+        if text is None:
+            return -1
+        found = self._index.get(text)
+        if found is None:
+            found = self._index[text] = len(self.all)
+            self.all.append(text)
+        return found
+
+
+class Sites:
+    """Where storages come from, each place once.
+
+    In each view a site has a place: the number of a name (``k >= 0``: a part, and
+    ``names[view][k]``), or ``-1 - k`` for a reason (``reasons[k]``) why it is in the remainder.
+    """
+
+    def __init__(self, attribution: Attribution, strings: Strings) -> None:
+        self.attribution = attribution
+        self.frames: list[list[int]] = []
+        self._strings = strings
+        self._index: dict[tuple[Any, ...], int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._frames: dict[SourceFrame, int] = {}
+        self._names: dict[View, dict[tuple[str, int | None], int]] = {v: {} for v in View}
+        self._notes: dict[View, list[str]] = {v: [] for v in View}
+        self._reasons: dict[str, int] = {}
+
+    def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
+        """The number of the site of a storage."""
+        site = self.attribution.site(graph, storage, owner, line)
+        row = (
+            _CATEGORY[site.category],
+            *(self._place(site, view) for view in View),
+            self._strings(site.op),
+            self.frame(site.frame),
+            self._strings(site.fqn),
+            self._strings(site.outside),
+            self._strings(site.module),
+            site.graph,
+        )
+        found = self._index.get(row)
+        if found is None:
+            found = self._index[row] = len(self._rows)
+            self._rows.append(row)
+        return found
+
+    def frame(self, frame: SourceFrame | None) -> int:
+        """The number of a source line, -1 for None."""
+        if frame is None:
+            return -1
+        found = self._frames.get(frame)
+        if found is None:
+            found = self._frames[frame] = len(self.frames)
+            s = self._strings
+            self.frames.append(
+                [s(shorten_path(frame.file)), frame.line, s(frame.function), s(frame.code.strip())]
+            )
+        return found
+
+    def columns(self) -> dict[str, Any]:
+        """All sites, one entry a site in each column, and what places mean."""
+        keys = ("category", *(f"by_{v.value}" for v in View))
+        keys += ("op", "frame", "fqn", "outside", "module", "graph")
+        columns = zip(*self._rows, strict=True) if self._rows else ([] for _ in keys)
+        s = self._strings
+        return {
+            **{key: list(column) for key, column in zip(keys, columns, strict=True)},
+            "names": {
+                v.value: {
+                    "key": [s(key) for key, _ in self._names[v]],
+                    "graph": [-1 if graph is None else graph for _, graph in self._names[v]],
+                    "note": [s(note) for note in self._notes[v]],
+                }
+                for v in View
+            },
+            "reasons": [s(r) for r in self._reasons],
+        }
+
+    def _place(self, site: Site, view: View) -> int:
+        named = self.attribution.named(site, view)
+        if named is None:
+            reason = site.why.get(view, "unknown")
+            return -1 - self._reasons.setdefault(reason, len(self._reasons))
+        key, graph, note = named
+        names = self._names[view]
+        if (key, graph) not in names:
+            self._notes[view].append(note)
+        return names.setdefault((key, graph), len(names))
+
+
+class Items:
+    """Items and lists of them, each once."""
+
+    def __init__(self, sites: Sites, strings: Strings) -> None:
+        self.lists: list[list[int]] = []
+        self._sites = sites
+        self._strings = strings
+        self._index: dict[tuple[int, int, int, int], int] = {}
+        self._lists: dict[tuple[int, ...], int] = {}
+
+    def item(self, x: LiveItem) -> int:
+        """The number of an item; its count is not part of it."""
+        return self.new(x.graph, x.storage, x.owner, x.line, x.hold)
+
+    def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
+        """The number of the item that a storage is with this owner."""
+        row = (
+            self._sites.of(graph, storage, owner, line),
+            storage.nbytes,
+            self._strings(owner),
+            HOLDS.index(hold),
+        )
+        return self._index.setdefault(row, len(self._index))
+
+    def pairs(self, items: Iterable[LiveItem]) -> int:
+        """The number of a list of (item, count)."""
+        return self.list(n for x in items for n in (self.item(x), x.count))
+
+    def list(self, numbers: Iterable[int]) -> int:
+        """The number of a list."""
+        row = tuple(numbers)
+        found = self._lists.get(row)
+        if found is None:
+            found = self._lists[row] = len(self.lists)
+            self.lists.append([*row])
+        return found
+
+    def columns(self) -> dict[str, Any]:
+        """All items, one entry an item in each column."""
+        keys = ("site", "nbytes", "owner", "hold")
+        columns = zip(*self._index, strict=True) if self._index else ([] for _ in keys)
+        return {key: list(column) for key, column in zip(keys, columns, strict=True)}
+
+
+def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str, Any]:
+    """The timeline of one device, see Note [How a live set is put together]."""
+    items = Items(sites, strings)
+    calls = timeline.profile.calls
+    unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
+    kinds = [timeline.kind(k) for k in range(len(timeline))]
+    first: dict[int, int] = {}
+    for k, kind in enumerate(kinds):
+        first.setdefault(kind, k)
+    # Numbered from 0 in the order of their first call.
+    number = {kind: i for i, kind in enumerate(first)}
+    columns: dict[str, list[int]] = {k: [] for k in ("unit", "rest", "own", "between")}
+    for k in first.values():
+        unit = unit_ids.get((calls.graph[k], calls.program[k]), -1)
+        live = timeline.live_at(k, 0)
+        own = [x for x in live.items if x.hold is Hold.CALL]
+        columns["unit"].append(unit)
+        columns["rest"].append(items.pairs(x for x in live.items if x.hold is not Hold.CALL))
+        columns["own"].append(items.list(items.item(x) for x in own))
+        columns["between"].append(items.pairs(timeline.live_after(k)))
+    start = min(calls.start_ns, default=0)
+    peak = timeline.peak()
+    return {
+        "units": [_unit(u, timeline.device, items, strings) for u in timeline.units],
+        "steps": columns,
+        "lists": items.lists,
+        "items": items.columns(),
+        "calls": {
+            "graph": calls.graph,
+            "step": [number[kind] for kind in kinds],
+            "start_ns": [t - start for t in calls.start_ns],
+            "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
+            "thread": calls.thread,
+        },
+        "peak": None if peak is None else [peak.call, peak.instant, peak.nbytes],
+    }
+
+
+def _unit(unit: Unit, device: str | None, items: Items, strings: Strings) -> dict[str, Any]:
+    """A program. Events of other devices stay, so that instants have the same numbers."""
+    storages = unit.program.storages
+    there = [device is None or s.device == device for s in storages]
+    columns: dict[str, list[int]] = {k: [] for k in ("kind", "storage", "line", "item")}
+    for e in unit.program.events:
+        item = _KEEP
+        if e.kind is not EventKind.FREE and there[e.storage]:
+            s = storages[e.storage]
+            # An input that changes its name before the first line still is what it was.
+            if e.line or not s.at_entry:
+                item = items.new(unit.graph.id, s, e.owner, e.line, Hold.CALL)
+        columns["kind"].append(EVENT_KINDS.index(e.kind))
+        columns["storage"].append(e.storage)
+        columns["line"].append(e.line)
+        columns["item"].append(item)
+    return {
+        "graph": unit.graph.id,
+        "program": unit.index,
+        "key": list(unit.program.key),
+        "entry": [s.id for s in storages if s.at_entry and there[s.id]],
+        "storages": len(storages),
+        "events": columns,
+        "internal_observed": unit.program.internal_observed,
+        "kept_bytes": unit.program.kept_bytes,
+    }

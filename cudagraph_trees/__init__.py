@@ -18,10 +18,17 @@ Reading order, one idea a file:
 ``inputs``             static, managed and copied inputs; copying; why a node does not fit
 ``outputs``            what an output is an alias of; handing it out again after a replay
 ``node_warmup``        one warm-up run
-``node_recorded``      one recording and its replays (the hot path)
-``node_program``       the allocation program of a recording
-``manager``            the tree: which function runs how, and when paths end
+``node_recorded``      one recording: what was captured, and what of the path it relies on
+``node_replay``        its replays: the hot path
+``node_program``       its allocation program
+``node_names``         what torch's node calls what ours keeps in another form
+``pool_check``         does a pool hold just what the trees know?
+``manager``            the tree: which function runs how
+``path_state``         Note [The four states]
+``recording``          calls that are no replays: warming up, recording, running plainly
+``places``             why a function is not recorded at a place of the tree
 ``path_end``           what becomes of live outputs when their step is over
+``leaves``             parameters whose gradients have to be found (torch before 2.12)
 ``errors``             what a user is told who touches memory that was reused
 ``recovery``           what happens when a warm-up or a capture fails
 ``settings``           what a user can choose
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
     from .function import CompilationMode, FunctionID, GraphID
     from .generations import mark_step_begin
     from .inductor import InductorTrees, mark_warmup_incomplete, use_in_inductor
-    from .manager import CUDAGraphTreeManager, ExecutionState
+    from .manager import CUDAGraphTreeManager
     from .node_recorded import CUDAGraphNode
     from .node_warmup import CUDAWarmupNode
     from .outputs import (
@@ -69,7 +76,7 @@ _HOME = {
     "CUDAGraphTreeManager": "manager",
     "CUDAWarmupNode": "node_warmup",
     "CompilationMode": "function",
-    "ExecutionState": "manager",
+    "ExecutionState": "path_state",
     "FunctionID": "function",
     "GraphID": "function",
     "InductorTrees": "inductor",

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .manager import CUDAGraphTreeManager, ExecutionState
+from .manager import CUDAGraphTreeManager
 from .node_recorded import CUDAGraphNode
+from .path_state import ExecutionState
 
 if TYPE_CHECKING:
     from .node_warmup import CUDAWarmupNode

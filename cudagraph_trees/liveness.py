@@ -82,3 +82,20 @@ def held(
     while live and let_go_of_stale_graphs(siblings if siblings is not None else refs):
         live = [r for r in live if not r.expired()]
     return live
+
+
+def path_refs(path: Sequence[OutputRefs]) -> list[StorageWeakRefWrapper]:
+    """All outputs of a path: a stale autograd graph of one may hold another."""
+    return [r for refs in path for r in refs if r is not None]
+
+
+def refs_at(
+    path: Sequence[OutputRefs], indices: Sequence[PathOutputIndex]
+) -> list[StorageWeakRefWrapper]:
+    """Some outputs of a path."""
+    out = []
+    for depth, i in indices:
+        r = path[depth][i]
+        assert r is not None
+        out.append(r)
+    return out

@@ -22,6 +22,7 @@ these new memory, and the use of any other view raises.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -147,7 +148,7 @@ def _end_output(
             )
             return
         if gradient:
-            for p in manager.leaves():
+            for p in manager.leaves:
                 g = p.grad
                 if g is not None and g.untyped_storage()._cdata == pointer:
                     p.grad = g.clone()
@@ -191,3 +192,25 @@ def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> tor
         return t if t.untyped_storage()._cdata == pointer else None
     except RuntimeError:
         return None
+
+
+def warn_if_stuck(manager: CUDAGraphTreeManager, function: Function) -> None:
+    """Warn if the same function comes again and again and no step ever ends."""
+    if function in manager.warned_pending or not manager.generation_moved():
+        return
+    node = manager.current_node
+    assert node is not None
+    same = [n for n in node._path_from_root if n.wrapped_function is function]
+    if len(same) <= 1:
+        return
+    before = {n.parent.wrapped_function for n in (*same, node) if n.parent is not None}
+    if len(before) == len(same):
+        return
+    manager.warned_pending.add(function)
+    warnings.warn(
+        "Unable to hit fast path of CUDAGraphs because of pending, uninvoked backwards: "
+        "outputs from a previous step still require backward. Consider running with "
+        "torch.no_grad(), detaching outputs, or using "
+        "torch.compiler.cudagraph_mark_step_begin() before each model invocation.",
+        stacklevel=2,
+    )

@@ -1,0 +1,191 @@
+"""The replays of one recording: the hot path.
+
+Note [What is decided when]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A replay should do no more than: compare addresses, look whether what was dead when the
+node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
+is laid out when the node is recorded: ``checked`` and ``pointers`` for one comparison in
+C++, ``dead_before`` and ``dead_after`` as flat lists of references rather than of
+indices, the buffers of the grouped copy in order, the outputs in slots. What is left out
+of a list then costs nothing at a replay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import _torch_compat as compat
+from .inputs import InputPlan
+from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
+from .outputs import HandOut
+
+if TYPE_CHECKING:
+    from .device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
+
+_foreach_copy = compat.foreach_copy
+_pointers_equal = compat.pointers_equal
+
+
+class StillHeld(Exception):
+    """An input that died during the recording is held by someone at a replay.
+
+    Attributes:
+        inputs: the inputs of the call, rebuilt.
+    """
+
+    def __init__(self, inputs: list[Input]) -> None:
+        super().__init__("an input that died when this was recorded is still held")
+        self.inputs = inputs
+
+
+class Replay:
+    """What one recording does when it is called again, see Note [What is decided when].
+
+    Attributes:
+        keep_inputs: inputs that an output is an alias of: they live until it is made.
+    """
+
+    def __init__(
+        self,
+        run: CapturedRun,
+        inputs: InputPlan,
+        buffers: Sequence[Input],
+        specs: dict[int, TensorSpec],
+        path: Sequence[OutputRefs],
+        dead_before: list[PathOutputIndex],
+        dead_after: list[PathOutputIndex],
+        keep_inputs: list[int],
+        hand_out: HandOut,
+        pool: Pool,
+        *,
+        address_bound: bool,
+    ) -> None:
+        """Lay it out.
+
+        Args:
+            run: the device's recording.
+            inputs: what it does with each input.
+            buffers: by input: a tensor over what it reads, if that is in the pool.
+            specs: what it reads in the pool, by input.
+            path: outputs of the nodes on its path, its own last.
+            dead_before: outputs of the path that must be dead when it is replayed.
+            dead_after: those that must die when it takes its inputs.
+            keep_inputs: see above.
+            hand_out: makes its outputs.
+            pool: where it was recorded.
+            address_bound: see ``device.protocol``.
+        """
+        self.plan = inputs
+        self.buffers = buffers
+        self.specs = specs
+        self.pool = pool
+        self.path = path
+        self.keep_inputs = keep_inputs
+        self.hand_out = hand_out
+        self.address_bound = address_bound
+        self.launch = run.replay
+        self.checked = inputs.checked
+        self.pointers = inputs.pointers
+        self.dead_before = refs_at(path, dead_before)
+        self.dead_after = refs_at(path, dead_after)
+        self.plain_copies = inputs.plain
+        self.plain_buffers = [buffers[i] for i in self.plain_copies]
+        self.special = len(self.plain_copies) != len(inputs.copied)
+        self.fresh_refs = [(i, r) for i, r in enumerate(path[-1]) if r is not None]
+        dying = set(dead_after)
+        passed = [(i, w) for i, w in enumerate(inputs.live_outputs) if w is not None and w in dying]
+        self.dying_inputs = [
+            (i, r) for (i, w), r in zip(passed, refs_at(path, [w for _, w in passed]), strict=True)
+        ]
+        self.dead_after_unpassed = refs_at(path, sorted(dying - {w for _, w in passed}))
+
+    def fits(self, inputs: list[Input]) -> bool:
+        """Whether the recording is right for this call. Hot."""
+        return (not self.checked or _pointers_equal(inputs, self.pointers, self.checked)) and (
+            not self.dead_before
+            or all_dead(self.dead_before)
+            or not held(self.dead_before, path_refs(self.path))
+        )
+
+    def run(self, inputs: list[Input]) -> list[Output]:
+        """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
+
+        Raises:
+            StillHeld: someone holds an input that died in the recording. Nothing was
+                launched.
+        """
+        sources = [inputs[i] for i in self.plain_copies]
+        if self.special:
+            self._copy_special(inputs)
+        if sources:
+            _foreach_copy(self.plain_buffers, sources)
+            del sources
+        kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
+        if self.dead_after:
+            self._let_die(inputs)
+        outputs = self.launch(inputs)
+        inputs.clear()
+        if outputs is None:
+            outputs = self.hand_out.outputs()
+        else:
+            for i, ref in self.fresh_refs:
+                ref.rebind(outputs[i])  # type: ignore[arg-type]
+        del kept
+        return outputs
+
+    def _let_die(self, inputs: list[Input]) -> None:
+        """Let go of inputs that died in the recording; nobody else may hold them.
+
+        Raises:
+            StillHeld: someone does.
+        """
+        if self.address_bound:
+            self._release(inputs)
+            if not all_dead(self.dead_after) and held(self.dead_after, path_refs(self.path)):
+                raise StillHeld(self._rebuild_inputs(inputs))
+            return
+        # The run itself will drop them: now they must have no holder but the list.
+        for i, ref in self.dying_inputs:
+            if sys.getrefcount(inputs[i]) > 2 or compat.storage_use_count(ref.pointer) > 2:
+                raise StillHeld(list(inputs))
+        if not all_dead(self.dead_after_unpassed) and held(self.dead_after_unpassed):
+            raise StillHeld(list(inputs))
+
+    def _release(self, inputs: list[Input]) -> None:
+        """Let go of inputs that the launch does not read through Python."""
+        for i in self.plan.managed:
+            inputs[i] = None
+        for i in self.plan.copied:
+            inputs[i] = None
+
+    def _copy_special(self, inputs: list[Input]) -> None:
+        plain = set(self.plain_copies)
+        rest = [i for i in self.plan.copied if i not in plain]
+        InputPlan.copy(
+            InputPlan(
+                managed=[],
+                static=[],
+                copied=rest,
+                checked=[],
+                pointers=[],
+                expanded=self.plan.expanded,
+                overlapping=self.plan.overlapping,
+                live_outputs=[],
+            ),
+            self.buffers,
+            inputs,
+        )
+
+    def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
+        """Inputs of a call that was called off after ``_release``.
+
+        Copied values are in the buffers, which the next recording may reuse: clones.
+        """
+        out = list(inputs)
+        for i in self.plan.managed:
+            out[i] = self.pool.tensor_at(self.specs[i])
+        for i in self.plan.copied:
+            out[i] = self.buffers[i].clone()
+        return out

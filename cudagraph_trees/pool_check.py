@@ -1,0 +1,41 @@
+"""Does a pool hold just what the trees know?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .device.protocol import Pool
+
+
+class UntrackedMemory(RuntimeError):
+    """Blocks of the pool are live that no output of the path explains."""
+
+
+def check_pool(pool: Pool, known: Collection[int]) -> None:
+    """Check that exactly the blocks at ``known`` addresses are allocated.
+
+    Raises:
+        UntrackedMemory: others are, or some of them are not.
+    """
+    known = set(known)
+    if pool.only_live(known):
+        return
+    # A tensor in a reference cycle is dead, only not collected yet.
+    gc.collect()
+    actual = pool.live_addresses()
+    if missing := known - actual:
+        raise UntrackedMemory(
+            f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
+            f"{pool.handle} and are not. This points at aliasing that the compiler "
+            "or a custom operator's meta function did not declare."
+        )
+    if extra := actual - known:
+        raise UntrackedMemory(
+            f"Detected {len(extra)} tensor(s) in the cudagraph pool not tracked as outputs, at "
+            f"{sorted(map(hex, extra))}. All live allocations must be tracked for correctness. "
+            "Something that ran in the warm-up or the recording has kept a tensor: a cache "
+            "in a custom operator, a global, a workspace."
+        )

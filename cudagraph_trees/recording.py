@@ -1,0 +1,202 @@
+"""Calls that are no replays: warming up, recording, running without a graph.
+
+Note [Failures]
+~~~~~~~~~~~~~~~
+A warm-up or a recording that raises must not cost the user's call. After it, the state is
+RECORDING if there is a path: the books were restored before the attempt, they are right
+and the outputs own their blocks, which is what RECORDING says. The call is made again
+through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
+error is the program's own and goes to the user.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memprof.profiler.model import LedgerKind
+
+from . import _torch_compat as compat
+from .function import GraphID
+from .locks import capture_lock
+from .node_recorded import CUDAGraphNode
+from .node_warmup import CUDAWarmupNode
+from .path_state import ExecutionState
+from .recovery import Attempt, Unrecoverable
+
+if TYPE_CHECKING:
+    from .device.protocol import Input, Output
+    from .function import Function
+    from .manager import CUDAGraphTreeManager
+
+
+def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Input]) -> list[Output]:
+    """Run in the pool, without recording. ``inputs`` is emptied.
+
+    Raises:
+        Exception: the program's own, or see Note [Calling again after a failure].
+    """
+    with capture_lock, manager.ledger.measured() as measured:
+        restore_books(manager, function)
+        compat.align_inputs(inputs, function.alignment_checked)
+        parent = manager.current_node
+        if parent is None:
+            manager.step += 1
+        first = function.id not in manager.warmed_up_functions
+        manager.warmed_up_functions.add(function.id)
+        node = CUDAWarmupNode(function, GraphID(next(manager.warmup_counter)), parent, manager.step)
+        attempt = Attempt.warm_up(function, inputs, _path_addresses(parent))
+        manager.active_warm_up = function
+        try:
+            out = node.run(inputs, manager.pool)
+        except Exception as e:
+            manager.warmed_up_functions.discard(function.id)
+            return _failed(manager, function, "warm-up", e, attempt)
+        finally:
+            manager.active_warm_up = None
+        attempt.succeeded()
+        manager.arrive(node, ExecutionState.WARMUP)
+        manager.note(
+            LedgerKind.WARM_UP,
+            function,
+            "first run" if first else "a warm-up came before it",
+            node=node.id.id,
+            parent=_number(parent),
+            measured=measured,
+        )
+        manager.spent(function)
+        return out
+
+
+def record(
+    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input], reason: str
+) -> list[Output]:
+    """Record after the current node. ``inputs`` is emptied.
+
+    Args:
+        manager: whose tree.
+        function: what.
+        inputs: of the call.
+        reason: why no recording that exists will do.
+
+    Raises:
+        Exception: the program's own.
+    """
+    with (
+        capture_lock,
+        compat.recording_callbacks(function.compile_id),
+        manager.ledger.measured() as measured,
+    ):
+        restore_books(manager, function)
+        parent = manager.current_node
+        assert not isinstance(parent, CUDAWarmupNode)
+        if parent is None:
+            manager.step += 1
+        manager.leaves.remember(function, inputs)
+        attempt = Attempt.recording(function, inputs, _path_addresses(parent), manager.pool)
+        manager.device.synchronize()
+        try:
+            node = CUDAGraphNode(
+                function,
+                manager.new_graph_id(),
+                parent,
+                inputs,
+                manager.pool,
+                address_bound=manager.device.address_bound,
+                demoted=manager.places.demoted((_number(parent), function)),
+                step=manager.step,
+                check=compat.triton_config.slow_path_cudagraph_asserts,
+                learn_program=manager.settings.programs,
+            )
+        except Exception as e:
+            return _failed(manager, function, "recording", e, attempt)
+        attempt.succeeded()
+        again = manager.add_node(function, parent, node)
+        manager.arrive(node, ExecutionState.RECORDING)
+        manager.device.synchronize()
+        node.marginal_bytes = manager.pool.reserved_bytes() - measured.pool_before
+        manager.note(
+            LedgerKind.RERECORD if again else LedgerKind.RECORD,
+            function,
+            reason,
+            node=node.id.id,
+            parent=_number(parent),
+            measured=measured,
+            marginal=node.marginal_bytes,
+        )
+        manager.spent(function)
+        return node.run_first_inputs()
+
+
+def run_plainly(
+    manager: CUDAGraphTreeManager,
+    function: Function,
+    inputs: list[Input],
+    reason: str,
+    *,
+    note: bool = True,
+) -> list[Output]:
+    """Run without a graph, out of the general pool. ``inputs`` is emptied."""
+    if note:
+        manager.note(LedgerKind.SKIP, function, reason)
+    compat.align_inputs(
+        inputs, [i for i in function.alignment_checked if i not in function.mutated_input_idxs]
+    )
+    model = compat.with_aligned_inputs(
+        function.model,
+        [i for i in function.alignment_checked if i in function.mutated_input_idxs],
+        function.mutated_input_idxs,
+    )
+    return list(model(inputs))
+
+
+def restore_books(manager: CUDAGraphTreeManager, function: Function | None) -> None:
+    """Make the allocator's books say what memory says, if a replay came last."""
+    node = manager.current_node
+    if manager.path_state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
+        return
+    manager.debug_checkpointing_counter += 1
+    # Cached tensors own nothing and would look live.
+    node.remove_path_cached_tensors()
+    node.all_outputs_are_dead()
+    node.restore_pool()
+    # From here on the state is as after a recording; see Note [Failures].
+    manager.note(
+        LedgerKind.CHECKPOINT, function, "the allocator's books were restored", node=node.id.id
+    )
+
+
+def _failed(
+    manager: CUDAGraphTreeManager, function: Function, what: str, error: Exception, attempt: Attempt
+) -> list[Output]:
+    """See Note [Failures]."""
+    manager.failures[function] += 1
+    manager.books_are_right()
+    reason = f"{what} failed: {type(error).__name__}: {error}"
+    try:
+        inputs = attempt.inputs_again(error)
+    except Unrecoverable as e:
+        manager.note(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
+        error.add_note(f"memprof: {e}") if hasattr(error, "add_note") else None
+        raise error from None
+    manager.note(LedgerKind.TREE_FAILURE, function, reason)
+    if manager.pool.damaged:
+        manager.start_over("a failed capture left the device's generator with another state")
+    compat.log.warning(
+        "%s of %s failed; it runs without a graph. %s: %s",
+        what,
+        function.label,
+        type(error).__name__,
+        # Not the exception: a log record lives on, and with it the frames of the failure.
+        str(error),
+    )
+    return run_plainly(manager, function, inputs, reason, note=False)
+
+
+def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:
+    return None if node is None else node.id.id
+
+
+def _path_addresses(node: CUDAGraphNode | CUDAWarmupNode | None) -> set[int]:
+    if node is None:
+        return set()
+    return {r.address for refs in node.path_weakrefs for r in refs if r is not None}

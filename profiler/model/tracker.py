@@ -208,9 +208,9 @@ class DeviceMemory:
         tensor_bytes, tensors: storages and tensors that live Python tensors refer to.
         allocated_bytes: handed out by its allocator.
         reserved_bytes: what its allocator has from the system; on the CPU resident bytes.
-        peak_allocated_bytes: highest ``allocated_bytes`` since the process began or since
-            the user reset it, as the allocator says.
-        free_bytes, total_bytes: of the device, all processes together.
+        peak_bytes: highest allocated (CPU: resident) bytes since the process began, or since
+            the user's program reset the allocator's mark.
+        total_bytes: what the device has.
         pools: private pools of its allocator.
         highest_bytes: the highest of allocated (CPU: resident) bytes in this snapshot and
             those merged into it.
@@ -220,8 +220,7 @@ class DeviceMemory:
     tensors: int = 0
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
-    peak_allocated_bytes: int | None = None
-    free_bytes: int | None = None
+    peak_bytes: int | None = None
     total_bytes: int | None = None
     pools: tuple[PoolMemory, ...] = ()
     highest_bytes: int | None = None

@@ -41,6 +41,23 @@ class CallLog:
         self.resize(self.capacity)
         self._records.clear()
 
+    def newest(self) -> CallRecord | None:
+        """The last record."""
+        try:
+            return self._records[-1]
+        except IndexError:
+            return None
+
+    def after(self, last: CallRecord | None) -> list[CallRecord]:
+        """The records that came after ``last``, a record of this log; all that are left if
+        that one has been pushed out, or is None."""
+        # A copy first: the deque grows while we look. Copying is one step under the GIL.
+        records = list(self._records)
+        for i in range(len(records) - 1, -1, -1):
+            if records[i] is last:
+                return records[i + 1 :]
+        return records
+
     def columns(
         self, graphs: Iterable[int], since_ns: int = 0, returned: int | None = None
     ) -> CallColumns:

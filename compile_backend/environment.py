@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import time
 from collections.abc import Mapping
 from importlib import metadata
 
@@ -39,6 +40,11 @@ def machine() -> Machine:
         memory_bytes=_memory_bytes(),
         accelerators=names,
     )
+
+
+def perf_origin_ns() -> int:
+    """``time.time_ns()`` when ``time.perf_counter_ns()`` was 0."""
+    return time.time_ns() - time.perf_counter_ns()
 
 
 def process(environment: Mapping[str, str] = os.environ) -> Process:

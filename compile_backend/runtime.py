@@ -12,7 +12,7 @@ from memprof.cudagraph_trees import history
 from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Process, Profile, Role
 
 from .call_log import CallLog, Counter
-from .environment import machine, process, versions
+from .environment import machine, perf_origin_ns, process, versions
 from .ledger import Ledger
 from .observation.identities import StorageIdentities
 
@@ -75,9 +75,10 @@ class Runtime:
     def _storage_died(self, identity: int) -> None:
         if identity in self._persistent:
             self._persistent.discard(identity)
-            self._released[identity] = self._returned()
+            self._released[identity] = self.returned()
 
-    def _returned(self) -> int:
+    def returned(self) -> int:
+        """How many calls have returned, of all graphs."""
         return sum(g.calls.value for g in list(self._graphs.values()))
 
     def reset(self) -> None:
@@ -114,16 +115,22 @@ class Runtime:
 
         A graph belongs to a session if it was compiled or called in it.
         """
+        found = self.snapshot(session)
+        made = {g.id: g.calls for g in found.graphs}
+        since = session.since_perf_ns if session else 0
+        found.calls = self.calls.columns(made, since, sum(made.values()))
+        return found
+
+    def snapshot(self, session: Session | None = None) -> Profile:
+        """The same without the call log."""
         with self._lock:
             graphs = list(self._graphs.values())
         before = session.calls_before if session else {}
-        since = session.since_perf_ns if session else 0
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
             graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
         for g in graphs:
             g.record.calls = made[g.record.id]
-        returned = sum(made[g.record.id] for g in graphs)
         torch_version, memprof_version, python_version = versions()
         return Profile(
             created_ns=time.time_ns(),
@@ -133,11 +140,10 @@ class Runtime:
             machine=machine(),
             options=dict(self.options),
             graphs=[g.record for g in sorted(graphs, key=lambda g: g.record.id)],
-            calls=self.calls.columns(made, since, returned),
             ledger=self._entries(session, {g.record.id for g in graphs}),
             released=self._releases(session),
             process=max(process(), session.process, key=_world_size) if session else process(),
-            perf_origin_ns=time.time_ns() - time.perf_counter_ns(),
+            perf_origin_ns=session.perf_origin_ns if session else perf_origin_ns(),
         )
 
     def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
@@ -161,6 +167,7 @@ class Session:
 
     def __init__(self, runtime: Runtime) -> None:
         self.since_perf_ns = time.perf_counter_ns()
+        self.perf_origin_ns = perf_origin_ns()
         # A process group may be gone again when the session ends, or not be there yet.
         self.process = process()
         self.ledger_before = runtime.ledger.counts()

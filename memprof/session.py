@@ -6,14 +6,17 @@ import logging
 import os
 import sys
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
+from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_writable, write_profile
-from memprof.profiler.model import Profile
+from memprof.profiler.file import check_writable, read_profile, streams, write_profile
+from memprof.profiler.model import DataFlowColumns, Process, Profile
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.terminal import printable, style_of
+
+from .streaming import LOG_CALLS, Streamer
 
 log = logging.getLogger("memprof")
 
@@ -21,7 +24,11 @@ DEFAULT_MAX_CALLS = 1_000_000
 
 
 class ProfilingSession:
-    """A span of a program whose compiled calls make one profile; see ``profile``."""
+    """A span of a program whose compiled calls make one profile; see ``profile``.
+
+    Attributes:
+        path: of the file, placeholders filled in; None if there is none.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, max_calls: int = DEFAULT_MAX_CALLS
@@ -31,16 +38,28 @@ class ProfilingSession:
         self.path = path
         self._max_calls = max_calls
         self._session: Session | None = None
+        self._streamer: Streamer | None = None
         self._result: Profile | None = None
+        self._dataflow: DataFlowColumns | None = None
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
             raise RuntimeError(
                 "this profiling session was entered before; call memprof.profile() again"
             )
+        streamed = False
         if self.path is not None:
+            self.path = fill_path(self.path, process())
+            streamed = streams(self.path)
             check_writable(self.path)
-        self._session = RUNTIME.open_session(self._max_calls)
+        self._session = RUNTIME.open_session(LOG_CALLS if streamed else self._max_calls)
+        if self.path is not None and streamed:
+            try:
+                self._streamer = Streamer(RUNTIME, self._session, self.path)
+                self._streamer.start()
+            except BaseException:
+                RUNTIME.close_session()
+                raise
         return self
 
     def __exit__(
@@ -49,7 +68,13 @@ class ProfilingSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._result = RUNTIME.profile(self._session)
+        if self._streamer is not None:
+            self._streamer.finish(self._join)
+            if self._streamer.failed:
+                self._result = self._join(RUNTIME.profile(self._session))
+            RUNTIME.close_session()
+            return
+        self._result = self._join(RUNTIME.profile(self._session))
         RUNTIME.close_session()
         if self.path is None:
             return
@@ -62,26 +87,78 @@ class ProfilingSession:
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
 
+        A streamed session's calls are read back from its file.
+
         Raises:
             RuntimeError: the session has not begun.
+            ProfileError: a streamed session's file is gone or damaged.
         """
         if self._result is not None:
             return self._result
         if self._session is None:
             raise RuntimeError("this session has not begun: use `with memprof.profile() as s:`")
-        return RUNTIME.profile(self._session)
+        if self._streamer is not None:
+            self._streamer.flush()
+        if self._streamer is None or self._streamer.failed:
+            return self._join(RUNTIME.profile(self._session))
+        found = read_profile(self._streamer.path)
+        if found.complete:
+            self._result = found
+        return self._join(found)
+
+    def add_dataflow(
+        self, run: Any, *, modules: Any = None, optimizers: Any = None
+    ) -> DataFlowColumns:
+        """Make the memory profile of a ``torch.profiler`` run part of this profile.
+
+        Inside the block it goes into the file too; after it, into ``profile()`` and ``save``.
+
+            with memprof.profile("run.json.gz") as session:
+                with torch.profiler.profile(record_shapes=True, profile_memory=True) as prof:
+                    train()
+                session.add_dataflow(prof, modules=model)
+
+        Args:
+            run: a ``torch.profiler.profile`` that has ended, or what
+                ``memprof.profiler.profile_memory`` made of one.
+            modules, optimizers: as for ``profile_memory``; they give names to memory.
+
+        Returns:
+            What was added. A later call replaces it.
+
+        Raises:
+            RuntimeError: the session has not begun.
+            ValueError: the run did not record what a memory profile needs.
+        """
+        from memprof.profiler.dataflow import DataFlowProfile, data_flow_columns, profile_memory
+
+        so_far = self.profile()
+        if not isinstance(run, DataFlowProfile):
+            run = profile_memory(
+                run, modules=modules, optimizers=optimizers, memprof_profile=so_far
+            )
+        self._dataflow = data_flow_columns(run, so_far.perf_origin_ns)
+        if self._result is not None:
+            self._join(self._result)
+        return self._dataflow
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile; gzip if ``path`` ends in ``.gz``.
+        """Write the profile; gzip if ``path`` ends in ``.gz``, a stream if in ``.memprof``.
 
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_profile(self.profile(), path)
+        write_profile(self.profile(), fill_path(path, process()))
 
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
         """Print the report of this session."""
         _print(self.profile(), top, file)
+
+    def _join(self, profile: Profile) -> Profile:
+        """Adds what other parts of memprof know."""
+        if self._dataflow is not None:
+            profile.dataflow = self._dataflow
+        return profile
 
 
 def profile(
@@ -90,15 +167,40 @@ def profile(
     """Context manager: profile what compiled functions do inside it.
 
     Args:
-        path: where to write the profile at the end; gzip if it ends in ``.gz``. Checked
-            on entry, so that an unwritable folder is found before the training, not after.
-            If writing fails at the end all the same, that is logged and not raised.
-        max_calls: how many calls to keep one by one; earlier ones are only counted.
+        path: where to write the profile. ``.json``, or ``.json.gz`` for gzip, at the end;
+            ``.memprof`` while the program runs, so that a job that is killed leaves what it
+            did up to a few seconds before, and no call has to stay in memory. ``{rank}``,
+            ``{local_rank}``, ``{host}`` and ``{pid}`` are filled in: each process of a job
+            needs a file of its own. The path is checked on entry, so that an unwritable
+            folder is found before the training, not after. If writing fails later all the
+            same, that is logged and not raised.
+        max_calls: how many calls to keep one by one; earlier ones are only counted. A
+            streamed file has them all.
 
     Raises:
         ProfileNotWritableError: on entry, ``path`` cannot be written.
     """
     return ProfilingSession(path, max_calls=max_calls)
+
+
+def fill_path(path: str | os.PathLike[str], process: Process) -> str:
+    """``path`` with ``{rank}``, ``{local_rank}``, ``{host}`` and ``{pid}`` filled in.
+
+    Logs a warning where the processes of a job would overwrite each other's file.
+    """
+    text = filled = os.fspath(path)
+    for name in ("rank", "local_rank", "host", "pid"):
+        filled = filled.replace(f"{{{name}}}", str(getattr(process, name)))
+    # Rank 0 alone may well have a file without a number: only its peers would collide with it.
+    if process.rank > 0 and filled == text:
+        log.warning(
+            "%s: this is rank %d of %d; if other ranks write a profile too, each needs a path of "
+            "its own: put {rank} into it.",
+            text,
+            process.rank,
+            process.world_size,
+        )
+    return filled
 
 
 def current_profile() -> Profile:

@@ -49,6 +49,7 @@ from .validate import validate
 
 __all__ = [
     "check_writable",
+    "create_for_streaming",
     "decode_profile",
     "decode_profiles",
     "encode_profile",
@@ -268,6 +269,22 @@ def check_writable(path: StrPath) -> None:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         os.unlink(probe)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise ProfileNotWritableError(
+            path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
+        ) from e
+
+
+def create_for_streaming(path: StrPath) -> int:
+    """An open file descriptor of a new, empty file, in the place of what was at ``path``.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses.
+    """
+    try:
+        _check_target(os.path.realpath(path))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags, 0o666)
+    except (OSError, ValueError) as e:
         raise ProfileNotWritableError(
             path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
         ) from e

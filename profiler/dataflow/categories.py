@@ -113,12 +113,16 @@ class _Deduction:
         source = (category == GRADIENT) | (category == PARAMETER)
         seen[self.id_of_value[self.reads[source[self.reads]]]] = True
 
-        reading = self.id_of_value[self.reads]
-        readers = np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
-        order = np.argsort(reading, kind="stable")
-        readers_of = readers[order].data
-        starts = np.searchsorted(reading[order], np.arange(len(seen) + 1)).data
-        del reading, readers, order
+        # Ids and their readers in one number, sorted in place.
+        reading = self.id_of_value[self.reads].astype(np.int64)
+        reading *= max(len(self.graph), 1)
+        reading += np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
+        reading.sort()
+        first = np.arange(len(seen) + 1) * max(len(self.graph), 1)
+        starts = np.searchsorted(reading, first).astype(np.int32).data
+        reading %= max(len(self.graph), 1)
+        readers_of = reading.astype(np.int32).data
+        del reading, first
         made, bounds = self.id_of_value[self.makes].data, self.make_bounds.data
 
         todo = np.flatnonzero(seen).tolist()
@@ -163,8 +167,8 @@ class _Deduction:
     def parameters_by_data_flow(self) -> None:
         """What the forward reads, and is updated from gradients it contributes to."""
         category = self.current()
-        gradient = set(np.flatnonzero(category == GRADIENT).tolist())
-        forward = set(np.flatnonzero(category == INPUT).tolist())
+        gradient = (category == GRADIENT).tobytes()
+        forward = bytearray((category == INPUT).tobytes())
         reads, read_bounds = self.reads.data, self.read_bounds.data
         makes, make_bounds = self.makes.data, self.make_bounds.data
         candidate = bytearray(len(category))
@@ -173,15 +177,21 @@ class _Deduction:
             if backward[node]:
                 continue
             read = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
-            if forward.isdisjoint(read):
+            for v in read:
+                if forward[v]:
+                    break
+            else:
                 continue
             made = makes[make_bounds[node] : make_bounds[node + 1]].tolist()
-            if not (gradient.isdisjoint(read) and gradient.isdisjoint(made)):
-                continue
-            forward.update(made)
-            for v in read:
-                if v not in forward:
-                    candidate[v] = 1
+            for v in read + made:
+                if gradient[v]:
+                    break
+            else:
+                for v in made:
+                    forward[v] = 1
+                for v in read:
+                    if not forward[v]:
+                        candidate[v] = 1
 
         contributes = bytearray((category == GRADIENT).tobytes())
         used = bytearray(len(category))
@@ -216,7 +226,7 @@ class _Deduction:
                     found.append(v)
                     if not category[v]:
                         category[v] = ACTIVATION
-        self.set_default(np.asarray(found), ACTIVATION)
+        self.set_default(np.asarray(found, np.int32), ACTIVATION)
 
     def autograd_detail(self) -> None:
         """What the backward makes anew, or from what is unknown."""
@@ -229,7 +239,7 @@ class _Deduction:
                 found.append(value)
                 if not category[value]:
                     category[value] = AUTOGRAD_DETAIL
-        self.set_default(np.asarray(found), AUTOGRAD_DETAIL)
+        self.set_default(np.asarray(found, np.int32), AUTOGRAD_DETAIL)
 
     def run(self) -> Categories:
         columns, graph = self.columns, self.graph

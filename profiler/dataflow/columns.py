@@ -120,7 +120,6 @@ class AllocationTable:
         event: number of the event in the walk.
         leaf: leaf that it is or lies in.
         key: its storage; -1 where the profiler knows no tensor for it.
-        ptr: address.
         size: signed bytes.
         device: index in ``EventColumns.devices``.
         start: ns.
@@ -128,12 +127,13 @@ class AllocationTable:
         scope: innermost row of the scope table around it.
         reserved, allocated: what the caching allocator held afterwards, bytes; -1 on
             devices without one.
+        unnamed_ptr: addresses of the rows without a key, in order; the others' are in the
+            key table.
     """
 
     event: Ints
     leaf: Ints
     key: Ints
-    ptr: Ints
     size: Ints
     device: Ints
     start: Ints
@@ -141,6 +141,7 @@ class AllocationTable:
     scope: Ints
     reserved: Ints
     allocated: Ints
+    unnamed_ptr: Ints
 
     def __len__(self) -> int:
         return len(self.event)
@@ -158,7 +159,6 @@ class ScopeTable:
         event: number of the event in the walk.
         identity: for a module, ``id()`` of it in the profiled process; else 0.
         backward: FORWARD, ENGINE or NODE.
-        thread: the profiler's number of the thread.
     """
 
     kind: Bytes
@@ -169,7 +169,6 @@ class ScopeTable:
     event: Ints
     identity: Ints
     backward: Bytes
-    thread: Ints
 
     def __len__(self) -> int:
         return len(self.kind)

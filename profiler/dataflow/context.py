@@ -22,10 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen, rows
+from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen
 from .graph import Graph
 
 PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
+NO_PHASE = np.uint8(255)
+"""Of what was there before the trace."""
 
 
 @dataclass(slots=True)
@@ -37,8 +39,7 @@ class Context:
         optimizer, module, compiled: rows of the scope table, -1 if none. ``compiled`` is
             the outermost compiled call, ``module`` the innermost module; in the backward,
             the module of the forward operator.
-        step: number of the training step, from 0; see ``steps``.
-        steps: end of each step, ns: ``ProfilerStep`` ranges if there are
+        steps: end of each training step, ns: ``ProfilerStep`` ranges if there are
             any, else optimizer steps.
     """
 
@@ -46,8 +47,11 @@ class Context:
     optimizer: Ints
     module: Ints
     compiled: Ints
-    step: Ints
     steps: Ints
+
+    def step(self, times: Ints) -> Ints:
+        """Number of the training step, from 0, that each time (ns) lies in."""
+        return np.searchsorted(self.steps, times, side="left")
 
 
 def find_context(columns: EventColumns, graph: Graph) -> Context:
@@ -73,13 +77,12 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
         ends = np.sort(scopes.end[scopes.kind == ScopeKind.OPTIMIZER_STEP])
     return Context(
         phase=frozen(
-            np.where(optimizer >= 0, PHASE_OPTIMIZER, np.where(backward, PHASE_BACKWARD, 0)),
+            np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8)),
             np.uint8,
         ),
         optimizer=frozen(optimizer),
         module=frozen(module),
         compiled=frozen(compiled),
-        step=rows(np.searchsorted(ends, allocations.start, side="left")),
         steps=frozen(ends),
     )
 
@@ -120,8 +123,9 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
         return out
     thread = columns.thread_of(allocations.event)
     nodes = np.sort(leaves.start[leaves.backward == NODE])
-    for t in np.unique(scopes.thread[rows]).tolist():
-        mine = rows[scopes.thread[rows] == t]
+    thread_of_step = columns.thread_of(scopes.event[rows])
+    for t in np.unique(thread_of_step).tolist():
+        mine = rows[thread_of_step == t]
         mine = mine[np.argsort(scopes.start[mine], kind="stable")]
         runs_backward = np.searchsorted(nodes, scopes.end[mine]) > np.searchsorted(
             nodes, scopes.start[mine]

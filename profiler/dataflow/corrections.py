@@ -58,7 +58,7 @@ from .categories import (
 )
 from .columns import Bytes, EventColumns, Ints, ScopeKind, frozen
 from .compiled import CompiledCalls
-from .context import PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
+from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
 from .schema import STATE
 from .storages import Storages
@@ -173,7 +173,7 @@ def correct(
     """Apply the rules of the note above."""
     n = storages.keys
     # One entry a value, then one a block; what holds of a storage holds of all its values.
-    storage = np.concatenate([graph.value_key, np.arange(n, len(storages))])
+    storage = np.concatenate([graph.value_key, np.arange(n, len(storages), dtype=np.int32)])
     category = np.concatenate([categories.of_value, np.zeros(len(storages) - n, np.uint8)])
     rule = np.zeros(len(category), np.uint8)
 
@@ -189,20 +189,21 @@ def correct(
 
     row = storages.created[storage]
     made = row >= 0
-    phase = np.where(made, _at(context.phase, row), -1)
+    phase = np.where(made, _at(context.phase, row), NO_PHASE)
     unknown = category == UNKNOWN
     scopes = columns.scopes
     died = storages.died[storage]
-    module = np.where(made, _at(context.module, row), -1)
-    compiled_call = np.where(made, _at(context.compiled, row), -1) >= 0
+    module = np.where(made, _at(context.module, row), np.int32(-1))
+    compiled_call = made & (_at(context.compiled, row) >= 0)
 
     in_module = (module >= 0) & (phase == PHASE_FORWARD) & ~compiled_call
     before_return = died <= np.where(module >= 0, _at(scopes.end, module), 0)
     apply(
         Rule.FORWARD_CALL,
         unknown & in_module,
-        np.where(before_return, TEMPORARY, ACTIVATION).astype(np.uint8),
+        np.where(before_return, np.uint8(TEMPORARY), np.uint8(ACTIVATION)),
     )
+    del in_module, before_return
     seed = np.zeros(len(storages), np.bool_)
     seed[graph.edge_key[(graph.in_value >= 0) & graph.backward[graph.edge_node]]] = True
     for_backward = seed[storage] & (phase == PHASE_FORWARD) & (module < 0) & ~compiled_call
@@ -215,13 +216,14 @@ def correct(
     leaf = columns.allocations.leaf
     same_leaf = made & (last >= 0) & (_at(leaf, row) == _at(leaf, last))
     apply(Rule.SCRATCH, (storage >= n) & same_leaf, TEMPORARY)
+    del last, same_leaf
 
     state = np.zeros(len(storages), np.bool_)
     state[:n] = _module_state(columns, graph) & (storages.created[:n] < 0)
     firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
     apply(Rule.MODULE_STATE, state[storage] & ~firm, PARAMETER)
 
-    step = np.where(made, _at(context.optimizer, row), -1)
+    step = np.where(made, _at(context.optimizer, row), np.int32(-1))
     in_step = phase == PHASE_OPTIMIZER
     gone = died <= np.where(step >= 0, _at(scopes.end, step), 0)
     apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)

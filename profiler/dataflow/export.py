@@ -144,9 +144,8 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         return np.asarray([of(i) for i in used.tolist()] or [None], object)[inverse]
 
     address = of_key(keys.ptr)
-    rows = np.where(s.created >= 0, s.created, s.destroyed)
-    if len(profile.columns.allocations):
-        address = np.where(keyed, address, profile.columns.allocations.ptr[rows[storage]])
+    if len(s.block_ptr):
+        address = np.where(keyed, address, s.block_ptr[np.where(keyed, 0, t.block)])
     return {
         "time_ns": t.time,
         "action": actions[t.action],

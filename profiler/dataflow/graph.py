@@ -27,8 +27,11 @@ import numpy as np
 from .columns import NODE, Bools, Bytes, EventColumns, Ints, frozen, rows
 from .schema import AMBIGUOUS, READ, WRITTEN
 
-FREED, ALLOCATED = 8, 16
-"""Besides READ, WRITTEN and AMBIGUOUS of ``schema``: what an edge is made of."""
+FREED, ALLOCATED, MUTATED = 8, 16, 64
+"""Besides READ, WRITTEN, AMBIGUOUS and STATE of ``schema``: what an edge is made of.
+MUTATED follows from the others: it writes to a storage that lives on."""
+_EFFECT_BITS = 6
+"""All but MUTATED fit."""
 
 
 class InvalidDataFlow(AssertionError):
@@ -59,27 +62,23 @@ class Graph:
     Attributes:
         leaf: leaf of each node; nodes are in order of their start.
         backward: the node runs in the backward pass.
-        edge_node, edge_key: ends of each edge; edges are sorted by node, then key rank.
+        edge_key: storage of each edge; edges are sorted by node, then key rank.
         flags: what the edge is made of.
-        mutated: it writes to a storage that lives on.
         version: version before the edge, -1 for an allocation.
         bounds: node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``.
         first_value: value of version 0 of each key, and the total at the end.
-        value_key, value_version: what each value is.
+        value_key: storage of each value.
         problems: contradictions found.
     """
 
     leaf: Ints
     backward: Bools
-    edge_node: Ints
     edge_key: Ints
     flags: Bytes
-    mutated: Bools
     version: Ints
     bounds: Ints
     first_value: Ints
     value_key: Ints
-    value_version: Ints
     problems: list[Problem]
 
     def __len__(self) -> int:
@@ -94,6 +93,23 @@ class Graph:
     def frees(self) -> Bools:
         """Edges that release their storage."""
         return np.asarray((self.flags & FREED) != 0)
+
+    @property
+    def mutated(self) -> Bools:
+        """Edges that write to a storage that lives on."""
+        return np.asarray((self.flags & MUTATED) != 0)
+
+    @property
+    def edge_node(self) -> Ints:
+        """Node of each edge."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.bounds))
+
+    @property
+    def value_version(self) -> Ints:
+        """Version of each value."""
+        values = np.arange(len(self.value_key), dtype=np.int32)
+        values -= self.first_value[self.value_key]
+        return values
 
     @property
     def in_value(self) -> Ints:
@@ -125,19 +141,25 @@ class Graph:
             raise InvalidDataFlow(self.problems[0].text + more)
 
 
-def build_graph(columns: EventColumns) -> Graph:
-    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
+def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
+    """The data-flow graph of a trace. Contradictions end up in ``problems``.
+
+    Args:
+        columns: of the trace.
+        keep_uses: leave ``columns.uses``, which nothing else needs, as they are.
+    """
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
-    edge_node, edge_key, flags, twice = _edges(columns, node_of)
+    edge_node, edge_key, flags, twice = _edges(columns, node_of, keep_uses)
     problems = [_problem(columns, "double_free", order, edge_node[e], edge_key[e]) for e in twice]
 
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
     uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
     mutated = ((uses_of & WRITTEN) != 0) | (uses_of == AMBIGUOUS)
     mutated &= ~frees
+    flags[mutated] |= MUTATED
     bumps = mutated & ~allocates
 
     # The version before an edge: how many edges of its key have written so far.
@@ -163,38 +185,44 @@ def build_graph(columns: EventColumns) -> Graph:
     return Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
-        edge_node=frozen(edge_node),
         edge_key=frozen(edge_key),
         flags=frozen(flags),
-        mutated=frozen(mutated),
         version=frozen(np.where(allocates, np.int32(-1), version)),
         bounds=rows(np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32))),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
-        value_version=frozen(np.arange(len(value_key), dtype=np.int32) - first_value[value_key]),
         problems=problems,
     )
 
 
-def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, list[int]]:
+def _edges(
+    columns: EventColumns, node_of: Ints, keep_uses: bool
+) -> tuple[Ints, Ints, Bytes, list[int]]:
     """Node, key and flags of every edge, sorted by node and key rank; and those of them
     that release their storage twice."""
     uses, allocations, keys = columns.uses, columns.allocations, columns.keys
-    named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0))
-    # Node and key in one number, so that one sort puts together what belongs together.
+    named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
+    # Node, key and what happens in one number, so that sorting it in place puts together
+    # what belongs together.
     n = max(len(keys), 1)
-    place = np.concatenate([node_of[uses.leaf], node_of[allocations.leaf[named]]]).astype(np.int64)
-    place *= n
-    key = np.concatenate([uses.key, allocations.key[named]])
-    if len(key):
-        place += keys.rank[key]
-    del key
-    change = np.where(allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED))
-    effect = np.concatenate([uses.effect, change])
-    sequence = np.argsort(place, kind="stable")
-    place = place[sequence]
-    effect = effect[sequence]
-    del sequence
+    place = np.empty(len(uses) + len(named), np.int64)
+    if len(place):
+        place[: len(uses)] = node_of[uses.leaf]
+        place[len(uses) :] = node_of[allocations.leaf[named]]
+        place *= n
+        place[: len(uses)] += keys.rank[uses.key]
+        place[len(uses) :] += keys.rank[allocations.key[named]]
+        place <<= _EFFECT_BITS
+        place[: len(uses)] |= uses.effect
+        place[len(uses) :] |= np.where(
+            allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
+        )
+    del uses, named
+    if not keep_uses:
+        columns.drop_uses()
+    place.sort()
+    effect = (place & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
+    place >>= _EFFECT_BITS
     starts = np.flatnonzero(np.diff(place, prepend=-1))
     if not len(starts):
         empty = np.zeros(0, np.int32)
@@ -202,6 +230,7 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, lis
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     place = place[starts]
+    del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
     return (

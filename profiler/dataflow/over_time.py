@@ -76,17 +76,20 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     An increment of a version is two changes: out of one category, into the other.
     """
     t = profile.timeline
-    before, after = profile.entry_categories()
-    rows = np.flatnonzero(t.device == device).astype(np.int32)
+    storage = t.storage
+    rows = np.flatnonzero(t.storages.device[storage] == device).astype(np.int32)
     twice = t.action[rows] == INCREMENT_VERSION
     entry = np.repeat(rows, 1 + twice.view(np.uint8))
     second = np.zeros(len(entry), np.bool_)
     second[1:] = entry[1:] == entry[:-1]
     action = t.action[entry]
     leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
+    before, after = profile.entry_categories()
     column = before[entry]
     column[second] = after[entry[second]]
-    size = t.size[entry]
+    del before, after, action, second
+    size = t.storages.size[storage[entry]]
+    del storage
     np.negative(size, out=size, where=leaving)
     return t.time[entry], _POSITION[column], size
 
@@ -119,10 +122,18 @@ def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
     # The timeline is sorted by time, so equal times are neighbours.
     starts = np.diff(time, prepend=-2) != 0
     times = time[starts]
-    at = np.cumsum(starts, dtype=np.int32)
-    at -= 1
-    table = np.zeros((len(times), len(ORDER)), np.int64)
-    np.add.at(table, (at, column), size)
+    # Index of each change in the table laid out flat, as wide as numpy wants indices.
+    cell = np.cumsum(starts, dtype=np.intp)
+    cell -= 1
+    cell *= len(ORDER)
+    cell += column
+    del starts
+    # No category has more bytes than all together have at some time; half the width will do
+    # for most traces, and sums of such integers are of 64 bits again.
+    most = int(np.cumsum(size).max(initial=0))
+    table = np.zeros((len(times), len(ORDER)), np.int32 if most < 1 << 31 else np.int64)
+    np.add.at(table.reshape(-1), cell, size.astype(table.dtype, copy=False))
+    del cell
     np.cumsum(table, axis=0, out=table)
     if len(times) > 1 and times[0] < 0:
         times[0] = times[1]

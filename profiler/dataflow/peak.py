@@ -270,8 +270,9 @@ def _awaits_backward(profile: DataFlowProfile, storage: int) -> bool:
     """Whether a backward node ran, or was yet to run, while the storage was alive."""
     s, leaves = profile.storages, profile.columns.leaves
     starts = np.sort(leaves.start[leaves.backward == NODE])
-    after = int(np.searchsorted(starts, s.born[storage]))
-    return after < len(starts) and int(starts[after]) < int(s.died[storage])
+    born, died = s.life(storage)
+    after = int(np.searchsorted(starts, born))
+    return after < len(starts) and int(starts[after]) < died
 
 
 def find_leaks(profile: DataFlowProfile, device: int) -> list[tuple[int, int, int]]:
@@ -284,7 +285,7 @@ def find_leaks(profile: DataFlowProfile, device: int) -> list[tuple[int, int, in
     s, context = profile.storages, profile.context
     rows = _present(profile, device)
     rows = rows[(s.created[rows] >= 0) & (s.size[rows] > 0)]
-    made_in = context.step[s.created[rows]]
+    made_in = context.step(profile.columns.allocations.start[s.created[rows]])
     ended = np.searchsorted(context.steps, s.died[rows], side="left")
     # What is never released outlives every step there is, up to the end of the trace.
     held = ended - made_in

@@ -50,9 +50,7 @@ class DataFlowProfile:
         chosen = frozenset(rules)
         self.columns = columns
         self.objects = objects or KnownObjects()
-        self.graph: Graph = build_graph(columns)
-        if not keep_uses:
-            columns.drop_uses()
+        self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
         self.context: Context = find_context(columns, self.graph)
         self.storages: Storages = lifetimes(columns)
         self.compiled: CompiledCalls | None = None

@@ -21,8 +21,8 @@ from .columns import EventColumns, Ints, frozen
 PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = range(1, 5)
 """Numbers of ``timeline.Action``."""
 
-Entries = tuple[Ints, Ints, Ints, Ints]
-"""Time, action, subject and version of entries of a timeline."""
+Entries = tuple[Ints, Ints, Ints]
+"""Time, action and subject of entries of a timeline; their version is 0."""
 
 
 @dataclass(slots=True)
@@ -32,66 +32,91 @@ class Storages:
     Attributes:
         keys: how many have a key; a later row ``r`` is block ``r - keys``.
         created, destroyed: rows of the allocation table, -1 outside the trace.
-        born, died: ns; the smallest and largest integer outside the trace.
         size: bytes.
         device: index in ``EventColumns.devices``.
+        block_ptr: address of each block.
+        start: of each row of the allocation table, ns.
         block_entries: what the timeline says of blocks; block b is named -1 - b.
     """
 
     keys: int
     created: Ints
     destroyed: Ints
-    born: Ints
-    died: Ints
     size: Ints
     device: Ints
+    block_ptr: Ints
+    start: Ints
     block_entries: Entries
 
     def __len__(self) -> int:
         return len(self.size)
+
+    @property
+    def born(self) -> Ints:
+        """When each was made, ns; the smallest integer for before the trace."""
+        return self._times(self.created, np.iinfo(np.int64).min)
+
+    @property
+    def died(self) -> Ints:
+        """When each was released, ns; the largest integer for after the trace."""
+        return self._times(self.destroyed, np.iinfo(np.int64).max)
+
+    def _times(self, rows: Ints, outside: int) -> Ints:
+        times = np.full(len(rows), outside)
+        known = rows >= 0
+        times[known] = self.start[rows[known]]
+        return times
+
+    def life(self, storage: int) -> tuple[int, int]:
+        """``born`` and ``died`` of one storage."""
+        limits = np.iinfo(np.int64)
+        made, gone = int(self.created[storage]), int(self.destroyed[storage])
+        return (
+            int(self.start[made]) if made >= 0 else limits.min,
+            int(self.start[gone]) if gone >= 0 else limits.max,
+        )
 
 
 def lifetimes(columns: EventColumns) -> Storages:
     """When each storage was made and released."""
     allocations, keys = columns.allocations, columns.keys
     n = len(keys)
-    block_created, block_destroyed, block_size, entries = _blocks(columns)
+    block_created, block_destroyed, block_size, block_ptr, entries = _blocks(columns)
     created = np.concatenate([np.full(n, -1, np.int32), block_created])
     destroyed = np.concatenate([np.full(n, -1, np.int32), block_destroyed])
     known = np.flatnonzero(allocations.key >= 0)
     grows, shrinks = known[allocations.size[known] > 0], known[allocations.size[known] < 0]
     created[allocations.key[grows]] = grows
     destroyed[allocations.key[shrinks]] = shrinks
-    limits = np.iinfo(np.int64)
-    born = np.full(len(created), limits.min)
-    died = np.full(len(created), limits.max)
-    born[created >= 0] = allocations.start[created[created >= 0]]
-    died[destroyed >= 0] = allocations.start[destroyed[destroyed >= 0]]
+    size, device = keys.size, keys.device
     seen = np.where(block_created >= 0, block_created, block_destroyed)
+    if len(seen):
+        size = np.concatenate([size, block_size])
+        device = np.concatenate([device, allocations.device[seen]])
     return Storages(
         keys=n,
         created=frozen(created),
         destroyed=frozen(destroyed),
-        born=frozen(born),
-        died=frozen(died),
-        size=frozen(np.concatenate([keys.size, block_size])),
-        device=frozen(np.concatenate([keys.device, allocations.device[seen]])),
+        size=frozen(size),
+        device=frozen(device),
+        block_ptr=block_ptr,
+        start=allocations.start,
         block_entries=entries,
     )
 
 
-def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
-    """Storages without a tensor: rows that make and release them, sizes, entries."""
+def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
+    """Storages without a tensor: rows that make and release them, sizes, addresses, entries."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
-    created, destroyed, size, time, action, subject = (array(c) for c in "iiqqBi")
+    created, destroyed, size, ptr, time, action, subject = (array(c) for c in "iiqqqBi")
     live: dict[tuple[int, int], int] = {}
     for row, at, n, t, d in zip(
         *(
             c.data
             for c in (
                 rows,
-                allocations.ptr[rows],
+                allocations.unnamed_ptr,
                 allocations.size[rows],
                 allocations.start[rows],
                 allocations.device[rows],
@@ -107,6 +132,7 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
             created.append(row)
             destroyed.append(-1)
             size.append(n)
+            ptr.append(at)
             continue
         block = live.pop((at, d), None)
         action.append(DESTROY)
@@ -115,11 +141,12 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Entries]:
             created.append(-1)
             destroyed.append(row)
             size.append(-n)
+            ptr.append(at)
             time.append(-1)
             action.append(PREEXISTING)
             subject.append(-1 - block)
         else:
             destroyed[block] = row
         subject.append(-1 - block)
-    entries = (frozen(time), frozen(action), frozen(subject), np.zeros(len(time), np.int32))
-    return frozen(created), frozen(destroyed), frozen(size), entries
+    entries = (frozen(time), frozen(action), frozen(subject))
+    return frozen(created), frozen(destroyed), frozen(size), frozen(ptr), entries

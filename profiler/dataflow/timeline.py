@@ -9,7 +9,7 @@ import numpy as np
 
 from .categories import Categories
 from .columns import Bytes, EventColumns, Ints, frozen
-from .graph import Graph
+from .graph import ALLOCATED, FREED, MUTATED, Graph
 from .storages import CREATE, DESTROY, INCREMENT_VERSION, PREEXISTING, Storages
 
 
@@ -30,17 +30,15 @@ class Timeline:
     Attributes:
         time: ns; -1 for what was there before.
         action: number of an ``Action``.
-        key: row of the key table, -1 for a storage without a tensor.
-        block: number of the storage without a tensor, -1 for one with.
+        subject: row of the key table, or ``-1 - b`` for block ``b``.
         version: version that the entry ends or makes; see ``Action``. An increment
             names the version before it.
-        storages: what ``key`` and ``block`` are rows of.
+        storages: what ``subject`` names.
     """
 
     time: Ints
     action: Bytes
-    key: Ints
-    block: Ints
+    subject: Ints
     version: Ints
     storages: Storages
 
@@ -48,9 +46,20 @@ class Timeline:
         return len(self.time)
 
     @property
+    def key(self) -> Ints:
+        """Row of the key table, -1 for a storage without a tensor."""
+        return np.maximum(self.subject, np.int32(-1))
+
+    @property
+    def block(self) -> Ints:
+        """Number of the storage without a tensor, -1 for one with."""
+        return np.maximum(np.int32(-1) - self.subject, np.int32(-1))
+
+    @property
     def storage(self) -> Ints:
         """Row of ``storages`` of each entry."""
-        return np.where(self.key >= 0, self.key, self.block + np.int32(self.storages.keys))
+        of_block = np.int32(self.storages.keys - 1) - self.subject
+        return np.where(self.subject >= 0, self.subject, of_block)
 
     @property
     def size(self) -> Ints:
@@ -67,61 +76,58 @@ def build_timeline(
     columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
 ) -> Timeline:
     """The timeline of a trace."""
-    keys, allocations = columns.keys, columns.allocations
-    entries = [storages.block_entries]
-
-    made_at = np.full(len(keys), np.iinfo(np.int64).min)
-    freed_at = made_at.copy()
-    known = np.flatnonzero(allocations.key >= 0)
-    grows = known[allocations.size[known] > 0]
-    shrinks = known[allocations.size[known] <= 0]
-    made_at[allocations.key[grows]] = allocations.start[grows]
-    freed_at[allocations.key[shrinks]] = allocations.start[shrinks]
-    has_made = np.zeros(len(keys), np.bool_)
-    has_made[allocations.key[grows]] = True
-
-    by_rank = np.argsort(keys.rank)
-    before = by_rank[(categories.present & ~has_made)[by_rank]]
-    n = len(before)
-    entries.append(
-        (
-            np.full(n, -1),
-            np.full(n, PREEXISTING, np.uint8),
-            before.astype(np.int32),
-            np.zeros(n, np.int32),
-        )
-    )
-
+    start, flags = columns.allocations.start, graph.flags
+    by_rank = np.argsort(columns.keys.rank).astype(np.int32)
+    created = storages.created[: storages.keys]
+    before = by_rank[(categories.present & (created < 0))[by_rank]]
+    del by_rank
     # An edge has up to two entries, its own order kept: made or written, then released.
-    last = np.diff(graph.first_value) - np.int32(1)
-    allocates, frees = graph.allocates, graph.frees
-    first = allocates | graph.mutated
-    start = columns.leaves.start[graph.leaf]
-    time = np.where(allocates, made_at[graph.edge_key], start[graph.edge_node])
-    edge = np.concatenate([np.flatnonzero(first), np.flatnonzero(frees)])
-    action = np.where(allocates, np.uint8(CREATE), np.uint8(INCREMENT_VERSION))[first]
-    action = np.concatenate([action, np.full(int(frees.sum()), DESTROY, np.uint8)])
-    when = np.concatenate([time[first], freed_at[graph.edge_key[frees]]])
-    version = np.concatenate(
-        [np.where(allocates, np.int32(0), graph.version)[first], last[graph.edge_key[frees]]]
-    )
-    order = np.argsort(edge * 2 + (action == DESTROY), kind="stable")
-    entries.append((when[order], action[order], graph.edge_key[edge][order], version[order]))
+    first = np.flatnonzero(flags & (ALLOCATED | MUTATED)).astype(np.int32)
+    frees = np.flatnonzero(flags & FREED).astype(np.int32)
 
-    del edge, when, order, before
-    time, action, subject, version = (np.concatenate(c) for c in zip(*entries, strict=True))
-    del entries
-    order = np.lexsort((action, time)).astype(np.int32)
-    time, action, subject, version = time[order], action[order], subject[order], version[order]
-    del order
-    key = np.where(subject >= 0, subject, np.int32(-1))
-    block = np.where(subject < 0, -1 - subject, np.int32(-1))
-    del subject
+    blocks, preexisting, ends = np.cumsum(
+        [len(storages.block_entries[0]), len(before), len(first)]
+    ).tolist()
+    n = ends + len(frees)
+    time, action = np.empty(n, np.int64), np.empty(n, np.uint8)
+    subject, version = np.empty(n, np.int32), np.zeros(n, np.int32)
+    for column, values in zip((time, action, subject), storages.block_entries, strict=True):
+        column[:blocks] = values
+    time[blocks:preexisting] = -1
+    action[blocks:preexisting] = PREEXISTING
+    subject[blocks:preexisting] = before
+
+    key, makes = graph.edge_key[first], (flags[first] & ALLOCATED) != 0
+    subject[preexisting:ends] = key
+    action[preexisting:ends] = np.where(makes, np.uint8(CREATE), np.uint8(INCREMENT_VERSION))
+    version[preexisting:ends] = np.maximum(graph.version[first], 0)
+    node = np.searchsorted(graph.bounds, first, side="right") - 1
+    time[preexisting:ends] = np.where(
+        makes, start[created[key]] if len(start) else 0, columns.leaves.start[graph.leaf[node]]
+    )
+    del node, makes
+    key = graph.edge_key[frees]
+    subject[ends:] = key
+    action[ends:] = DESTROY
+    version[ends:] = graph.first_value[key + 1] - graph.first_value[key] - 1
+    time[ends:] = start[storages.destroyed[key]]
+    del key
+
+    position = np.arange(n, dtype=np.int64) - preexisting
+    position[preexisting:ends], position[ends:] = first, frees
+    position[preexisting:] *= 2
+    position[ends:] += 1
+    del first, frees, before
+    order = np.lexsort((position, action, time)).astype(np.int32)
+    del position
+    time = time[order]
+    action = action[order]
+    subject = subject[order]
+    version = version[order]
     return Timeline(
         time=frozen(time),
         action=frozen(action, np.uint8),
-        key=frozen(key),
-        block=frozen(block),
+        subject=frozen(subject),
         version=frozen(version),
         storages=storages,
     )

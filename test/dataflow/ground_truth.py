@@ -113,10 +113,11 @@ def judge(profile: DataFlowProfile, truth: Truth, corrected: bool = True) -> Ver
     for item in live_at(profile, cpu, time):
         s = item.storage
         keyed = s < profile.storages.keys
-        row = int(profile.storages.created[s])
-        if row < 0:
-            row = int(profile.storages.destroyed[s])
-        ptr = int(profile.columns.keys.ptr[s] if keyed else profile.columns.allocations.ptr[row])
+        ptr = int(
+            profile.columns.keys.ptr[s]
+            if keyed
+            else profile.storages.block_ptr[s - profile.storages.keys]
+        )
         category = item.category
         if not corrected:
             number = 0
@@ -124,7 +125,7 @@ def judge(profile: DataFlowProfile, truth: Truth, corrected: bool = True) -> Ver
                 first = int(profile.graph.first_value[s])
                 number = int(profile.torch_categories.of_value[first + item.version])
             category = Category(number) if number else None
-        right = truth.right(int(profile.storages.born[s]), int(profile.storages.died[s]), ptr)
+        right = truth.right(*profile.storages.life(s), ptr)
         out.total += item.size
         if not right:
             out.untold += item.size

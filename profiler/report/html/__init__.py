@@ -5,5 +5,6 @@ knows, as plain data; ``assets/`` draws it. No module here needs torch.
 """
 
 from .page import Page, build_page, write_page
+from .report_page import report_page, write_report
 
-__all__ = ["Page", "build_page", "write_page"]
+__all__ = ["Page", "build_page", "report_page", "write_page", "write_report"]

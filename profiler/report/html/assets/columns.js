@@ -1,0 +1,124 @@
+// Memory over time, one entry a pixel column, exact at every zoom: each column has the highest
+// and the lowest total of all positions that fall into it.
+(function (memprof) {
+  "use strict";
+
+  /** Where positions lie on the horizontal axis: by the clock, or all calls alike. */
+  class Axis {
+    constructor(model, mode) {
+      this.model = model;
+      this.mode = mode;
+      const n = model.length;
+      this.starts = new Float64Array(n + 1);
+      this.ends = new Float64Array(n);
+      const { start_ns: start, duration_ns: duration } = model.calls;
+      let last = 0;
+      for (let k = 0; k < n; k++) {
+        if (mode === "calls") {
+          const m = model.lastInstant(k) + 1;
+          this.starts[k] = k;
+          this.ends[k] = k + m / (m + 1);
+          continue;
+        }
+        // Calls are in order of return; one that ran beside another is drawn after it.
+        this.starts[k] = Math.max(start[k], last);
+        last = this.ends[k] = Math.max(start[k] + duration[k], this.starts[k]);
+      }
+      this.starts[n] = mode === "calls" ? n : last;
+    }
+
+    get end() {
+      return this.starts[this.model.length];
+    }
+
+    /** Where a position begins. */
+    at(k, position) {
+      if (this.model.isBetween(k, position)) return this.ends[k];
+      const instants = this.model.lastInstant(k) + 1;
+      return this.starts[k] + ((this.ends[k] - this.starts[k]) * position) / instants;
+    }
+
+    /** [call, position] at `x`. */
+    find(x) {
+      let low = 0;
+      let high = this.model.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (this.starts[middle] <= x) low = middle;
+        else high = middle - 1;
+      }
+      const k = low;
+      const last = this.model.lastInstant(k);
+      if (x >= this.ends[k] && this.ends[k] < this.starts[k + 1]) return [k, last + 1];
+      const part = (x - this.starts[k]) / (this.ends[k] - this.starts[k] || 1);
+      return [k, Math.max(0, Math.min(last, Math.floor(part * (last + 1))))];
+    }
+  }
+
+  /**
+   * The window [from, to) in `count` columns.
+   *
+   * @returns {{x: Float64Array, high: Float64Array, low: Float64Array, call: Int32Array,
+   *   position: Int32Array, categories: Float64Array[]}} of each column its left edge, the
+   *   highest and lowest total, where the highest is, and bytes by category there
+   */
+  function columns(model, axis, from, to, count) {
+    const high = new Float64Array(count).fill(-1);
+    const low = new Float64Array(count).fill(Infinity);
+    const call = new Int32Array(count);
+    const position = new Int32Array(count);
+    const scale = count / (to - from || 1);
+    const clamp = (c) => Math.max(0, Math.min(count - 1, c));
+    const put = (c, bytes, k, p) => {
+      if (bytes > high[c]) {
+        high[c] = bytes;
+        call[c] = k;
+        position[c] = p;
+      }
+      if (bytes < low[c]) low[c] = bytes;
+    };
+    const span = (a, b, bytes, k, p) => {
+      if (b < from || a > to || (a === to && a !== b)) return;
+      // An edge belongs to the column that it begins, so the end of a span is exclusive.
+      const first = clamp(Math.floor((a - from) * scale));
+      const last = Math.max(first, clamp(Math.ceil((b - from) * scale) - 1));
+      for (let c = first; c <= last; c++) put(c, bytes, k, p);
+    };
+    const [first] = model.length ? axis.find(from) : [0];
+    for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
+      const { totals, highest, lowest, rest, between } = model.extent(k);
+      const a = axis.starts[k];
+      const b = axis.ends[k];
+      const column = Math.floor((a - from) * scale);
+      if (a >= from && b < to && column === Math.floor((b - from) * scale)) {
+        put(column, rest + totals[highest], k, highest);
+        put(column, rest + totals[lowest], k, lowest);
+      } else {
+        const n = totals.length;
+        for (let p = 0; p < n; p++) {
+          span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, rest + totals[p], k, p);
+        }
+      }
+      if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
+    }
+    return { x: edges(from, to, count), high, low, call, position, ...split(model, high, call, position) };
+  }
+
+  function edges(from, to, count) {
+    return Float64Array.from({ length: count }, (_, c) => from + ((to - from) * c) / count);
+  }
+
+  function split(model, high, call, position) {
+    const width = model.categories.length;
+    const categories = model.categories.map(() => new Float64Array(high.length));
+    const row = new Float64Array(width);
+    for (let c = 0; c < high.length; c++) {
+      if (high[c] < 0) continue;
+      model.categoryBytes(call[c], position[c], row);
+      for (let i = 0; i < width; i++) categories[i][c] = row[i];
+    }
+    return { categories };
+  }
+
+  memprof.columns = { Axis, columns };
+})((globalThis.memprof ??= {}));

@@ -1,0 +1,233 @@
+// The report: one chosen instant, and the views of it.
+(function (memprof) {
+  "use strict";
+
+  const { el, fill, announce, oncePerFrame } = memprof.dom;
+  const { bytes, exactBytes, count, share } = memprof.format;
+
+  /** What is chosen, and who wants to know. */
+  class State {
+    constructor(payload) {
+      this.payload = payload;
+      this.models = payload.devices.map((d) => new memprof.DeviceModel(payload, d));
+      this.model = this.models[0];
+      this.call = 0;
+      this.position = 0;
+      this.live = new Map();
+      this.total = 0;
+      this.detail = null;
+      this._onSelect = [];
+      this._onDevice = [];
+      this._onDetail = [];
+      this._changed = oncePerFrame(() => this._tell());
+    }
+
+    onSelect(f) {
+      this._onSelect.push(f);
+    }
+
+    onDevice(f) {
+      this._onDevice.push(f);
+    }
+
+    onDetail(f) {
+      this._onDetail.push(f);
+    }
+
+    /** Another device; its peak is chosen. */
+    setDevice(model) {
+      this.model = model;
+      this.detail = null;
+      for (const f of this._onDevice) f();
+      const [call, instant] = model.device.peak ?? [0, 0];
+      this.select(call, instant, true);
+    }
+
+    /** Chooses a position (see model.js) of a call. */
+    select(call, position, now = false) {
+      if (!this.model.length) return;
+      this.call = Math.max(0, Math.min(this.model.length - 1, call));
+      this.position = Math.max(0, Math.min(this.lastPosition(this.call), position));
+      if (now) this._tell();
+      else this._changed();
+    }
+
+    selectPeak() {
+      const { peak } = this.model.device;
+      if (peak) this.select(peak[0], peak[1]);
+    }
+
+    /** The next or previous instant, in this call or the one beside it. */
+    move(by) {
+      const next = this.position + by;
+      if (next < 0) {
+        if (this.call > 0) this.select(this.call - 1, this.lastPosition(this.call - 1));
+      } else if (next > this.lastPosition(this.call)) {
+        if (this.call + 1 < this.model.length) this.select(this.call + 1, 0);
+      } else {
+        this.select(this.call, next);
+      }
+    }
+
+    moveCall(by) {
+      this.select(this.call + by, 0);
+    }
+
+    lastPosition(call) {
+      return this.model.lastInstant(call) + 1;
+    }
+
+    showDetail(items, title) {
+      this.detail = { items, title };
+      for (const f of this._onDetail) f(items, title);
+    }
+
+    nameOf(call, position) {
+      const { model } = this;
+      const label = model.graph(call).label;
+      const which = `call ${count(call + 1)} of ${count(model.length)}, ${label}`;
+      if (model.isBetween(call, position)) return `after ${which}`;
+      const last = model.lastInstant(call);
+      if (!last) return model.unit(call) ? which : `${which} (not observed)`;
+      return `${which}, instant ${count(position)} of ${count(last)}`;
+    }
+
+    _tell() {
+      this.live = this.model.live(this.call, this.position);
+      const { nbytes } = this.model.device.items;
+      this.total = 0;
+      for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
+      for (const f of this._onSelect) f();
+    }
+  }
+
+  /** The line that follows the reader: which instant, how much, how much of it is unexplained. */
+  function instantBar(state, root) {
+    const total = el("strong.num", { id: "instant-bytes" });
+    const where = el("span", { id: "instant-name" });
+    const event = el("code.instant-event");
+    const left = el("span.num", { id: "instant-unattributed" });
+    const step = (label, title, press) =>
+      el("button.quiet", { type: "button", "aria-label": title, title, on: { click: press } }, label);
+    fill(
+      root,
+      el(
+        "div.instant-buttons",
+        {},
+        step("⇤", "Previous call", () => state.moveCall(-1)),
+        step("←", "Previous instant", () => state.move(-1)),
+        step("→", "Next instant", () => state.move(1)),
+        step("⇥", "Next call", () => state.moveCall(1)),
+        step("Peak", "Go to the peak", () => state.selectPeak()),
+      ),
+      el("div.instant-text", {}, total, " live ", el("span.dim", {}, "· "), where, el("span.dim", {}, " · "), left, event),
+    );
+    const say = oncePerFrame(() => announce(`${total.textContent} live, ${where.textContent}`));
+    state.onSelect(() => {
+      const { model, call, position } = state;
+      total.textContent = bytes(state.total);
+      total.title = exactBytes(state.total);
+      total.dataset.bytes = String(state.total);
+      where.textContent = state.nameOf(call, position);
+      const b = model.breakdown(state.live, "line");
+      left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, b.total)})`;
+      left.title = `${exactBytes(b.unattributed)} have no known source line`;
+      left.dataset.bytes = String(b.unattributed);
+      left.classList.toggle("warn", b.unattributed > 0);
+      event.textContent = eventText(model, call, position);
+      say();
+    });
+  }
+
+  function eventText(model, call, position) {
+    if (model.isBetween(call, position)) {
+      return "between calls: what is known to be kept";
+    }
+    if (!model.unit(call)) return "this call was not observed: only what other calls left behind is known";
+    const event = model.eventBefore(call, position);
+    if (!event) return "at the entry of the call: its inputs and what other calls left behind";
+    const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
+    const what = event.item >= 0 ? model.describe(event.item) : null;
+    const name = what ? `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ` : "";
+    return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
+  }
+
+  function devices(state, root) {
+    if (state.models.length < 2) return (root.hidden = true);
+    const tabs = memprof.toggles(
+      "Device",
+      state.models.map((m, i) => [String(i), `${m.name} · peak ${bytes(state.payload.header.peaks[m.name])}`]),
+      (i) => state.setDevice(state.models[Number(i)]),
+    );
+    root.append(tabs.element);
+    state.onDevice(() => tabs.set(String(state.models.indexOf(state.model))));
+  }
+
+  const SECTIONS = [
+    ["advice", "Advice", (s, root) => memprof.sections.advice(s, root)],
+    ["over-time", "Memory over time", overTime],
+    ["live-set", "Live set", liveSet],
+    ["saved", "Saved activations", (s, root) => memprof.sections.saved(s, root)],
+    ["graphs", "Graphs", (s, root) => memprof.sections.graphs(s, root)],
+    ["trees", "Trees of graphs", (s, root) => memprof.sections.trees(s, root)],
+    ["ledger", "Ledger", (s, root) => memprof.sections.ledger(s, root)],
+    ["notes", "What is not counted", (s, root) => memprof.sections.notes(s, root)],
+  ];
+
+  function overTime(state, root) {
+    if (!state.model.length) {
+      return root.append(
+        el("p.empty", {}, "No call of a compiled graph was recorded: nothing that torch.compile made ran while the profile was taken."),
+      );
+    }
+    const holder = el("div");
+    root.append(holder);
+    memprof.timeline(state, holder);
+  }
+
+  function liveSet(state, root) {
+    if (!state.model.length) return (root.hidden = true);
+    const map = el("div.live-map");
+    const rows = el("div.live-rows");
+    const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
+    root.append(el("div.live", {}, map, rows), more);
+    memprof.treemap(state, map);
+    memprof.liveTable(state, rows);
+    memprof.detail(state, more);
+  }
+
+  function draw(payload) {
+    const state = new State(payload);
+    const main = document.getElementById("main");
+    const head = el("div.summary");
+    const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
+    const choice = el("div.devices");
+    const sections = SECTIONS.map(([id, title, make]) => {
+      const body = el("div");
+      const section = el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), body);
+      return { id, title, make, body, section };
+    });
+    const nav = el("nav.contents", { "aria-label": "Contents" });
+    main.append(head, nav, choice, ...sections.map((s) => s.section));
+    memprof.sections.header(state, head);
+    devices(state, choice);
+    if (state.model.length) {
+      document.getElementById("live-set").before(bar);
+      instantBar(state, bar);
+    }
+    for (const s of sections) {
+      s.make(state, s.body);
+      s.section.hidden = s.body.hidden;
+    }
+    fill(nav, sections.filter((s) => !s.section.hidden).map((s) => el("a", { href: `#${s.id}` }, s.title)));
+    addEventListener("keydown", (event) => {
+      const typing = event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
+      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key.toLowerCase() === "p") state.selectPeak();
+    });
+    memprof.report = state;
+    state.setDevice(state.model);
+  }
+
+  memprof.start(draw);
+})((globalThis.memprof ??= {}));

@@ -1,0 +1,331 @@
+// The parts of the report that do not depend on the chosen instant.
+(function (memprof) {
+  "use strict";
+
+  const { el, fill } = memprof.dom;
+  const { bytes, exactBytes, ns, share, count } = memprof.format;
+  const { table, bar, bytesCell } = memprof.table;
+
+  const words = (kind) => kind.replaceAll("_", " ");
+
+  /** Versions, machine, and the numbers that matter most. */
+  function header(state, root) {
+    const { payload } = state;
+    const h = payload.header;
+    const m = h.machine;
+    const machine = [
+      m.system,
+      m.cpu,
+      m.cores && `${m.cores} cores`,
+      m.memory_bytes && `${bytes(m.memory_bytes)} memory`,
+      ...m.accelerators,
+    ];
+    const options = Object.entries(h.options).map(([k, v]) => `${k}=${v}`);
+    const facts = el("dl.kpis");
+    fill(
+      root,
+      el(
+        "p.meta",
+        {},
+        [
+          `memprof ${h.memprof} · torch ${h.torch} · Python ${h.python}`,
+          machine.filter(Boolean).join(" · "),
+          h.created_ns ? new Date(h.created_ns / 1e6).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "",
+          options.length ? `options: ${options.join(", ")}` : "",
+        ]
+          .filter(Boolean)
+          .map((line) => el("span", {}, line)),
+      ),
+      facts,
+    );
+    state.onDevice(() => {
+      const { model } = state;
+      const peak = model.device.peak;
+      const kpi = (label, value, note, title) =>
+        el("div.kpi", { title }, el("dt", {}, label), el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)));
+      if (!peak) {
+        return fill(facts, kpi("Peak", "–", "no call of a compiled graph was recorded"));
+      }
+      const [call, instant, most] = peak;
+      const live = model.live(call, instant);
+      const lines = model.breakdown(live, "line");
+      const largest = model.breakdown(live, "category").parts[0];
+      fill(
+        facts,
+        kpi(`Peak on ${model.name}`, bytes(most), `in ${state.nameOf(call, instant)}`, exactBytes(most)),
+        kpi("Most of it", largest ? words(largest.key) : "unknown", largest && `${bytes(largest.nbytes)}, ${share(largest.nbytes, most)}`),
+        kpi(
+          "Unattributed at the peak",
+          bytes(lines.unattributed),
+          `${share(lines.unattributed, most)} has no source line`,
+          exactBytes(lines.unattributed),
+        ),
+        kpi(
+          "Compiled",
+          `${count(h.graphs)} graphs`,
+          `${count(h.calls)} calls in ${ns(h.span_ns)}` +
+            (h.dropped_calls ? `; ${count(h.dropped_calls)} earlier ones are no longer in the log` : ""),
+        ),
+        h.unobserved_calls
+          ? kpi("Not observed", `${count(h.unobserved_calls)} calls`, "what these allocate is not counted; see Graphs")
+          : null,
+      );
+    });
+  }
+
+  /** What to change, largest first; absent where the profile's reader has no advice to give. */
+  function advice(state, root) {
+    const findings = state.payload.advice;
+    if (!findings) return (root.hidden = true);
+    if (!findings.length) {
+      return root.append(el("p.empty", {}, "Nothing stands out: no finding is large enough to act on."));
+    }
+    root.append(
+      el(
+        "ol.advice",
+        {},
+        findings.map((f) =>
+          el(
+            "li",
+            {},
+            el("div.advice-head", {}, el("strong.num", {}, bytes(f.nbytes)), " ", el("span", {}, f.title)),
+            el("p", {}, f.change),
+            f.evidence && el("p.dim", {}, f.evidence),
+          ),
+        ),
+      ),
+    );
+  }
+
+  function place(state, row) {
+    const [file, line, , code] = state.model.frame(row.frame);
+    return [
+      el("span.code", {}, row.node ?? `(${row.op ?? "unknown"})`),
+      code && el("div.code", {}, code),
+      el("div.dim.code", {}, [row.graph, row.module === null ? null : row.module || "(root)", file && `${file}:${line}`].filter(Boolean).join(" · ")),
+    ];
+  }
+
+  /** Activations that forwards leave for their backwards. */
+  function saved(state, root) {
+    state.onDevice(() => {
+      const rows = state.model.device.saved;
+      const all = rows.reduce((n, r) => n + r.nbytes, 0);
+      const most = Math.max(...rows.map((r) => r.cost), 0);
+      fill(
+        root,
+        rows.length > 0 &&
+          el("p.help", {}, `${bytes(all)} are left for the backwards by one call of each forward. Large memory held long is what recomputing or offloading it saves most on.`),
+        table({
+          caption: "Saved activations by bytes × calls until the backward",
+          quietCaption: true,
+          rows,
+          empty: "No forward with a backward was observed, so nothing is saved from one to the other.",
+          columns: [
+            { label: "Bytes", number: true, value: (r) => r.nbytes, cell: (r) => bytesCell(r.nbytes) },
+            { label: "Calls until used", number: true, value: (r) => r.lifetime, cell: (r) => (r.lifetime === null ? "–" : String(r.lifetime)), title: "Compiled calls from the forward to its backward, median; 1 is the very next" },
+            { label: "Bytes × calls", number: true, value: (r) => r.cost, cell: (r) => bar(r.cost, most), title: "Relative to the largest" },
+            { label: "FX node, source line", wide: true, value: (r) => r.node ?? "", cell: (r) => place(state, r) },
+          ],
+          foot: rows.length ? [[bytesCell(all), "", "", "total"]] : [],
+        }),
+      );
+    });
+  }
+
+  /** One row a compiled graph. */
+  function graphs(state, root) {
+    state.onDevice(() => {
+      const rows = [...state.model.device.table].sort((a, b) => (b.peak ?? -1) - (a.peak ?? -1) || a.id - b.id);
+      const amount = (key, label, title) => ({ label, title, number: true, value: (r) => r[key], cell: (r) => bytesCell(r[key]) });
+      fill(
+        root,
+        table({
+          caption: "Compiled graphs; bytes of one call of the most called program",
+          quietCaption: true,
+          rows,
+          empty: "No graph was compiled while the profile was taken.",
+          columns: [
+            { label: "Graph", wide: true, value: (r) => r.label, cell: (r) => [el("span.code", {}, r.label), r.unobserved && el("div.warn", {}, `not observed: ${r.unobserved}`)] },
+            { label: "Calls", number: true, value: (r) => r.calls, cell: (r) => count(r.calls) },
+            { label: "Median", number: true, value: (r) => r.median_ns, cell: (r) => ns(r.median_ns), title: "Duration of a call on the host" },
+            amount("allocated", "Allocated", "All allocations of a call added up"),
+            amount("peak", "Peak", "Most bytes live inside a call, its inputs included"),
+            amount("saved", "Saved", "Left for the backward"),
+            { label: "Programs", number: true, value: (r) => r.programs, cell: (r) => count(r.programs), title: "One for each combination of sizes" },
+          ],
+        }),
+      );
+    });
+  }
+
+  /** Trees of graphs: what runs after what, how often it was replayed, what it cost. */
+  function trees(state, root) {
+    const { payload } = state;
+    const nodes = payload.trees;
+    const pools = Object.entries(payload.pools);
+    if (pools.length) {
+      root.append(
+        el("p.help", {}, "Largest pools: ", pools.map(([d, n]) => `${d} ${bytes(n)}`).join(", "), ". Marginal is by how much recording a graph made its pool grow; a graph that fits into what others left costs nothing."),
+      );
+    }
+    if (!nodes.length) {
+      root.append(el("p.empty", {}, whyNoTrees(payload)));
+    } else {
+      const most = Math.max(...nodes.map((n) => n.replays), 1);
+      root.append(
+        table({
+          caption: "Recorded graphs, each below the one that runs before it",
+          quietCaption: true,
+          rows: inTreeOrder(nodes),
+          limit: 40,
+          columns: [
+            {
+              label: "Recording",
+              wide: true,
+              cell: ({ node, depth }) => [
+                el("span.code", { style: { "padding-left": `${depth * 18}px` } }, depth ? "└ " : "", `${node.function} `, el("span.dim", {}, `#${node.node}`)),
+                el("div.dim", { style: { "padding-left": `${depth * 18}px` } }, [node.device, node.key.length && `sizes ${node.key.join(", ")}`, node.rerecorded && `recorded again: ${node.reason}`, node.evicted && `dropped: ${node.evicted}`].filter(Boolean).join(" · ")),
+              ],
+            },
+            { label: "Replays", number: true, cell: ({ node }) => [count(node.replays), " ", bar(node.replays, most)] },
+            { label: "Marginal", number: true, cell: ({ node }) => bytesCell(node.marginal) },
+            { label: "Recording took", number: true, cell: ({ node }) => (node.record_ns ? ns(node.record_ns) : "–") },
+          ],
+        }),
+      );
+    }
+    const reasons = payload.functions.flatMap((f) => f.reasons.map((r) => ({ ...r, function: f.function })));
+    if (payload.functions.length) {
+      root.append(
+        el("h3", {}, "Functions"),
+        table({
+          caption: "Functions in trees and arenas",
+          quietCaption: true,
+          rows: payload.functions,
+          columns: [
+            { label: "Function", wide: true, value: (f) => f.function, cell: (f) => [el("span.code", {}, f.function), el("div.dim", {}, f.device === "cpu" ? "CPU arena" : f.device)] },
+            ...[["keys", "Sizes"], ["warm_ups", "Warm-ups"], ["recordings", "Recorded"], ["rerecordings", "Again"], ["replays", "Replays"], ["skips", "Skips"]].map(
+              ([key, label]) => ({ label, number: true, value: (f) => f[key], cell: (f) => (key === "replays" && f.device === "cpu" && !f.replays ? "–" : count(f[key])) }),
+            ),
+            { label: "Pool", number: true, value: (f) => f.marginal_bytes, cell: (f) => bytesCell(f.marginal_bytes) },
+          ],
+        }),
+      );
+    }
+    if (reasons.length) {
+      reasons.sort((a, b) => b.count - a.count);
+      root.append(
+        el("h3", {}, "What did not go the straight way"),
+        table({
+          caption: "Reasons",
+          quietCaption: true,
+          rows: reasons,
+          columns: [
+            { label: "Times", number: true, value: (r) => r.count, cell: (r) => count(r.count) },
+            { label: "What", value: (r) => r.kind, cell: (r) => words(r.kind) },
+            { label: "Why", wide: true, cell: (r) => [r.reason, el("span.dim.code", {}, ` ${r.function}`)] },
+          ],
+        }),
+      );
+    }
+  }
+
+  function whyNoTrees(payload) {
+    const { ledger } = payload;
+    const why = new Map();
+    ledger.kind.forEach((kind, i) => {
+      if (payload.strings[kind] !== "not_graphed") return;
+      const reason = payload.strings[ledger.reason[i]];
+      why.set(reason, (why.get(reason) ?? 0) + ledger.count[i]);
+    });
+    const cpu = payload.devices.every((d) => d.device === "cpu");
+    const first = cpu
+      ? "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU, where graphs may get an arena instead."
+      : "No CUDA graph was recorded.";
+    const reasons = [...why].sort((a, b) => b[1] - a[1]).slice(0, 3);
+    return reasons.length ? `${first} Reasons: ${reasons.map(([r, n]) => `${r} (${n} ×)`).join("; ")}.` : first;
+  }
+
+  function inTreeOrder(nodes) {
+    const id = (device, n) => `${device}\n${n}`;
+    const known = new Set(nodes.map((n) => id(n.device, n.node)));
+    const below = new Map();
+    for (const n of nodes) {
+      const parent = n.parent !== null && n.parent !== n.node && known.has(id(n.device, n.parent)) ? id(n.device, n.parent) : "";
+      if (!below.has(parent)) below.set(parent, []);
+      below.get(parent).push(n);
+    }
+    const out = [];
+    const done = new Set();
+    const walk = (parent, depth) => {
+      for (const node of below.get(parent) ?? []) {
+        if (done.has(node)) continue;
+        done.add(node);
+        out.push({ node, depth });
+        walk(id(node.device, node.node), depth + 1);
+      }
+    };
+    walk("", 0);
+    for (const node of nodes) if (!done.has(node)) out.push({ node, depth: 0 });
+    return out;
+  }
+
+  /** Everything memprof did and declined. */
+  function ledger(state, root) {
+    const { payload } = state;
+    const l = payload.ledger;
+    const text = (i) => payload.strings[i];
+    const all = l.kind.map((kind, i) => ({ kind: text(kind), graph: text(l.graph[i]), reason: text(l.reason[i]), count: l.count[i], time: l.time_ms[i] }));
+    const kinds = new Map();
+    for (const e of all) kinds.set(e.kind, (kinds.get(e.kind) ?? 0) + e.count);
+    const holder = el("div");
+    const choose = memprof.toggles("Entries", [["", `All ${count(all.length)}`], ...[...kinds].map(([k, n]) => [k, `${words(k)} ${count(n)}`])], draw);
+    root.append(choose.element, holder);
+    if (l.left_out) root.append(el("p.dim", {}, `${count(l.left_out)} earlier entries are left out here; memprof ledger prints them.`));
+    draw("");
+
+    function draw(kind) {
+      choose.set(kind);
+      fill(
+        holder,
+        table({
+          caption: "Ledger, in order of time",
+          quietCaption: true,
+          rows: all.filter((e) => !kind || e.kind === kind),
+          limit: 15,
+          empty: "The ledger is empty: nothing was compiled.",
+          columns: [
+            { label: "Time (UTC)", value: (e) => e.time, cell: (e) => el("span.num", {}, new Date(e.time).toISOString().slice(11, 23)) },
+            { label: "What", value: (e) => e.kind, cell: (e) => words(e.kind) },
+            { label: "Graph", value: (e) => e.graph, cell: (e) => el("span.code.nowrap", {}, e.graph || "–") },
+            { label: "Count", number: true, value: (e) => e.count, cell: (e) => count(e.count) },
+            { label: "Why", wide: true, cell: (e) => e.reason },
+          ],
+        }),
+      );
+    }
+  }
+
+  /** What is not in the numbers above. */
+  function notes(state, root) {
+    const { payload } = state;
+    state.onDevice(() => {
+      const c = state.model.device.coverage;
+      const missing = Object.entries(c.missing).sort((a, b) => b[1] - a[1]);
+      fill(
+        root,
+        el("ul.notes", {},
+          c.allocated > 0 && el("li", {}, `Of ${bytes(c.allocated)} that compiled code allocates in one call of each program, ${share(c.to_node, c.allocated)} have an FX node and ${share(c.to_source, c.allocated)} a source line or module.`),
+          missing.map(([reason, n]) => el("li", {}, `${bytes(n)}: ${reason}`)),
+          payload.kept_bytes > 0 && el("li", {}, `${bytes(payload.kept_bytes)} that libraries allocated in observed calls and kept (workspaces, packed weights) are not counted.`),
+          payload.unobserved.map((u) => el("li", {}, `${count(u.calls)} calls of ${state.model.graphs.get(u.graph).label} were not observed: ${u.reason}.`)),
+          el("li", {}, "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss, gradients between a backward and an eager optimizer, outputs that the program keeps. What is live between calls is a lower bound."),
+          el("li", {}, "A program is observed once and stands for all later calls with the same sizes, replays included: their memory is reconstructed, not measured again."),
+        ),
+      );
+    });
+  }
+
+  memprof.sections = { header, advice, saved, graphs, trees, ledger, notes };
+})((globalThis.memprof ??= {}));

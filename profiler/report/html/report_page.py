@@ -1,0 +1,59 @@
+"""The report as a page: what ``memprof report FILE --html out.html`` writes."""
+
+from __future__ import annotations
+
+import os
+
+from ...model import Profile
+from .page import Page, write_page
+from .payload import report_payload
+
+__all__ = ["report_page", "write_report"]
+
+_STYLES = ("assets/report.css",)
+_SCRIPTS = (
+    "assets/model.js",
+    "assets/columns.js",
+    "assets/timeline.js",
+    "assets/treemap.js",
+    "assets/liveset.js",
+    "assets/sections.js",
+    "assets/report.js",
+)
+
+
+def report_page(profile: Profile, device: str | None = None, source: str = "") -> Page:
+    """The report of a profile as a page.
+
+    Args:
+        profile: a valid one.
+        device: which one the page shows first; by default the one with the highest peak,
+            accelerators before the CPU.
+        source: path of the file that it comes from; its name is in the title.
+
+    Raises:
+        ValueError: no program uses ``device``.
+    """
+    name = os.path.basename(source)
+    return Page(
+        title=f"Memory of {name}" if name else "Memory of compiled code",
+        payload=report_payload(profile, device, name),
+        scripts=_SCRIPTS,
+        styles=_STYLES,
+        description="Where the memory of compiled PyTorch code goes, taken by memprof.",
+    )
+
+
+def write_report(
+    profile: Profile,
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    source: str = "",
+) -> int:
+    """Write the report as one HTML file, whole or not at all, and return its bytes.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+        ValueError: no program uses ``device``.
+    """
+    return write_page(report_page(profile, device, source), path)

@@ -62,7 +62,7 @@ help: ## list the targets
 	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 
 # Passive waiting: where other work takes a core, threads that spin for it make a step ten times slower.
-demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof.json
+demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof.json and out/gpt.html
 	OMP_WAIT_POLICY=passive $(PY) examples/gpt/train.py $(ARGS)
 
 test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run the CPU tests (TORCH=2.15.0: tests only)

@@ -16,6 +16,7 @@ from data import Batches, Corpus, batches
 from model import GPT, Config
 
 import memprof
+from memprof.profiler.report.html import write_report
 
 
 def main() -> None:
@@ -39,7 +40,10 @@ def main() -> None:
     memprof.report()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     session.save(args.out)
+    page = args.out.parent / f"{args.out.name.partition('.')[0]}.html"
+    write_report(session.profile(), page, source=str(args.out))
     print(f"\nThe profile is in {args.out}; `memprof report {args.out}` prints this again.")
+    print(f"Open {page} in a browser: the same at every instant of the run, in one offline file.")
 
 
 def train(model: torch.nn.Module, data: Batches, args: argparse.Namespace) -> None:

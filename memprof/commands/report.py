@@ -6,10 +6,12 @@ import sys
 
 import click
 
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.model import Profile
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.terminal import style_of
 
-from ._common import file_argument, print_json, print_text, read
+from ._common import BadFile, file_argument, print_json, print_text, read
 
 
 @click.command()
@@ -24,13 +26,25 @@ from ._common import file_argument, print_json, print_text, read
 )
 @click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most.")
 @click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
-def report(file: str, as_json: bool, top: int, device: str | None, exact: bool) -> None:
+@click.option(
+    "--html",
+    type=click.Path(),
+    help="Write a page for the browser here instead: one file, no network.",
+)
+def report(
+    file: str, as_json: bool, top: int, device: str | None, exact: bool, html: str | None
+) -> None:
     """Print what is in a profile: the peak, what was live at it and where it came from.
 
     FILE is a profile written by memprof, .json or .json.gz.
     """
+    if html is not None and as_json:
+        raise click.UsageError("--html and --json exclude each other: run the command twice.")
     profile = read(file)
     try:
+        if html is not None:
+            _write_page(profile, html, device, file)
+            return
         summary = summarize(profile, device)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
@@ -38,3 +52,14 @@ def report(file: str, as_json: bool, top: int, device: str | None, exact: bool) 
         print_json(summary)
     else:
         print_text(render_text(summary, top=top, exact=exact, **style_of(sys.stdout)))
+
+
+def _write_page(profile: Profile, path: str, device: str | None, file: str) -> None:
+    # Its assets are of no use to the terminal's report.
+    from memprof.profiler.report.html import write_report
+
+    try:
+        nbytes = write_report(profile, path, device, file)
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    print_text(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")

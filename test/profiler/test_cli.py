@@ -68,6 +68,8 @@ Options:
   --device TEXT        Whose memory, e.g. cuda:0. Default: the one with the
                        most.
   --bytes              Bytes with all digits.
+  --html PATH          Write a page for the browser here instead: one file, no
+                       network.
   -h, --help           Show this message and exit.
 """,
         )

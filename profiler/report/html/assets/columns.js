@@ -3,6 +3,25 @@
 (function (memprof) {
   "use strict";
 
+  /** A round distance between at most `most` marks from 0 to `top` bytes, in binary units. */
+  function byteStep(top, most) {
+    const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(top, 1)) / 10));
+    const raw = top / most / unit;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const factor = [1, 2, 5, 10].find((f) => f * power >= raw * (1 - 1e-9));
+    return Math.max(1, factor * power * unit);
+  }
+
+  /** The share of the run in which compiled calls were under way. */
+  function busyShare(model) {
+    const axis = new Axis(model, "time");
+    let busy = 0;
+    for (let k = 0; k < model.length; k++) {
+      if (model.unit(k)) busy += axis.ends[k] - axis.starts[k];
+    }
+    return axis.end ? busy / axis.end : 0;
+  }
+
   /** Where positions lie on the horizontal axis: by the clock, or all calls alike. */
   class Axis {
     constructor(model, mode) {
@@ -101,7 +120,8 @@
       }
       if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
     }
-    return { x: edges(from, to, count), high, low, call, position, ...split(model, high, call, position) };
+    const categories = split(model, high, call, position);
+    return { x: edges(from, to, count), high, low, call, position, categories };
   }
 
   function edges(from, to, count) {
@@ -117,8 +137,8 @@
       model.categoryBytes(call[c], position[c], row);
       for (let i = 0; i < width; i++) categories[i][c] = row[i];
     }
-    return { categories };
+    return categories;
   }
 
-  memprof.columns = { Axis, columns };
+  memprof.columns = { Axis, columns, byteStep, busyShare };
 })((globalThis.memprof ??= {}));

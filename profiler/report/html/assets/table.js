@@ -4,6 +4,7 @@
   "use strict";
 
   const { el, fill } = memprof.dom;
+  const narrow = matchMedia("(max-width: 720px)");
 
   /**
    * @typedef {object} Column
@@ -25,14 +26,16 @@
    * @param {boolean} [options.quietCaption] the caption is for screen readers alone
    * @param {Column[]} options.columns
    * @param {Array} options.rows in their first order
-   * @param {number} [options.limit] rows shown until more are asked for, 12 by default
+   * @param {number} [options.limit] rows shown until more are asked for, 12 by default,
+   *   at phone width 6 at most
    * @param {Array<Array>} [options.foot] rows of cells below, e.g. the remainder and the total
    * @param {function(row)} [options.onPick] makes rows buttons
    * @param {function(row): boolean} [options.isPicked]
    * @param {string} [options.empty] said instead of a table without rows
    */
   function table(options) {
-    const { columns, rows, caption, foot = [], empty = "Nothing.", limit = 12 } = options;
+    const { columns, rows, caption, foot = [], empty = "Nothing." } = options;
+    const limit = Math.min(options.limit ?? 12, narrow.matches ? 6 : Infinity);
     const root = el("div.table-wrap");
     if (!rows.length && !foot.length) {
       root.append(el("p.empty", {}, empty));

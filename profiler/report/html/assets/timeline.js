@@ -3,7 +3,7 @@
   "use strict";
 
   const { el, fill, oncePerFrame } = memprof.dom;
-  const { Axis, columns } = memprof.columns;
+  const { Axis, columns, byteStep, busyShare } = memprof.columns;
   const PLOT = { left: 70, right: 14, top: 22, bottom: 56 };
 
   // From the bottom: what stays for the whole run first, so that its level is easy to see.
@@ -26,7 +26,8 @@
    */
   function timeline(state, root) {
     let axis = null;
-    let mode = "time";
+    // Where compiling took most of the time, the clock would show little else.
+    let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
     let window_ = [0, 1];
     let shown = null;
     const plot = el("div.timeline-plot");
@@ -133,7 +134,9 @@
             hideOverlap: true,
             formatter: (x) =>
               mode === "calls"
-                ? `call ${memprof.format.count(Math.floor(x) + 1)}`
+                ? x < state.model.length && Number.isInteger(x)
+                  ? `call ${memprof.format.count(x + 1)}`
+                  : ""
                 : memprof.format.ns(x),
           },
         },
@@ -207,10 +210,15 @@
         });
       }
       chart.setOption(
-        { xAxis: { min: from, max: to }, series },
+        { xAxis: { min: from, max: to }, yAxis: heights(Math.max(...shown.high)), series },
         { replaceMerge: ["series"], lazyUpdate: false },
       );
       mark();
+    }
+
+    function heights(most) {
+      const interval = byteStep(most || 1, 5);
+      return { min: 0, max: Math.ceil((most || 1) / interval) * interval, interval };
     }
 
     function pixel(x) {

@@ -148,6 +148,8 @@
           series: [
             {
               type: "treemap",
+              animation: false,
+              animationDurationUpdate: 0,
               data: top.children,
               left: 0,
               right: 0,
@@ -159,7 +161,7 @@
               visibleMin: 30,
               squareRatio: 1.2,
               label: { show: true, overflow: "truncate", fontSize: 11, padding: [3, 4], lineHeight: 14, position: "insideTopLeft", formatter: labelOf },
-              upperLabel: { show: true, height: 18, fontSize: 11, color: theme.color("--text"), overflow: "truncate", formatter: (p) => `${p.name}  ${bytes(p.value)}` },
+              upperLabel: { show: true, height: 18, fontSize: 11, color: theme.color("--text"), overflow: "truncate", formatter: (p) => `${p.name || "everything"}  ${bytes(p.value)}` },
               itemStyle: { borderColor: theme.color("--page"), borderWidth: 0, gapWidth: 1 },
               levels: [
                 { itemStyle: { gapWidth: 3, borderWidth: 0 } },

@@ -10,6 +10,7 @@ from .categories import Category
 from .corrections import ALL_RULES, Rule
 from .export import export
 from .peak import PeakReport, peak_report
+from .plain import data_flow_columns
 from .profile import DataFlowProfile, profile_memory
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DataFlowProfile",
     "PeakReport",
     "Rule",
+    "data_flow_columns",
     "export",
     "peak_report",
     "profile_memory",

@@ -9,8 +9,7 @@ from html import escape
 
 import numpy as np
 
-from .columns import Ints
-from .over_time import COLORS, LABELS, BytesByCategory, by_category
+from .over_time import COLORS, LABELS, BytesByCategory, by_category, thinned
 from .peak import PeakReport, Share, peak_report
 from .profile import DataFlowProfile
 
@@ -73,7 +72,8 @@ td.n {{ text-align: right; font-variant-numeric: tabular-nums; }}
 
 
 def _picture(table: BytesByCategory, report: PeakReport) -> str:
-    time, rows = _thinned(table)
+    table = thinned(table, _POINTS)
+    time, rows = table.time, table.bytes
     if not len(time):
         return "<p>No memory events.</p>"
     begin, end = int(time[0]), max(int(time[-1]), int(time[0]) + 1)
@@ -116,20 +116,6 @@ def _picture(table: BytesByCategory, report: PeakReport) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" font-size="11" role="img" '
         f'aria-label="memory over time">{"".join(parts)}</svg>'
     )
-
-
-def _thinned(table: BytesByCategory) -> tuple[Ints, Ints]:
-    """At most ``_POINTS`` rows: of each stretch of time the one with the most bytes."""
-    n = len(table.time)
-    if n <= _POINTS:
-        return table.time, table.bytes
-    span = max(int(table.time[-1] - table.time[0]), 1)
-    bucket = (table.time - table.time[0]) * (_POINTS - 1) // span
-    total = table.bytes.sum(axis=1)
-    order = np.lexsort((-total, bucket))
-    _, first = np.unique(bucket[order], return_index=True)
-    keep = np.union1d(order[first], [0, n - 1])
-    return table.time[keep], table.bytes[keep]
 
 
 def _legend() -> str:

@@ -138,3 +138,17 @@ def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
     if len(times) > 1 and times[0] < 0:
         times[0] = times[1]
     return BytesByCategory(times, table)
+
+
+def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
+    """At most ``points`` times: of each stretch of time the first with the most bytes, and
+    the first and the last of all."""
+    n = len(table.time)
+    if n <= points:
+        return table
+    span = max(int(table.time[-1] - table.time[0]), 1)
+    bucket = (table.time - table.time[0]) * max(points - 3, 1) // span
+    order = np.lexsort((-table.bytes.sum(axis=1), bucket))
+    _, first = np.unique(bucket[order], return_index=True)
+    keep = np.union1d(order[first], [0, n - 1])
+    return BytesByCategory(table.time[keep], table.bytes[keep])

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from memprof.profiler.model import SourceFrame
+
 from .categories import Category
 from .columns import NODE, Ints
 from .profile import DataFlowProfile
-from .source import lines_of_events
+from .source import frames_of_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,10 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         ),
         key=lambda i: -i.size,
     )[:largest]
-    lines = source_lines(profile, [i.storage for i in live] + [k[0] for k in leaks])
+    lines = {
+        s: frame.location
+        for s, frame in frames(profile, [i.storage for i in live] + [k[0] for k in leaks]).items()
+    }
 
     def by(name: Callable[[LiveStorage], str]) -> list[Share]:
         shares: dict[str, Share] = {}
@@ -301,13 +306,13 @@ def _meant_to_stay(profile: DataFlowProfile, row: int) -> bool:
     return storage_category(profile, row, 0) in (Category.PARAMETER, Category.OPTIMIZER_STATE)
 
 
-def source_lines(profile: DataFlowProfile, storages: list[int]) -> dict[int, str]:
-    """``file:line`` of user code that made each storage, where it is known.
+def frames(profile: DataFlowProfile, storages: list[int]) -> dict[int, SourceFrame]:
+    """The line of user code that made each storage, where it is known.
 
     Compiled code names the line that its FX node came from; for the rest the trace is
     walked once more, down to these allocations only.
     """
-    out: dict[int, str] = {}
+    out: dict[int, SourceFrame] = {}
     events: dict[int, list[int]] = {}
     for storage in dict.fromkeys(storages):
         row = int(profile.storages.created[storage])
@@ -318,11 +323,11 @@ def source_lines(profile: DataFlowProfile, storages: list[int]) -> dict[int, str
             primary = owner.graph.buffers[owner.buffer].primary
             node = owner.graph.nodes.get(primary or "")
             if node is not None and node.frame is not None:
-                out[storage] = node.frame.location
+                out[storage] = node.frame
                 continue
         events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
     if profile.columns.kineto is not None:
-        for event, line in lines_of_events(profile.columns.kineto, set(events)).items():
+        for event, frame in frames_of_events(profile.columns.kineto, set(events)).items():
             for storage in events[event]:
-                out[storage] = line
+                out[storage] = frame
     return out

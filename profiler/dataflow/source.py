@@ -8,9 +8,15 @@ generated.
 
 from __future__ import annotations
 
+import linecache
+import os
 import re
+import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
+
+from memprof.profiler.model import SourceFrame
 
 from . import _torch_compat as compat
 
@@ -60,13 +66,19 @@ def events_by_number(
             path.append(event)
 
 
-def lines_of_events(result: Any, wanted: set[int], *, skip_compiler: bool = True) -> dict[int, str]:
-    """``file:line`` of each wanted event, where a Python call from user code is around it."""
-    out: dict[int, str] = {}
+def frames_of_events(
+    result: Any, wanted: set[int], *, skip_compiler: bool = True
+) -> dict[int, SourceFrame]:
+    """The user's line around each wanted event, where a Python call was made from one.
+
+    The profiler takes the folders of ``sys.path`` off file names; they are put on again for
+    reading the line's text, not for its name.
+    """
+    out: dict[int, SourceFrame] = {}
     for number, _, path in events_by_number(result, wanted, skip_compiler=skip_compiler):
-        line = _line(path)
-        if line is not None:
-            out[number] = line
+        frame = _frame(path)
+        if frame is not None:
+            out[number] = frame
     return out
 
 
@@ -77,21 +89,33 @@ def _name(event: Any) -> str:
         return ""
 
 
-def _line(path: list[Any]) -> str | None:
+def _frame(path: list[Any]) -> SourceFrame | None:
     for event in reversed(path):
         x = event.extra_fields
         if type(x) is compat.PyCall or type(x) is compat.PyCCall:
-            found = _user_line(x.caller)
+            found = _user_frame(x.caller)
             if found is None and type(x) is compat.PyCall:
-                found = _user_line(x.callsite)
+                found = _user_frame(x.callsite)
             if found is not None:
                 return found
     return None
 
 
-def _user_line(frame: Any) -> str | None:
+def _user_frame(frame: Any) -> SourceFrame | None:
     try:
-        name = str(frame.file_name)
+        name, function = str(frame.file_name), str(frame.function_name)
     except UnicodeDecodeError:
         return None
-    return None if _NOT_USER.search(name) else f"{name}:{frame.line_number}"
+    if _NOT_USER.search(name):
+        return None
+    line = int(frame.line_number)
+    return SourceFrame(name, line, function, _text(name, line))
+
+
+@lru_cache(maxsize=4096)
+def _text(name: str, line: int) -> str:
+    for path in (name, *(os.path.join(folder, name) for folder in sys.path)):
+        text = linecache.getline(path, line)
+        if text:
+            return text.strip()
+    return ""

@@ -6,10 +6,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 
+from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
-from ..model import GraphRecord, LedgerEntry, LedgerKind, Machine, Profile, SourceFrame
+from ..model import (
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    Machine,
+    Process,
+    Profile,
+    SourceFrame,
+)
 from ..timeline import Timeline, UnobservedCalls
 from ..trees import GraphedFunction, graphed_functions, pool_bytes
+from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
 __all__ = [
     "GraphRow",
@@ -135,6 +145,11 @@ class Summary:
         trees: functions that run in graph trees.
         pools: bytes of their pools at their largest, by device.
         unobserved: by graph.
+        process: whose profile it is, None if not known.
+        complete: False if the file ends before the session did.
+        dataflow: peaks of the data-flow profile, by device.
+        tracker: None if it did not run.
+        advice: what could be changed, most bytes first.
     """
 
     memprof: str
@@ -161,6 +176,11 @@ class Summary:
     trees: list[GraphedFunction] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
+    process: Process | None = None
+    complete: bool = True
+    dataflow: list[DataFlowPeak] = field(default_factory=list)
+    tracker: TrackerSummary | None = None
+    advice: list[Finding] = field(default_factory=list)
 
 
 def summarize(profile: Profile, device: str | None = None) -> Summary:
@@ -221,6 +241,11 @@ def summarize(profile: Profile, device: str | None = None) -> Summary:
         trees=graphed_functions(profile.ledger),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
+        process=profile.process,
+        complete=profile.complete,
+        dataflow=data_flow_peaks(profile),
+        tracker=tracker_summary(profile.tracker),
+        advice=advise(profile, timeline, attribution),
     )
 
 

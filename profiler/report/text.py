@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 
-from rich.box import SIMPLE_HEAD, Box
-from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..attribution import Breakdown, ModuleNode, Share, View
-from ..model import Profile, SourceFrame
-from .format import fit_path, format_bytes, format_ns, format_share, shorten_path
+from ..model import Profile
+from .format import format_bytes, format_ns, format_share
+from .page import DEFAULT_WIDTH, Page
+from .parts_text import render_advice, render_dataflow, render_process, render_tracker
 from .summary import Reason, Summary
 
 __all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
 
-DEFAULT_WIDTH = 100
-_MIN_WIDTH = 80
-_MIN_WIDTH_EXACT = 100
-_MIN_COLUMN = 12
-
-_ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
-_ASCII = str.maketrans({"…": "~", "·": "|"})
 
 _VIEW_TITLES = {
     View.CATEGORY: "by category",
@@ -55,7 +46,7 @@ def render_text(
         ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
         exact: bytes with all digits.
     """
-    page = _Page(width, color, ascii_only, exact, max(top, 1))
+    page = Page(width, color, ascii_only, exact, max(top, 1))
     _header(page, summary)
     if summary.peak is not None:
         _category(page, summary.views[View.CATEGORY])
@@ -66,7 +57,10 @@ def render_text(
     _graphs(page, summary)
     _trees(page, summary)
     _ledger(page, summary)
+    render_dataflow(page, summary)
+    render_tracker(page, summary)
     _remainder(page, summary)
+    render_advice(page, summary)
     return page.text()
 
 
@@ -78,7 +72,7 @@ def render_ledger(
     ascii_only: bool = False,
 ) -> str:
     """The ledger of a profile as text, one row an entry, times in UTC."""
-    page = _Page(width, color, ascii_only, False, 0)
+    page = Page(width, color, ascii_only, False, 0)
     if not profile.ledger:
         page.line("The ledger is empty: nothing was compiled.")
         return page.text()
@@ -97,85 +91,7 @@ def render_ledger(
     return page.text()
 
 
-class _Page:
-    """Text under construction."""
-
-    def __init__(
-        self, width: int | None, color: bool, ascii_only: bool, exact: bool, top: int
-    ) -> None:
-        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH_EXACT if exact else _MIN_WIDTH)
-        self.exact = exact
-        self.top = top
-        self._ascii = ascii_only
-        self._box = _ASCII_BOX if ascii_only else SIMPLE_HEAD
-        self._out = io.StringIO()
-        self._console = Console(
-            file=self._out,
-            width=self.width,
-            force_terminal=color,
-            color_system="standard" if color else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            legacy_windows=False,
-            _environ={},  # the caller has decided on colour and width, not the environment
-        )
-
-    def bytes(self, n: int) -> str:
-        return format_bytes(n, self.exact)
-
-    def line(self, text: str = "", style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=False)
-
-    def section(self, title: str) -> None:
-        self.line()
-        self.line(title, style="bold")
-
-    def table(self, *columns: str, fold: bool = False) -> Table:
-        """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
-        fit is cut; with ``fold``, that of the last column is folded."""
-        table = Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-        for i, name in enumerate(columns):
-            folds = fold and i == len(columns) - 1
-            table.add_column(
-                name.lstrip(">"),
-                justify="right" if name.startswith(">") else "left",
-                no_wrap=not folds,
-                overflow="fold" if folds else "ellipsis",
-                header_style="dim",
-            )
-        return table
-
-    def show(self, table: Table) -> None:
-        """Fix the widths. Rich would narrow all columns alike, but a cut number is a wrong one,
-        and of the text the last column is the longest and the least missed."""
-        gap = 2  # a space of padding and one for the box's divider
-        widths = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
-        texts = [i for i, c in enumerate(table.columns) if c.justify == "left"]
-        for i in reversed(texts):
-            excess = sum(widths) + gap * (len(widths) - 1) - self.width
-            if excess > 0:
-                widths[i] = max(widths[i] - excess, min(widths[i], _MIN_COLUMN))
-        for column, width in zip(table.columns, widths, strict=True):
-            column.width = width
-        self._console.print(table)
-
-    def text(self) -> str:
-        text = self._out.getvalue()
-        if self._ascii:
-            text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
-
-    def location(self, frame: SourceFrame | None) -> str:
-        if frame is None:
-            return "-"
-        return self.path(frame.file, frame.line)
-
-    def path(self, file: str, line: int | str) -> str:
-        return fit_path(f"{shorten_path(file)}:{line}", self.width * 2 // 5)
-
-
-def _header(page: _Page, s: Summary) -> None:
+def _header(page: Page, s: Summary) -> None:
     m = s.machine
     page.line(f"memprof {s.memprof} · torch {s.torch} · Python {s.python}", style="bold")
     where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
@@ -187,6 +103,7 @@ def _header(page: _Page, s: Summary) -> None:
     if s.dropped_calls:
         calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
     page.line(calls)
+    render_process(page, s)
     if s.options:
         page.line("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
     page.line()
@@ -227,11 +144,11 @@ def _crop(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _category(page: _Page, b: Breakdown) -> None:
+def _category(page: Page, b: Breakdown) -> None:
     _breakdown(page, b, ("category",), lambda p: (p.key.replace("_", " "),), limit=len(b.parts))
 
 
-def _nodes(page: _Page, s: Summary) -> None:
+def _nodes(page: Page, s: Summary) -> None:
     labels = {row.id: row.label for row in s.table}
     _breakdown(
         page,
@@ -241,7 +158,7 @@ def _nodes(page: _Page, s: Summary) -> None:
     )
 
 
-def _lines(page: _Page, b: Breakdown) -> None:
+def _lines(page: Page, b: Breakdown) -> None:
     def cells(p: Share) -> tuple[str, ...]:
         if p.key.startswith("("):
             return p.key, ""
@@ -251,7 +168,7 @@ def _lines(page: _Page, b: Breakdown) -> None:
     _breakdown(page, b, ("source line", "code"), cells)
 
 
-def _modules(page: _Page, b: Breakdown, root: ModuleNode) -> None:
+def _modules(page: Page, b: Breakdown, root: ModuleNode) -> None:
     """The largest modules in tree order. A parent is never smaller than its children, so the
     largest ones are a tree themselves."""
     everything = sorted(_walk(root, 0), key=lambda n: (-n[0].nbytes, n[1]))
@@ -292,7 +209,7 @@ def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
 
 
 def _breakdown(
-    page: _Page,
+    page: Page,
     b: Breakdown,
     columns: tuple[str, ...],
     cells: Callable[[Share], tuple[str, ...]],
@@ -319,7 +236,7 @@ def _breakdown(
 
 
 def _foot(
-    page: _Page,
+    page: Page,
     table: Table,
     b: Breakdown,
     row: Callable[[str, str, str], tuple[str, ...]],
@@ -332,7 +249,7 @@ def _foot(
     table.add_row(*row(page.bytes(b.total), format_share(b.total, b.total), "total"))
 
 
-def _saved(page: _Page, s: Summary) -> None:
+def _saved(page: Page, s: Summary) -> None:
     page.section("Saved for the backward, by bytes x calls until it runs")
     if not s.saved:
         page.line("  nothing: no forward with a backward was observed")
@@ -354,7 +271,7 @@ def _saved(page: _Page, s: Summary) -> None:
     page.show(table)
 
 
-def _graphs(page: _Page, s: Summary) -> None:
+def _graphs(page: Page, s: Summary) -> None:
     page.section("Graphs, bytes of one call")
     if not s.table:
         page.line("  none was compiled")
@@ -379,7 +296,7 @@ def _graphs(page: _Page, s: Summary) -> None:
         page.line(f"{u.calls:,} calls of {label} were not observed: {u.reason}", "yellow")
 
 
-def _trees(page: _Page, s: Summary) -> None:
+def _trees(page: Page, s: Summary) -> None:
     if not s.trees:
         return
     pools = ", ".join(f"{d} {page.bytes(n)}" for d, n in sorted(s.pools.items()))
@@ -407,7 +324,7 @@ def _trees(page: _Page, s: Summary) -> None:
         page.line(f"  {r.count:,} x {kind}: {r.reason} ({f.function})")
 
 
-def _ledger(page: _Page, s: Summary) -> None:
+def _ledger(page: Page, s: Summary) -> None:
     page.section("Ledger")
     c = s.ledger.counts
     page.line(
@@ -419,7 +336,7 @@ def _ledger(page: _Page, s: Summary) -> None:
     _reasons(page, "fallbacks to plain Inductor", s.ledger.fallbacks, "red")
 
 
-def _reasons(page: _Page, title: str, reasons: tuple[Reason, ...], style: str) -> None:
+def _reasons(page: Page, title: str, reasons: tuple[Reason, ...], style: str) -> None:
     if not reasons:
         if "fallback" in title:
             page.line(f"  no {title}")
@@ -432,7 +349,7 @@ def _reasons(page: _Page, title: str, reasons: tuple[Reason, ...], style: str) -
         page.line(f"    {len(reasons) - page.top} more reasons: memprof ledger FILE")
 
 
-def _remainder(page: _Page, s: Summary) -> None:
+def _remainder(page: Page, s: Summary) -> None:
     page.section("Unattributed")
     page.line("  at the peak:")
     for view, b in s.views.items():

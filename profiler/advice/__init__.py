@@ -1,0 +1,86 @@
+"""What a person can do about the memory of a profile: at most five findings, by bytes.
+
+Note [When something is worth a finding]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A finding costs its reader minutes, so it must be worth them: it names bytes that a change can
+save, at least ``MIN_SHARE`` (2 %) of the peak, or of the pool where it is about one, and at least
+``MIN_BYTES`` (1 MiB). Bytes are an upper bound: a change can cost others elsewhere. A kind gives
+at most ``PER_KIND`` findings and all together at most ``MOST``, largest first. Where nothing is
+worth it there are none.
+
+* **recompute**: activations in the live set of the peak, grouped by source line and by module with
+  layer numbers left out. What counts is bytes × cheapness of the operator that made them: 1 for
+  elementwise operators and copies, 0.7 for reductions and normalisations, 0.2 for matrix products,
+  convolutions and attention, 0 for custom operators, which may have effects. Within the kind,
+  groups rank by that × calls until the backward.
+* **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
+  ``MIN_TIMES`` (3) times, because they were held when the next step began.
+* **static input**: inputs that a replayed graph copies into its own buffer in every replay although
+  they stay where they are: module or optimizer state that was not declared static, memory that the
+  graph writes to, memory that several graphs are called with. A batch that is new at every step is
+  none of these.
+* **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
+  of an input was another one.
+* **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
+  those of all recordings but the largest, which padding to it would save.
+* **fragmentation**: what an accelerator's allocator had from the system and had not handed out, at
+  the tracker's snapshot with the most reserved bytes; from ``MIN_FRAGMENTED`` (15 %) of it on.
+* **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is
+  one, else those that graph trees had to move out of the pool or that the live set of a peak in a
+  forward holds.
+"""
+
+from __future__ import annotations
+
+from ..attribution import Attribution
+from ..model import Profile
+from ..timeline import Timeline
+from .allocator import fragmentation
+from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
+from .gradients import gradients
+from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
+from .recompute import recompute
+
+__all__ = ["Evidence", "Finding", "FindingKind", "advise"]
+
+
+def advise(
+    profile: Profile, timeline: Timeline | None = None, attribution: Attribution | None = None
+) -> list[Finding]:
+    """At most five findings, most bytes first.
+
+    Args:
+        profile: a valid one.
+        timeline: of the device that matters, if there is one already; by default of the one
+            with the highest peak, an accelerator if there is any.
+        attribution: of the same profile, if there is one already.
+    """
+    timeline = timeline or _main_timeline(profile)
+    attribution = attribution or Attribution(profile)
+    peak = timeline.peak()
+    threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
+    found = [
+        finding
+        for kind in (
+            recompute(timeline, attribution, threshold),
+            output_clones(profile, threshold),
+            static_inputs(profile, threshold),
+            moving_addresses(profile),
+            shapes(profile),
+            fragmentation(profile),
+            gradients(timeline, attribution, threshold),
+        )
+        for finding in list(kind)[:PER_KIND]
+    ]
+    return sorted(found, key=lambda f: -f.nbytes)[:MOST]
+
+
+def _main_timeline(profile: Profile) -> Timeline:
+    devices = {s.device for g in profile.graphs for p in g.programs for s in p.storages if s.nbytes}
+    timelines = [Timeline(profile, d) for d in sorted(devices) or ["cpu"]]
+
+    def weight(timeline: Timeline) -> tuple[bool, int]:
+        peak = timeline.peak()
+        return timeline.device != "cpu", peak.nbytes if peak else 0
+
+    return max(timelines, key=weight)

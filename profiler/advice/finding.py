@@ -1,0 +1,83 @@
+"""What a finding is; when something is worth one stands in ``__init__.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from ..model import SourceFrame
+
+MOST = 5
+PER_KIND = 2
+MIN_SHARE = 0.02
+MIN_BYTES = 1 << 20
+MIN_TIMES = 3
+MIN_SIZES = 4
+MIN_FRAGMENTED = 0.15
+
+
+class FindingKind(str, Enum):
+    """What a finding is about; see Note [When something is worth a finding]."""
+
+    RECOMPUTE = "recompute"
+    OUTPUT_CLONE = "output_clone"
+    STATIC_INPUT = "static_input"
+    MOVING_ADDRESS = "moving_address"
+    SHAPES = "shapes"
+    FRAGMENTATION = "fragmentation"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One place or fact that a finding rests on; None where it does not apply.
+
+    Attributes:
+        text: what was seen there.
+        nbytes: bytes of it.
+        count: how often.
+        graph: label.
+        node: FX node or graph input.
+        module: path, "" is the root.
+        frame: line of user code.
+    """
+
+    text: str
+    nbytes: int = 0
+    count: int = 0
+    graph: str | None = None
+    node: str | None = None
+    module: str | None = None
+    frame: SourceFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a person can act on.
+
+    Attributes:
+        kind: what it is about.
+        title: what was found, one line without bytes.
+        nbytes: what the change can save at most.
+        whose: what these bytes are part of, e.g. ``at the peak``.
+        change: what to do.
+        evidence: largest first.
+    """
+
+    kind: FindingKind
+    title: str
+    nbytes: int
+    whose: str
+    change: str
+    evidence: tuple[Evidence, ...]
+
+
+def together(
+    evidence: list[Evidence], threshold: int, kind: FindingKind, title: str, whose: str, change: str
+) -> Iterator[Finding]:
+    """One finding of all the evidence, if it adds up to ``threshold``."""
+    nbytes = sum(e.nbytes for e in evidence)
+    if nbytes >= threshold:
+        ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))
+        yield Finding(kind, title, nbytes, whose, change, ordered)

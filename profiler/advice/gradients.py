@@ -1,0 +1,105 @@
+"""Gradients that are held while they are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from ..attribution import Attribution
+from ..model import Category, DataFlowDevice, GraphKind, LedgerKind, Profile
+from ..timeline import Timeline
+from .finding import MIN_TIMES, Evidence, Finding, FindingKind, together
+from .graph_trees import of_trees, output_bytes, output_index
+
+_RELEASE = (
+    "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
+    "forward; where gradients are accumulated over several backwards on purpose this is their price"
+)
+
+
+def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
+    profile = timeline.profile
+    device = next(
+        (d for d in (profile.dataflow.devices if profile.dataflow else ())
+         if d.device == timeline.device),
+        None,
+    )  # fmt: skip
+    if device is not None:
+        evidence = _gradients_in_dataflow(profile, device)
+    else:
+        evidence = _gradients_at_peak(timeline, attribution) or _gradients_moved_out(profile)
+    yield from together(
+        evidence,
+        threshold,
+        FindingKind.GRADIENT,
+        "gradients are still alive while a forward runs",
+        "during the forward",
+        _RELEASE,
+    )
+
+
+def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evidence]:
+    column = device.bytes.get(Category.GRADIENT)
+    if not column:
+        return []
+    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+    calls = profile.calls
+    held: list[int] = []
+    i = 0
+    order = sorted(range(len(calls)), key=calls.start_ns.__getitem__)
+    for k in order:
+        if calls.graph[k] not in forwards:
+            continue
+        start = calls.start_ns[k]
+        while i < len(device.time_ns) and device.time_ns[i] <= start:
+            i += 1
+        if 0 < i < len(device.time_ns):
+            held.append(column[i - 1])
+    late = [n for n in held if n]
+    if len(late) < MIN_TIMES:
+        return []
+    text = f"alive when {len(late)} of {len(held)} forwards began"
+    return [Evidence(text, int(median(late)), len(late))]
+
+
+def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evidence]:
+    at = timeline.peak()
+    if at is None:
+        return []
+    graph = timeline.profile.graph(timeline.profile.calls.graph[at.call])
+    if graph.kind is not GraphKind.FORWARD:
+        return []
+    out = []
+    for item in timeline.live_at(at.call, at.instant).items:
+        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        if site.category is Category.GRADIENT:
+            label = attribution.label(site.graph)
+            name = site.fqn or site.node or "a gradient"
+            text = f"{name}, alive at the peak, in a call of {graph.label}"
+            out.append(
+                Evidence(text, item.nbytes, item.count, label, site.node, site.module, site.frame)
+            )
+    return out
+
+
+def _gradients_moved_out(profile: Profile) -> list[Evidence]:
+    graphs = {g.id: g for g in profile.graphs}
+    out = []
+    for entry, _ in of_trees(profile, LedgerKind.MOVED_OUT):
+        of_gradient = "gradient" in entry.reason or ".grad" in entry.reason
+        graph = graphs.get(entry.graph) if entry.graph is not None else None
+        index = output_index(entry.reason)
+        if not of_gradient or graph is None or index is None or entry.count < MIN_TIMES:
+            continue
+        value = graph.outputs[index] if index < len(graph.outputs) else None
+        out.append(
+            Evidence(
+                f"{(value.fqn if value else None) or f'output {index}'} left the pool when the "
+                "next step began",
+                output_bytes(graph, index),
+                entry.count,
+                graph.label,
+                value.name if value else None,
+            )
+        )
+    return out

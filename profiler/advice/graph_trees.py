@@ -1,0 +1,216 @@
+"""What graph trees had to do that a change of the program would spare them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ..model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role, Storage, TreeDetail
+from ..trees import pool_bytes
+from .finding import (
+    MIN_BYTES,
+    MIN_SHARE,
+    MIN_SIZES,
+    MIN_TIMES,
+    Evidence,
+    Finding,
+    FindingKind,
+    together,
+)
+
+
+def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
+    graphs = {g.id: g for g in profile.graphs}
+    evidence = []
+    for entry, _ in of_trees(profile, LedgerKind.MOVED_OUT):
+        if "gradient" in entry.reason or ".grad" in entry.reason or entry.count < MIN_TIMES:
+            continue
+        graph = graphs.get(entry.graph) if entry.graph is not None else None
+        index = output_index(entry.reason)
+        if graph is None or index is None:
+            continue
+        nbytes = output_bytes(graph, index)
+        node = graph.outputs[index].name if index < len(graph.outputs) else None
+        source = graph.nodes.get(node or "")
+        evidence.append(
+            Evidence(
+                f"output {index} was held when the next step began",
+                nbytes,
+                entry.count,
+                graph.label,
+                node,
+                source.module_path if source else None,
+                source.frame if source else None,
+            )
+        )
+    yield from together(
+        evidence,
+        threshold,
+        FindingKind.OUTPUT_CLONE,
+        "outputs are held beyond their step, so each is copied out of the pool",
+        "outside the pool, copied every step",
+        "let go of them before the next step begins (del, or keep loss.item() and "
+        "detached copies of the part you need), or copy them once into a buffer of your own",
+    )
+
+
+def output_index(reason: str) -> int | None:
+    found = re.search(r"output (\d+)", reason)
+    return int(found[1]) if found else None
+
+
+def output_bytes(graph: GraphRecord, index: int) -> int:
+    storages = [s for p in graph.programs for s in p.storages if index in s.outputs]
+    if storages:
+        return max(s.nbytes for s in storages)
+    return (graph.outputs[index].nbytes or 0) if index < len(graph.outputs) else 0
+
+
+_STATE = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
+_GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
+
+
+def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
+    replays: dict[int, int] = defaultdict(int)
+    for entry, _ in of_trees(profile, LedgerKind.REPLAY):
+        if entry.graph is not None:
+            replays[entry.graph] += entry.count
+    users: dict[int, set[int]] = defaultdict(set)
+    for graph in profile.graphs:
+        for storage in _entering(graph):
+            if storage.identity is not None:
+                users[storage.identity].add(graph.id)
+    evidence = []
+    for graph in profile.graphs:
+        if replays[graph.id] < MIN_TIMES:
+            continue
+        for storage in _entering(graph):
+            values = [graph.inputs[i] for i in storage.inputs if i < len(graph.inputs)]
+            if not values or any(v.static or v.role not in _GIVEN for v in values):
+                continue
+            value = values[0]
+            if any(v.role in _STATE for v in values):
+                why = f"{value.role.value.replace('_', ' ')} without a static address"
+            elif any(v.mutated for v in values):
+                why = "the graph writes to it: the same memory at every call"
+            elif storage.identity is not None and len(users[storage.identity]) > 1:
+                why = f"{len(users[storage.identity])} graphs are called with the same memory"
+            else:
+                continue
+            evidence.append(
+                Evidence(
+                    f"{value.fqn or value.name}: {why}",
+                    storage.nbytes,
+                    replays[graph.id],
+                    graph.label,
+                    value.name,
+                )
+            )
+    yield from together(
+        evidence,
+        threshold,
+        FindingKind.STATIC_INPUT,
+        "inputs that stay where they are, are copied in every replay",
+        "a second copy in the pool, copied in every replay",
+        "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
+        "or make them parameters or buffers of the compiled module",
+    )
+
+
+def _entering(graph: GraphRecord) -> list[Storage]:
+    """Inputs of a graph, each once, largest program first."""
+    found: dict[tuple[int, ...], Storage] = {}
+    for program in graph.programs:
+        for s in program.storages:
+            if s.inputs and s.device != "cpu":
+                known = found.get(s.inputs)
+                if known is None or s.nbytes > known.nbytes:
+                    found[s.inputs] = s
+    return list(found.values())
+
+
+def moving_addresses(profile: Profile) -> Iterator[Finding]:
+    graphs = {g.id: g for g in profile.graphs}
+    threshold = _pool_threshold(profile)
+    by_function: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
+    for entry, tree in of_trees(profile, LedgerKind.RERECORD):
+        if "pointer changed" in entry.reason:
+            by_function[tree.function].append((entry, tree))
+    findings = []
+    for function, entries in by_function.items():
+        times = sum(e.count for e, _ in entries)
+        nbytes = sum(t.marginal for _, t in entries)
+        if times < MIN_TIMES or nbytes < threshold:
+            continue
+        names: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for e, t in entries:
+            for name in re.findall(r"input name: (\S+?)\. ", e.reason) or ["an input"]:
+                names[name][0] += t.marginal
+                names[name][1] += e.count
+        graph = graphs.get(entries[0][0].graph or 0) if entries[0][0].graph is not None else None
+        fqns = {v.name: v.fqn for v in graph.inputs} if graph else {}
+        findings.append(
+            Finding(
+                FindingKind.MOVING_ADDRESS,
+                f"{function} was recorded {times:,} times again because an input has moved",
+                nbytes,
+                "of the pool",
+                "allocate it once and copy_() into it (set .data or resize_() moves it); if it "
+                "has to move, do not declare it static, so that it is copied instead",
+                tuple(
+                    Evidence(
+                        f"{fqns.get(name) or name} was at another address",
+                        marginal,
+                        count,
+                        graph.label if graph else function,
+                        name,
+                    )
+                    for name, (marginal, count) in sorted(names.items(), key=lambda n: -n[1][0])
+                ),
+            )
+        )
+    yield from sorted(findings, key=lambda f: -f.nbytes)
+
+
+def shapes(profile: Profile) -> Iterator[Finding]:
+    threshold = _pool_threshold(profile)
+    by_function: dict[tuple[str, str], dict[tuple[int, ...], list[int]]] = {}
+    for entry, tree in of_trees(profile, LedgerKind.RECORD, LedgerKind.RERECORD):
+        keys = by_function.setdefault((tree.device, tree.function), {})
+        figures = keys.setdefault(tree.key, [0, 0])
+        figures[0] += tree.marginal
+        figures[1] += entry.count
+    findings = []
+    for (device, function), keys in by_function.items():
+        costs = sorted(keys.items(), key=lambda k: -k[1][0])
+        nbytes = sum(marginal for _, (marginal, _) in costs[1:])
+        if len(costs) < MIN_SIZES or nbytes < threshold:
+            continue
+        findings.append(
+            Finding(
+                FindingKind.SHAPES,
+                f"{function} has recordings for {len(costs)} combinations of sizes on {device}",
+                nbytes,
+                "of the pool",
+                "pad inputs to a few sizes, or call the rare ones without a graph "
+                '(options={"graphs": False}); pool_budget bounds what recordings may take',
+                tuple(
+                    Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
+                    for key, (marginal, count) in costs
+                ),
+            )
+        )
+    yield from sorted(findings, key=lambda f: -f.nbytes)
+
+
+def of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:
+    for entry in profile.ledger:
+        # The CPU arena records plans of addresses, which take no memory each.
+        if entry.kind in kinds and entry.tree is not None and entry.tree.device != "cpu":
+            yield entry, entry.tree
+
+
+def _pool_threshold(profile: Profile) -> int:
+    pool = max(pool_bytes(profile.ledger).values(), default=0)
+    return max(MIN_BYTES, int(MIN_SHARE * pool))

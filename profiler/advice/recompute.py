@@ -1,0 +1,109 @@
+"""Activations that are cheaper to compute again than to keep."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from ..attribution import Attribution, Site
+from ..live import LiveItem
+from ..model import Category
+from ..timeline import Timeline
+from .finding import Evidence, Finding, FindingKind
+
+_HEAVY = re.compile(r"(mm|bmm|matmul|linear|einsum|conv|attention|sort|topk|lstm|gru|fft|_cdist)")
+_REDUCING = re.compile(
+    r"^(sum|mean|var|std|amax|amin|max|min|prod|norm|cumsum|cumprod|logsumexp|_?(log_)?softmax|"
+    r"native_.*_norm.*|.*layer_norm.*|.*batch_norm.*|.*group_norm.*|.*rms_norm.*|.*pool.*)"
+)
+
+
+def cheapness(op: str | None) -> float:
+    """How cheap an operator is to run again, from 0 (never) to 1, by its name."""
+    namespace, _, rest = (op or "").partition(".")
+    name = rest.partition(".")[0]
+    if namespace not in ("aten", "prims") or not name:
+        return 0.0
+    if _HEAVY.search(name):
+        return 0.2
+    return 0.7 if _REDUCING.match(name) else 1.0
+
+
+def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
+    at = timeline.peak()
+    if at is None:
+        return
+    groups: dict[tuple[str, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
+    for item in timeline.live_at(at.call, at.instant).items:
+        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        if site.category is Category.ACTIVATION and site.node is not None and not site.outside:
+            place = site.frame.location if site.frame else site.node
+            groups[_pattern(site.module), place].append((item, site))
+    ranked = []
+    for (module, _), members in groups.items():
+        worth = sum(i.nbytes * cheapness(s.op) for i, s in members)
+        if worth >= threshold:
+            lifetime = _lifetime(timeline, attribution, members)
+            ranked.append((worth * max(lifetime, 1), module, lifetime, members))
+    for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
+        nbytes = sum(i.nbytes for i, _ in members)
+        ops = _names({_short(s.op) for _, s in members})
+        name = module or "the root module"
+        yield Finding(
+            FindingKind.RECOMPUTE,
+            f"{ops} in {name}: kept for the backward, cheap to compute again"
+            if min(cheapness(s.op) for _, s in members) >= 0.5
+            else f"{ops} in {name}: kept for the backward",
+            nbytes,
+            "at the peak",
+            f"compute it again in the backward: call {name} through "
+            "torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose "
+            "with torch._functorch.config.activation_memory_budget below 1.0",
+            tuple(
+                Evidence(
+                    f"{_short(s.op)}{_kept(lifetime)}",
+                    i.nbytes,
+                    i.count,
+                    attribution.label(s.graph),
+                    s.node,
+                    s.module,
+                    s.frame,
+                )
+                for i, s in sorted(members, key=lambda m: -m[0].nbytes)
+            ),
+        )
+
+
+def _lifetime(
+    timeline: Timeline, attribution: Attribution, members: list[tuple[LiveItem, Site]]
+) -> float:
+    """Median number of calls from the forwards that made them to their backwards, 0 unknown."""
+    graphs = {site.graph for _, site in members}
+    found = [
+        calls
+        for unit in timeline.units
+        if unit.graph.id in graphs and (counter := timeline.lifetimes.get(unit.id))
+        for calls in counter.elements()
+    ]
+    return median(found) if found else 0
+
+
+def _kept(lifetime: float) -> str:
+    if not lifetime:
+        return ""
+    return f", kept for {lifetime:g} {'call' if lifetime == 1 else 'calls'}"
+
+
+def _pattern(module: str | None) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module or "")
+
+
+def _short(op: str | None) -> str:
+    return (op or "?").removeprefix("aten.").removesuffix(".default")
+
+
+def _names(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (" and others" if len(ordered) > 3 else "")

@@ -1,0 +1,107 @@
+"""A page of text under construction: lines, sections, tables of fixed width."""
+
+from __future__ import annotations
+
+import io
+
+from rich.box import SIMPLE_HEAD, Box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ..model import SourceFrame
+from .format import fit_path, format_bytes, shorten_path
+
+__all__ = ["DEFAULT_WIDTH", "Page"]
+
+DEFAULT_WIDTH = 100
+_MIN_WIDTH = 80
+_MIN_WIDTH_EXACT = 100
+_MIN_COLUMN = 12
+
+_ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
+_ASCII = str.maketrans({"…": "~", "·": "|"})
+
+
+class Page:
+    """Text under construction."""
+
+    def __init__(
+        self, width: int | None, color: bool, ascii_only: bool, exact: bool, top: int
+    ) -> None:
+        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH_EXACT if exact else _MIN_WIDTH)
+        self.exact = exact
+        self.top = top
+        self._ascii = ascii_only
+        self._box = _ASCII_BOX if ascii_only else SIMPLE_HEAD
+        self._out = io.StringIO()
+        self._console = Console(
+            file=self._out,
+            width=self.width,
+            force_terminal=color,
+            color_system="standard" if color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+            _environ={},  # the caller has decided on colour and width, not the environment
+        )
+
+    def bytes(self, n: int) -> str:
+        return format_bytes(n, self.exact)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=False)
+
+    def indented(self, text: str, by: int, style: str = "") -> None:
+        """A paragraph, folded and indented by so many characters."""
+        self._console.print(Padding(Text(text, style=style), (0, 0, 0, by)))
+
+    def section(self, title: str) -> None:
+        self.line()
+        self.line(title, style="bold")
+
+    def table(self, *columns: str, fold: bool = False) -> Table:
+        """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
+        fit is cut; with ``fold``, that of the last column is folded."""
+        table = Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        for i, name in enumerate(columns):
+            folds = fold and i == len(columns) - 1
+            table.add_column(
+                name.lstrip(">"),
+                justify="right" if name.startswith(">") else "left",
+                no_wrap=not folds,
+                overflow="fold" if folds else "ellipsis",
+                header_style="dim",
+            )
+        return table
+
+    def show(self, table: Table) -> None:
+        """Fix the widths. Rich would narrow all columns alike, but a cut number is a wrong one,
+        and of the text the last column is the longest and the least missed."""
+        gap = 2  # a space of padding and one for the box's divider
+        widths = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
+        texts = [i for i, c in enumerate(table.columns) if c.justify == "left"]
+        for i in reversed(texts):
+            excess = sum(widths) + gap * (len(widths) - 1) - self.width
+            if excess > 0:
+                widths[i] = max(widths[i] - excess, min(widths[i], _MIN_COLUMN))
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+        self._console.print(table)
+
+    def text(self) -> str:
+        text = self._out.getvalue()
+        if self._ascii:
+            text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+    def location(self, frame: SourceFrame | None) -> str:
+        if frame is None:
+            return "-"
+        return self.path(frame.file, frame.line)
+
+    def path(self, file: str, line: int | str) -> str:
+        return fit_path(f"{shorten_path(file)}:{line}", self.width * 2 // 5)

@@ -16,7 +16,14 @@ BELOW = {
     "compiled_autograd": {"profiler"},
     "profiler": set(),
 }
-TORCH_FREE = ["profiler/model", "profiler/report", "profiler/timeline.py", "profiler/file.py"]
+TORCH_FREE = [
+    "profiler/call_modes.py",
+    "profiler/export",
+    "profiler/file.py",
+    "profiler/model",
+    "profiler/report",
+    "profiler/timeline.py",
+]
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:

@@ -45,6 +45,7 @@ Options:
 Commands:
   report  Print what is in a profile: the peak, what was live at it and...
   ledger  Print what memprof did, declined and gave up on, and why, in...
+  export  Write a profile in another tool's format.
   schema  Print the JSON Schema of profile files.
   doctor  Say what is installed here, what works and what does not.
 """,

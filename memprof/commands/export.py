@@ -1,0 +1,92 @@
+"""``memprof export FILE``."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.export import FORMATS, devices_of, export_profile
+
+from ._common import BadFile, file_argument, read
+
+
+def _calls(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, ...]:
+    if value is None:
+        return (None, None)
+    found = re.fullmatch(r"(\d*):(\d*)", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no range of calls; write FIRST:LAST, e.g. 100:199")
+    return tuple(int(n) if n else None for n in found.groups())
+
+
+@click.command()
+@file_argument
+@click.option(
+    "--format",
+    "-f",
+    "format_",
+    type=click.Choice(list(FORMATS)),
+    required=True,
+    help="; ".join(f"{name}: {says}" for name, says in FORMATS.items()) + ".",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(),
+    required=True,
+    help="Where to; compressed if it ends in .gz, a folder for parquet.",
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
+)
+@click.option(
+    "--calls",
+    callback=_calls,
+    metavar="FIRST:LAST",
+    help="Calls of the log to export, both included, from 0. Default: all.",
+)
+@click.option(
+    "--allocated",
+    is_flag=True,
+    help="collapsed: all bytes that calls allocate. Default: what is live at the peak.",
+)
+def export(
+    file: str,
+    format_: str,
+    output: str,
+    devices: tuple[str, ...],
+    calls: tuple[int | None, int | None],
+    allocated: bool,
+) -> None:
+    """Write a profile in another tool's format.
+
+    FILE is a profile written by memprof. What the formats contain, in which units:
+    docs/exports.md.
+    """
+    profile = read(file)
+    known = devices_of(profile)
+    for device in devices:
+        if device not in known:
+            raise click.BadParameter(
+                f"no compiled graph of this profile has memory on {device!r}; "
+                f"devices in it: {', '.join(known) or 'none'}",
+                param_hint="--device",
+            )
+    if allocated and format_ != "collapsed":
+        raise click.BadParameter(
+            "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
+        )
+    try:
+        export_profile(profile, format_, output, devices or known, *calls, allocated=allocated)
+    except IndexError as e:
+        raise click.BadParameter(str(e), param_hint="--calls") from e
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    except ImportError as e:
+        raise click.ClickException(str(e)) from e
+    click.echo(f"{output}: {FORMATS[format_]}")

@@ -1,0 +1,85 @@
+"""A profile in other tools' formats: one module a format, all over the same changes.
+
+``walk.py`` and ``counters.py`` are what they share: live memory as a stream of changes whose sum is
+the timeline's at every instant. Units and fields: docs/exports.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..model import Profile
+from .files import output
+from .walk import call_range
+
+__all__ = ["FORMATS", "devices_of", "export_profile"]
+
+FORMATS = {
+    "perfetto": "trace for ui.perfetto.dev",
+    "memory-viz": "snapshot for pytorch.org/memory_viz",
+    "speedscope": "flame graphs of bytes for speedscope.app",
+    "collapsed": "stacks for flamegraph.pl and inferno",
+    "parquet": "folder of tables",
+}
+"""What ``export_profile`` can write, and what it is."""
+
+
+def devices_of(profile: Profile) -> list[str]:
+    """Devices on which programs of a profile have memory, in order."""
+    programs = (p for g in profile.graphs for p in g.programs)
+    return sorted({s.device for p in programs for s in p.storages if s.nbytes})
+
+
+def export_profile(
+    profile: Profile,
+    format: str,
+    path: str | os.PathLike[str],
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+    *,
+    allocated: bool = False,
+) -> None:
+    """Write a profile to a file, or for ``parquet`` to a folder.
+
+    Args:
+        profile: a valid one.
+        format: one of ``FORMATS``.
+        path: where to; compressed if it ends in ``.gz``.
+        devices: whose memory, see ``devices_of``.
+        first, last: calls of the log, both included; None is its end.
+        allocated: for ``collapsed``: all allocations, not what is live at the peak.
+
+    Raises:
+        ValueError: there is no such format.
+        IndexError: the log has no such calls.
+        ImportError: ``parquet``, and pyarrow is not installed.
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
+    call_range(profile, first, last)
+    # The writers are imported when they are needed: the command line starts without them.
+    if format == "parquet":
+        from .parquet import write_parquet
+
+        write_parquet(profile, path, devices, first, last)
+        return
+    with output(path) as file:
+        if format == "perfetto":
+            from .perfetto import write_perfetto
+
+            write_perfetto(profile, file, devices, first, last)
+        elif format == "memory-viz":
+            from .memory_viz import write_memory_viz
+
+            write_memory_viz(profile, file, devices, first, last)
+        elif format == "speedscope":
+            from .speedscope import write_speedscope
+
+            write_speedscope(profile, file, devices, first, last)
+        else:
+            from .speedscope import write_collapsed
+
+            write_collapsed(profile, file, devices, first, last, allocated=allocated)

@@ -1,0 +1,267 @@
+"""A snapshot as ``torch.cuda.memory._snapshot()`` gives it, with what happened inside replays.
+
+torch's allocator records the allocations of a CUDA graph once, when it is captured: a replay is one
+launch and leaves nothing in a snapshot, so memory_viz shows its memory as a block that never moves.
+Here every call has the allocations and releases of its program, with frames from provenance.
+
+The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled dictionary of
+``segments`` and ``device_traces``. ``size`` is requested bytes, as torch records it.
+
+Note [Addresses in the snapshot]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Profiles have no addresses, so ``address_space.py`` lays blocks out, on CPUs and accelerators
+alike. The first events allocate what is live when the first call begins; a segment is allocated
+when a block needs it, and none is given back.
+
+Note [Categories in MemoryViz.js]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+It colours allocations by their ``category`` where events have one. Where none of them is
+``unknown`` it adds that name to a list whose name it misspells, and draws nothing (seen in the
+versions of 2024 to 2026). So a trace begins with an event of action ``snapshot``, which draws
+nothing, in that category."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..attribution import Attribution, View
+from ..live import LiveItem
+from ..model import Profile
+from ..timeline import Timeline
+from . import pickle_stream as pk
+from .address_space import AddressSpace, Segment
+from .files import Output
+from .walk import Block, Walk
+
+__all__ = ["device_index", "write_memory_viz"]
+
+_BASE = 0x7F00_0000_0000
+_DEVICE_STRIDE = 1 << 44
+
+
+def write_memory_viz(
+    profile: Profile,
+    file: Output,
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+) -> None:
+    """Write a snapshot.
+
+    Args:
+        profile: a valid one.
+        file: where to.
+        devices: whose memory.
+        first, last: calls of the log, both included; None is its end. The state at the end
+            of the last one is that of the segments.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+    index = device_index(devices)
+    sites = _Sites(profile)
+    traces = {
+        index[d]: _Trace(profile, sites, Walk(Timeline(profile, d), first, last), index[d])
+        for d in devices
+    }
+    file.write(pk.START + pk.DICT + pk.MARK)
+    file.write(pk.encode("device_traces") + pk.LIST)
+    for i in range(max(traces, default=-1) + 1):
+        file.write(pk.MARK)
+        pk.write_list(file.write, traces[i].events() if i in traces else ())
+        file.write(pk.APPENDS)
+    file.write(pk.encode("segments"))
+    pk.write_list(file.write, (s for i in sorted(traces) for s in traces[i].segments()))
+    settings = {"memprof": "synthetic addresses, see docs/exports.md"}
+    file.write(pk.encode("allocator_settings") + pk.encode(settings))
+    file.write(pk.encode("external_annotations") + pk.encode([]))
+    file.write(pk.SET_ITEMS + pk.STOP)
+
+
+def device_index(devices: Sequence[str]) -> dict[str, int]:
+    """The place of each device in ``device_traces``: an accelerator's own number where it is
+    free, others, the CPU among them, after those."""
+    out: dict[str, int] = {}
+    for device in devices:
+        _, _, number = device.partition(":")
+        if number.isdigit() and int(number) not in out.values():
+            out[device] = int(number)
+    for device in devices:
+        out.setdefault(device, max(out.values(), default=-1) + 1)
+    return out
+
+
+class _Sites:
+    """Frames and contexts of blocks, for the pickle."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._graphs = {g.id: g for g in profile.graphs}
+        self._attribution = Attribution(profile)
+        self._remembered = 0
+
+    def frames(self, item: LiveItem) -> list[dict[str, Any]]:
+        """Innermost first: the FX node or what else made it, its module, the user's stack."""
+        graph = self._graphs[item.graph]
+        site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+        maker = self._graphs[site.graph]
+        where = f"<{maker.label.replace('/', '_')}>"
+        if site.outside is not None:
+            name = f"{site.outside} {site.fqn or site.node or item.storage.name}"
+        elif site.node is not None:
+            name = f"{site.node} {site.op or ''}".strip()
+        else:
+            why = site.why.get(View.NODE, "unknown")
+            name = f"{item.owner or 'scratch'} (unknown: {why})"
+        # The line is one of the code of the graph that has it live.
+        out = [_frame(name, where if maker is graph else f"{where} in {graph.label}", item.line)]
+        if site.module is not None:
+            out.append(_frame(f"module {site.module or '(root)'}", "<module>", 0))
+        node = maker.nodes.get(site.node) if site.node is not None else None
+        stack = node.stack if node is not None else (site.frame,) if site.frame else ()
+        out += [_frame(f.function, f.file, f.line) for f in reversed(stack)]
+        return out
+
+    def context(self, item: LiveItem) -> str:
+        """Dynamo's compile id of the graph that explains a block."""
+        return self._graphs[item.graph].label
+
+    def number(self) -> int:
+        """One under which nothing is remembered in the pickle yet."""
+        self._remembered += 1
+        return self._remembered - 1
+
+
+class _Trace:
+    """The events of one device, and the segments after them."""
+
+    def __init__(self, profile: Profile, sites: _Sites, walk: Walk, device: int) -> None:
+        self._origin_ns = profile.perf_origin_ns
+        self._sites = sites
+        self._walk = walk
+        self._device = device
+        self._space = AddressSpace(_BASE + device * _DEVICE_STRIDE)
+        self._at: dict[int, Block] = {}
+        """By address."""
+        self._addresses: dict[int, list[int]] = {}
+        """Of the copies of each memory."""
+        self._frames: dict[int, int] = {}
+        """Number of a block → what its frames are remembered as."""
+        self._heads: dict[tuple[int, str], bytes] = {}
+
+    def events(self) -> Iterator[bytes]:
+        """Opcodes of each event."""
+        begun = False
+        for moment in self._walk:
+            stamp = _TIME + pk.encode_int((moment.time_ns + self._origin_ns) // 1000) + pk.SET_ITEMS
+            if not begun:
+                begun = True
+                yield _event("snapshot", addr=0, size=0, category="unknown", frames=[]) + stamp
+            change = moment.change
+            address = 0
+            for block in change.freed:
+                address = self._addresses[block.memory].pop()
+                there = self._at.pop(address)
+                where = pk.encode_int(address)
+                yield self._head(there, "free_requested") + where + stamp
+                yield self._head(there, "free_completed") + where + stamp
+                if not change.reuse:
+                    self._space.free(address)
+            for block in change.allocated:
+                if not change.reuse:
+                    address, made = self._space.allocate(block.nbytes)
+                    if made is not None:
+                        yield _segment_alloc(made) + stamp
+                self._addresses.setdefault(block.memory, []).append(address)
+                self._at[address] = block
+                yield self._head(block, "alloc") + pk.encode_int(address) + stamp
+
+    def _head(self, block: Block, action: str) -> bytes:
+        """An event up to the value of its address."""
+        key = (block.number, action)
+        head = self._heads.get(key)
+        if head is not None:
+            return head
+        item = block.item
+        known = self._frames.get(block.number)
+        if known is None:
+            known = self._frames[block.number] = self._sites.number()
+            frames = pk.encode(self._sites.frames(item)) + pk.put(known)
+        else:
+            frames = pk.get(known)
+        first = _event(
+            action,
+            size=item.storage.nbytes,
+            category=item.storage.category.value,
+            compile_context=self._sites.context(item),
+        )
+        rest = _FRAMES + pk.get(known) + _ADDRESS
+        self._heads[key] = first + rest
+        return first + _FRAMES + frames + _ADDRESS
+
+    def segments(self) -> Iterator[bytes]:
+        """Opcodes of each segment, as it is after the last event."""
+        for s in self._space.segments:
+            blocks, requested, active = [], 0, 0
+            for address, nbytes, used in self._space.blocks(s):
+                there = self._at[address] if used else None
+                requested += there.nbytes if there else 0
+                active += nbytes if there else 0
+                known = self._frames[there.number] if there else None
+                blocks.append(
+                    pk.DICT
+                    + pk.MARK
+                    + _pairs(
+                        address=address,
+                        size=nbytes,
+                        requested_size=there.nbytes if there else 0,
+                        state="active_allocated" if there else "inactive",
+                    )
+                    + _FRAMES
+                    + (pk.LIST if known is None else pk.get(known))
+                    + pk.SET_ITEMS
+                )
+            parts: list[bytes] = []
+            pk.write_list(parts.append, blocks)
+            yield (
+                pk.DICT
+                + pk.MARK
+                + _pairs(
+                    device=self._device,
+                    address=s.address,
+                    total_size=s.nbytes,
+                    allocated_size=active,
+                    active_size=active,
+                    requested_size=requested,
+                    stream=0,
+                    segment_type="small" if s.small else "large",
+                    segment_pool_id=(0, 0),
+                    is_expandable=False,
+                    frames=[],
+                )
+                + pk.encode("blocks")
+                + b"".join(parts)
+                + pk.SET_ITEMS
+            )
+
+
+_TIME = pk.encode("time_us")
+_FRAMES = pk.encode("frames")
+_ADDRESS = pk.encode("addr")
+
+
+def _pairs(**values: Any) -> bytes:
+    return b"".join(pk.encode(k) + pk.encode(v) for k, v in values.items())
+
+
+def _event(action: str, **values: Any) -> bytes:
+    """The beginning of an event."""
+    return pk.DICT + pk.MARK + _pairs(action=action, stream=0, **values)
+
+
+def _segment_alloc(s: Segment) -> bytes:
+    return _event("segment_alloc", addr=s.address, size=s.nbytes, frames=[])
+
+
+def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
+    return {"name": name, "filename": filename, "line": line}

@@ -1,0 +1,225 @@
+"""Tables for pyarrow, DuckDB, pandas and Polars: a folder of Parquet files.
+
+``calls``: one row a compiled call and device. ``blocks``: one row a kind of memory, with what it
+is attributed to. ``events``: what each instant allocates and releases, with the live bytes after
+it; ``block`` refers to ``blocks``. ``snapshots`` and ``operations`` are the tracker's. Columns and
+units: docs/exports.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from ..attribution import Attribution
+from ..call_modes import call_modes
+from ..model import Profile
+from ..timeline import Timeline
+from .files import output
+from .walk import AFTER, Moment, Walk
+
+__all__ = ["write_parquet"]
+
+_ROWS = 100_000
+"""In a row group: what is held in memory at once."""
+
+Column = tuple[str, str]
+"""Name, and type: int, text, bool."""
+
+CALLS: list[Column] = [
+    ("call", "int"), ("device", "text"), ("graph", "int"), ("label", "text"), ("kind", "text"),
+    ("program", "int"), ("mode", "text"), ("thread", "int"), ("start_ns", "int"),
+    ("end_ns", "int"), ("entry_bytes", "int"), ("peak_bytes", "int"), ("exit_bytes", "int"),
+    ("between_bytes", "int"),
+]  # fmt: skip
+BLOCKS: list[Column] = [
+    ("device", "text"), ("block", "int"), ("memory", "int"), ("nbytes", "int"),
+    ("category", "text"), ("graph", "int"), ("label", "text"), ("buffer", "text"),
+    ("generated_line", "int"), ("node", "text"), ("op", "text"), ("module", "text"),
+    ("file", "text"), ("line", "int"), ("code", "text"), ("fqn", "text"), ("outside", "text"),
+    ("unattributed", "text"),
+]  # fmt: skip
+EVENTS: list[Column] = [
+    ("device", "text"), ("time_ns", "int"), ("call", "int"), ("instant", "int"),
+    ("action", "text"), ("block", "int"), ("delta_bytes", "int"), ("live_bytes", "int"),
+]  # fmt: skip
+SNAPSHOTS: list[Column] = [
+    ("time_ns", "int"), ("kind", "text"), ("name", "text"), ("device", "text"),
+    ("tensor_bytes", "int"), ("tensors", "int"), ("allocated_bytes", "int"),
+    ("reserved_bytes", "int"), ("resident_bytes", "int"),
+]  # fmt: skip
+OPERATIONS: list[Column] = [
+    ("operation", "int"), ("parent", "int"), ("path", "text"), ("lane", "text"),
+    ("start_ns", "int"), ("end_ns", "int"), ("failed", "bool"), ("tensor_bytes_before", "int"),
+    ("tensor_bytes_after", "int"), ("device", "text"), ("bytes_before", "int"),
+    ("bytes_after", "int"), ("peak_bytes", "int"),
+]  # fmt: skip
+
+Rows = Iterator[tuple[Any, ...]]
+
+
+def write_parquet(
+    profile: Profile,
+    folder: str | os.PathLike[str],
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+) -> list[str]:
+    """Write the tables into a folder, which is made where it is not there.
+
+    Args:
+        profile: a valid one.
+        folder: where to.
+        devices: whose memory.
+        first, last: calls of the log, both included; None is its end.
+
+    Returns:
+        The paths written; tables without rows are written too.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        ProfileNotWritableError: the operating system refuses.
+        IndexError: the log has no such calls.
+    """
+    _pyarrow()
+    walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
+    with contextlib.suppress(OSError):  # `output` says it in our words.
+        os.makedirs(folder, exist_ok=True)
+    tables = {
+        "calls": (CALLS, _calls(profile, walks)),
+        "events": (EVENTS, _events(walks)),
+        # After the events: only then are all blocks known.
+        "blocks": (BLOCKS, _blocks(profile, walks)),
+        "snapshots": (SNAPSHOTS, _snapshots(profile)),
+        "operations": (OPERATIONS, _operations(profile)),
+    }
+    paths = []
+    for name, (columns, rows) in tables.items():
+        paths.append(os.path.join(folder, f"{name}.parquet"))
+        _write(paths[-1], columns, rows)
+    return paths
+
+
+def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
+    calls, modes = profile.calls, call_modes(profile)
+    graphs = {g.id: g for g in profile.graphs}
+    for device, walk in walks.items():
+        b = walk.timeline.bytes_over_time()
+        for k in walk.calls:
+            g = graphs[calls.graph[k]]
+            yield (
+                k, device, g.id, g.label, g.kind.value, calls.program[k], modes[k].value,
+                calls.thread[k], calls.start_ns[k], calls.end_ns[k], b.entry[k], b.peak[k],
+                b.exit[k], b.between[k],
+            )  # fmt: skip
+
+
+def _events(walks: dict[str, Walk]) -> Rows:
+    for device, walk in walks.items():
+        live = 0
+        for moment in walk:
+            at = (device, moment.time_ns, moment.call, moment.instant)
+            freed, allocated = _actions(moment)
+            for block in moment.change.freed:
+                live -= block.nbytes
+                yield (*at, freed, block.number, -block.nbytes, live)
+            for block in moment.change.allocated:
+                live += block.nbytes
+                yield (*at, allocated, block.number, block.nbytes, live)
+
+
+def _actions(moment: Moment) -> tuple[str, str]:
+    if moment.change.reuse:
+        return "reuse_from", "reuse_as"
+    if moment.instant == 0:
+        return "leave", "enter"
+    return ("leave", "enter") if moment.instant == AFTER else ("free", "alloc")
+
+
+def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
+    attribution = Attribution(profile)
+    graphs = {g.id: g for g in profile.graphs}
+    for device, walk in walks.items():
+        for block in walk.blocks:
+            item = block.item
+            site = attribution.site(item.graph, item.storage, item.owner, item.line)
+            frame = site.frame
+            yield (
+                device, block.number, block.memory, block.nbytes, item.storage.category.value,
+                site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,
+                site.module, frame.file if frame else None, frame.line if frame else None,
+                frame.code if frame else None, site.fqn, site.outside,
+                "; ".join(f"{v.value}: {why}" for v, why in site.why.items()) or None,
+            )  # fmt: skip
+
+
+def _snapshots(profile: Profile) -> Rows:
+    for s in profile.tracker.snapshots if profile.tracker else ():
+        for device, m in s.devices.items():
+            yield (
+                s.time_ns, s.kind.value, s.name, device, m.tensor_bytes, m.tensors,
+                m.allocated_bytes, m.reserved_bytes, s.resident_bytes,
+            )  # fmt: skip
+
+
+def _operations(profile: Profile) -> Rows:
+    tracker = profile.tracker
+    if tracker is None:
+        return
+    rows = tracker.operation_allocations
+
+    def known(value: int) -> int | None:
+        return None if value < 0 else value
+
+    for i in range(len(rows)):
+        for device, memory in rows.memory.items() or ((None, None),):
+            yield (
+                i, known(rows.parent[i]), tracker.path(rows.summary[i]),
+                tracker.metadata.lanes[rows.lane[i]].name, rows.start_ns[i],
+                known(rows.end_ns[i]), rows.failed[i], known(rows.tensor_bytes_before[i]),
+                known(rows.tensor_bytes_after[i]), device,
+                known(memory.before[i]) if memory else None,
+                known(memory.after[i]) if memory else None,
+                known(memory.peak[i]) if memory else None,
+            )  # fmt: skip
+
+
+def _write(path: str, columns: list[Column], rows: Rows) -> None:
+    pa, pq = _pyarrow()
+    types = {
+        "int": pa.int64(),
+        "bool": pa.bool_(),
+        "text": pa.dictionary(pa.int32(), pa.string()),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in columns])
+    with output(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        batch: list[tuple[Any, ...]] = []
+
+        def flush() -> None:
+            values = list(zip(*batch, strict=True)) or [()] * len(columns)
+            arrays = [
+                pa.array(v, f.type.value_type).dictionary_encode()
+                if pa.types.is_dictionary(f.type)
+                else pa.array(v, f.type)
+                for v, f in zip(values, schema, strict=True)
+            ]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            batch.clear()
+
+        for row in rows:
+            batch.append(row)
+            if len(batch) == _ROWS:
+                flush()
+        flush()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(
+            "writing Parquet needs pyarrow: pip install 'memprof[parquet]', "
+            "or choose another format"
+        ) from error

@@ -1,0 +1,318 @@
+"""Perfetto and Chrome: counters of live bytes, slices of calls and operations, marks of the ledger.
+
+The format is Chrome's "Trace Event Format" in its JSON object form, which Perfetto's trace
+processor imports: ``C`` events are counters, ``X`` complete slices, ``i`` instants, ``M`` names.
+``ts`` and ``dur`` are microseconds; three decimals keep the nanoseconds. Events are written as they
+are made: memory does not grow with the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..call_modes import CallMode, call_modes
+from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
+from ..timeline import Timeline
+from .counters import Counters
+from .files import Output
+from .walk import Walk, call_range
+
+__all__ = ["write_perfetto"]
+
+_LEDGER, _THREADS, _LANES = 0, 1, 10_000
+"""Track numbers: the ledger's, then threads of calls, then lanes without calls."""
+
+
+def write_perfetto(
+    profile: Profile,
+    file: Output,
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+) -> None:
+    """Write a trace.
+
+    Args:
+        profile: a valid one.
+        file: where to.
+        devices: whose memory becomes counters.
+        first, last: calls of the log to write, both included; None is its end. What is not
+            of calls (operations, snapshots, the ledger) is written whole.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+    trace = _Trace(profile)
+    head = {
+        "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": trace.base + profile.perf_origin_ns,
+        "otherData": {"memprof": profile.memprof, "torch": profile.torch},
+    }
+    text = json.dumps(head)[:-1] + ', "traceEvents": [\n'
+    file.write(text.encode())
+    separator = b""
+    buffer: list[str] = []
+
+    def flush() -> None:
+        nonlocal separator
+        if buffer:
+            file.write(separator + ",\n".join(buffer).encode())
+            separator = b",\n"
+            buffer.clear()
+
+    for line in trace.lines(devices, first, last):
+        buffer.append(line)
+        if len(buffer) >= 10_000:
+            flush()
+    flush()
+    file.write(b"\n]}\n")
+
+
+class _Trace:
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.pid = profile.process.pid if profile.process else 1
+        self.base = min(self._first_times(), default=0)
+
+    def _first_times(self) -> Iterator[int]:
+        if len(self.profile.calls):
+            yield min(self.profile.calls.start_ns)
+        if self.profile.dataflow is not None:
+            for device in self.profile.dataflow.devices:
+                yield from device.time_ns[:1]
+        tracker = self.profile.tracker
+        if tracker is not None:
+            yield tracker.metadata.start_ns
+            yield from tracker.operation_allocations.start_ns[:1]
+            for snapshot in tracker.snapshots[:1]:
+                yield snapshot.time_ns
+
+    def lines(self, devices: Sequence[str], first: int | None, last: int | None) -> Iterator[str]:
+        yield from self._names()
+        timelines = {d: Timeline(self.profile, d) for d in devices}
+        if len(self.profile.calls):
+            yield from self._calls(timelines, first, last)
+        for device, timeline in timelines.items():
+            yield from self._memory(device, timeline, first, last)
+        for entry in self.profile.ledger if self.profile.perf_origin_ns else ():
+            yield self._mark(entry)
+        if self.profile.dataflow is not None:
+            for columns in self.profile.dataflow.devices:
+                yield from self._series(
+                    f"data flow {columns.device}", columns.time_ns, columns.bytes
+                )
+        if self.profile.tracker is not None:
+            yield from self._operations(self.profile.tracker)
+            yield from self._snapshots(self.profile.tracker)
+
+    # Names of tracks
+
+    def _names(self) -> Iterator[str]:
+        process = self.profile.process
+        rank = f" rank {process.rank}" if process and process.world_size > 1 else ""
+        yield self._event("M", "process_name", args={"name": f"memprof{rank}"})
+        yield self._event("M", "thread_name", tid=_LEDGER, args={"name": "memprof ledger"})
+        for thread in sorted(set(self.profile.calls.thread)):
+            name = {"name": f"thread {thread}"}
+            yield self._event("M", "thread_name", tid=_THREADS + thread, args=name)
+
+    # What there is
+
+    def _calls(
+        self, timelines: dict[str, Timeline], first: int | None, last: int | None
+    ) -> Iterator[str]:
+        calls = self.profile.calls
+        labels = {g.id: g.label for g in self.profile.graphs}
+        modes = call_modes(self.profile)
+        over_time = {d: t.bytes_over_time() for d, t in timelines.items()}
+        for k in call_range(self.profile, first, last):
+            mode = "" if modes[k] is CallMode.RUN else f" ({modes[k].value})"
+            args: dict[str, Any] = {
+                "call": k,
+                "graph": calls.graph[k],
+                "program": calls.program[k],
+                "mode": modes[k].value,
+            }
+            for device, bytes_ in over_time.items():
+                args[f"{device} entry bytes"] = bytes_.entry[k]
+                args[f"{device} peak bytes"] = bytes_.peak[k]
+                args[f"{device} exit bytes"] = bytes_.exit[k]
+            yield self._slice(
+                labels[calls.graph[k]] + mode,
+                "compiled call",
+                _THREADS + calls.thread[k],
+                calls.start_ns[k],
+                calls.end_ns[k],
+                args,
+            )
+
+    def _memory(
+        self, device: str, timeline: Timeline, first: int | None, last: int | None
+    ) -> Iterator[str]:
+        walk, counters = Walk(timeline, first, last), Counters(timeline)
+        # A counter's line but for its time, and the sum, are constants of a kind of call.
+        inside: dict[int, tuple[list[list[str]], dict[Category, int]]] = {}
+        now: dict[Category, int] = {}
+        between: dict[tuple[int, int], list[str]] = {}
+        previous = -1
+        for call, start, width in walk.spans():
+            kind = timeline.kind(call)
+            if kind not in inside:
+                found = counters.of(call)
+                inside[kind] = self._templates(device, found.entry, found.events, found.after)
+            templates, after = inside[kind]
+            edge = between.get((previous, kind))
+            if edge is None:
+                edge = between[previous, kind] = self._changed(device, now, counters.of(call).entry)
+            time = self._us(start)
+            for head in edge:
+                yield f"{head}{time}}}"
+            n = len(templates)
+            for i, heads in enumerate(templates, 1):
+                time = self._us(start + width * i // n)
+                for head in heads:
+                    yield f"{head}{time}}}"
+            now, previous = after, kind
+
+    def _templates(
+        self,
+        device: str,
+        entry: dict[Category, int],
+        events: Iterable[dict[Category, int]],
+        after: dict[Category, int],
+    ) -> tuple[list[list[str]], dict[Category, int]]:
+        """For each event, and for the end of the call, its counters' lines up to the time."""
+        now = dict(entry)
+        out: list[list[str]] = []
+        for changed in events:
+            then = {**now, **changed}
+            out.append(self._changed(device, now, then))
+            now = then
+        out.append(self._changed(device, now, after))
+        return out, after
+
+    def _changed(
+        self, device: str, before: dict[Category, int], after: dict[Category, int]
+    ) -> list[str]:
+        out = [
+            self._counter(f"{device} {c.label}", after.get(c, 0))
+            for c in Category
+            if before.get(c, 0) != after.get(c, 0)
+        ]
+        total = sum(after.values())
+        if not before or total != sum(before.values()):
+            out.append(self._counter(f"{device} live", total))
+        return out
+
+    def _series(
+        self, name: str, times: Sequence[int], columns: dict[Category, list[int]]
+    ) -> Iterator[str]:
+        before: dict[Category, int] = {}
+        for i, time in enumerate(times):
+            after = {c: column[i] for c, column in columns.items()}
+            stamp = self._us(time)
+            for head in self._changed(name, before, after):
+                yield f"{head}{stamp}}}"
+            before = after
+
+    def _mark(self, entry: LedgerEntry) -> str:
+        args: dict[str, Any] = {"reason": entry.reason, "count": entry.count}
+        if entry.graph is not None:
+            args["graph"] = entry.graph
+        if entry.tree is not None:
+            args |= {"function": entry.tree.function, "marginal bytes": entry.tree.marginal}
+        return self._event(
+            "i",
+            entry.kind.value.replace("_", " "),
+            entry.time_ns - self.profile.perf_origin_ns,
+            _LEDGER,
+            args,
+            s="t",
+        )
+
+    def _operations(self, tracker: TrackerRecord) -> Iterator[str]:
+        lanes = tracker.metadata.lanes
+        tracks: list[int] = []
+        for i, lane in enumerate(lanes):
+            shared = lane.kind is LaneKind.THREAD and lane.call_thread is not None
+            tracks.append(_THREADS + (lane.call_thread or 0) if shared else _LANES + i)
+            kind = "task" if lane.kind is LaneKind.TASK else "thread"
+            name = {"name": f"{kind} {lane.name}"}
+            yield self._event("M", "thread_name", tid=tracks[-1], args=name)
+        rows = tracker.operation_allocations
+        for i in range(len(rows)):
+            args: dict[str, Any] = {"path": tracker.path(rows.summary[i])}
+            if rows.tensor_bytes_before[i] >= 0 and rows.tensor_bytes_after[i] >= 0:
+                before, after = rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]
+                args |= {"tensor bytes before": before, "tensor bytes change": after - before}
+            for device, memory in rows.memory.items():
+                if memory.before[i] >= 0 and memory.after[i] >= 0:
+                    args[f"{device} bytes change"] = memory.after[i] - memory.before[i]
+                if memory.peak[i] >= 0:
+                    args[f"{device} peak bytes"] = memory.peak[i]
+            if rows.failed[i]:
+                args["failed"] = True
+            ended = rows.end_ns[i] >= 0
+            end = rows.end_ns[i] if ended else max(tracker.metadata.end_ns, rows.start_ns[i])
+            yield self._slice(
+                tracker.operation_summary[rows.summary[i]].name + ("" if ended else " (running)"),
+                "operation",
+                tracks[rows.lane[i]],
+                rows.start_ns[i],
+                end,
+                args,
+            )
+
+    def _snapshots(self, tracker: TrackerRecord) -> Iterator[str]:
+        for s in tracker.snapshots:
+            stamp = self._us(s.time_ns)
+            for device, memory in s.devices.items():
+                figures = {
+                    "tensors": memory.tensor_bytes,
+                    "allocated": memory.allocated_bytes,
+                    "reserved": memory.reserved_bytes,
+                }
+                for name, value in figures.items():
+                    if value is not None:
+                        yield f"{self._counter(f'tracker {device} {name}', value)}{stamp}}}"
+            if s.name:
+                yield self._event("i", s.name, s.time_ns, _LEDGER, {"kind": s.kind.value}, s="t")
+
+    # How it is written
+
+    def _us(self, ns: int) -> str:
+        ns -= self.base
+        sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+        return f"{sign}{ns // 1000}.{ns % 1000:03d}"
+
+    def _counter(self, name: str, value: int) -> str:
+        """A counter's line up to its time, which ends it."""
+        start = f'{{"ph":"C","pid":{self.pid},"name":{json.dumps(name)}'
+        return f'{start},"args":{{"bytes":{value}}},"ts":'
+
+    def _slice(
+        self, name: str, cat: str, tid: int, start: int, end: int, args: dict[str, Any]
+    ) -> str:
+        return (
+            f'{{"ph":"X","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)},"cat":"{cat}",'
+            f'"ts":{self._us(start)},"dur":{(end - start) // 1000}.{(end - start) % 1000:03d},'
+            f'"args":{json.dumps(args)}}}'
+        )
+
+    def _event(
+        self,
+        phase: str,
+        name: str,
+        time: int | None = None,
+        tid: int = 0,
+        args: dict[str, Any] | None = None,
+        **more: str,
+    ) -> str:
+        stamp = "" if time is None else f',"ts":{self._us(time)}'
+        rest = "".join(f',"{k}":{json.dumps(v)}' for k, v in more.items())
+        return (
+            f'{{"ph":"{phase}","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)}{stamp}{rest},'
+            f'"args":{json.dumps(args or {})}}}'
+        )

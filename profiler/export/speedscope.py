@@ -1,0 +1,131 @@
+"""Flame graphs of bytes: speedscope's file format, and collapsed stacks.
+
+speedscope: https://www.speedscope.app/file-format-schema.json, profiles of type ``sampled`` whose
+weights are bytes. Collapsed: one line a stack, frames joined by ``;``, a space and the bytes, as
+Brendan Gregg's flamegraph.pl and inferno read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..model import Profile
+from ..timeline import Timeline
+from .files import Output
+from .stacks import Frame, Stack, Stacks, data_flow_stacks, peak_between
+from .walk import call_range
+
+__all__ = ["write_collapsed", "write_speedscope"]
+
+
+def write_speedscope(
+    profile: Profile,
+    file: Output,
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+) -> None:
+    """Write two profiles a device: bytes live at the peak, bytes allocated by all calls; and
+    bytes live at the peak of the data-flow profile, where there is one.
+
+    Args:
+        profile: a valid one.
+        file: where to.
+        devices: whose memory.
+        first, last: calls of the log, both included; None is its end.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+    frames: dict[Frame, int] = {}
+    profiles: list[dict[str, Any]] = []
+
+    def add(name: str, sums: Counter[Stack]) -> None:
+        samples = [[frames.setdefault(f, len(frames)) for f in stack] for stack in sums]
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": name,
+                "unit": "bytes",
+                "startValue": 0,
+                "endValue": sums.total(),
+                "samples": samples,
+                "weights": list(sums.values()),
+            }
+        )
+
+    calls = call_range(profile, first, last)
+    for device in devices if calls else ():
+        timeline = Timeline(profile, device)
+        stacks = Stacks(timeline)
+        at = peak_between(timeline, calls)
+        add(
+            f"{device}: live at the peak, call {at.call}, instant {at.instant}",
+            stacks.live_at(at.call, at.instant),
+        )
+        add(f"{device}: allocated by calls {calls[0]} to {calls[-1]}", stacks.allocated(calls))
+    if profile.dataflow is not None:
+        for columns in profile.dataflow.devices:
+            add(
+                f"{columns.device}: live at the peak of the data-flow profile",
+                data_flow_stacks(columns),
+            )
+    if not profiles:
+        add("no calls", Counter())
+    document = {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "memprof",
+        "exporter": f"memprof {profile.memprof}",
+        "activeProfileIndex": 0,
+        "profiles": profiles,
+        "shared": {"frames": [_frame(f) for f in frames]},
+    }
+    file.write(json.dumps(document, separators=(",", ":")).encode())
+
+
+def write_collapsed(
+    profile: Profile,
+    file: Output,
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+    *,
+    allocated: bool = False,
+) -> None:
+    """Write collapsed stacks of what is live at the peak, or of all allocations.
+
+    The first frame is the device.
+
+    Args:
+        profile, file, devices, first, last: as for ``write_speedscope``.
+        allocated: all allocations of the calls, freed since or not.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+    calls = call_range(profile, first, last)
+    for device in devices if calls else ():
+        timeline = Timeline(profile, device)
+        stacks = Stacks(timeline)
+        if allocated:
+            sums = stacks.allocated(calls)
+        else:
+            at = peak_between(timeline, calls)
+            sums = stacks.live_at(at.call, at.instant)
+        lines: Counter[str] = Counter()
+        for stack, nbytes in sums.items():
+            # The format has no escapes: `;` parts frames, the last space parts the count.
+            names = (" ".join(f.name.replace(";", ",").split()) for f in stack)
+            lines[";".join((device, *names))] += nbytes
+        for line, nbytes in sorted(lines.items()):
+            file.write(f"{line} {nbytes}\n".encode("utf-8", "backslashreplace"))
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": frame.name}
+    if frame.file is not None:
+        out |= {"file": frame.file, "line": frame.line}
+    return out

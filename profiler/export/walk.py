@@ -1,0 +1,229 @@
+"""The live memory of one device as a stream of changes, call by call.
+
+Note [Times of events]
+~~~~~~~~~~~~~~~~~~~~~~
+A profile knows when a call began and ended, and in which order memory was allocated and released
+inside, not when. Every export spreads the ``n`` events of a call evenly over it: instant ``i`` is
+at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``
+on.
+
+The timeline takes calls in order of return (Note [What is live between calls]). Where calls of
+several threads overlap, the stream keeps that order: the part of a call that lies before the end
+of the call that returned before it has no width. So times never run backwards, and the bytes of an
+instant are those of ``Timeline.live_at``, not a sum over threads that nobody measured.
+
+Note [The same memory under two descriptions]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A parameter is an input of the forward, of the backward and of the optimizer, and each program has a
+``Storage`` of its own for it. Between two states of the timeline, memory is the same where identity
+and size are, else where graph and storage are. A *block* is memory in that sense: it stays where it
+is, and in its first description, until nothing describes it any longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ..live import LiveItem
+from ..model import Profile, Storage
+from ..timeline import Timeline
+
+__all__ = ["AFTER", "Block", "Change", "Moment", "Walk", "call_range"]
+
+AFTER = -1
+"""The instant at which a call is over and its arguments and results are dropped."""
+
+_Memory = tuple[int, int] | tuple[int, Storage]
+"""Identity and bytes, or graph and storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Live memory as one description has it.
+
+    Attributes:
+        number: of the description, from 0 in order of first appearance in a walk.
+        memory: number of the memory; several descriptions of the same memory share it, and
+            so do several copies.
+        item: the description; its ``count`` says nothing here, a block stands for one.
+    """
+
+    number: int
+    memory: int
+    item: LiveItem
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the one block."""
+        return self.item.storage.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one moment does.
+
+    Attributes:
+        freed: blocks that are gone.
+        allocated: blocks that are new.
+        reuse: the one block freed and the one allocated are the same memory, which changes
+            owner; it stays where it is.
+    """
+
+    freed: tuple[Block, ...] = ()
+    allocated: tuple[Block, ...] = ()
+    reuse: bool = False
+
+    @property
+    def delta(self) -> int:
+        """Signed change in bytes."""
+        return sum(b.nbytes for b in self.allocated) - sum(b.nbytes for b in self.freed)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A change and where it stands.
+
+    Attributes:
+        time_ns: clock of ``CallColumns``; never less than that of the moment before.
+        call: index in the call log.
+        instant: of the call's program, or ``AFTER``.
+        change: what happens.
+    """
+
+    time_ns: int
+    call: int
+    instant: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What all calls of a kind share."""
+
+    entry: tuple[LiveItem, ...]
+    events: tuple[Change, ...]
+    exit: Change
+    after: tuple[LiveItem, ...]
+
+
+def call_range(profile: Profile, first: int | None = None, last: int | None = None) -> range:
+    """Indices of the calls ``first`` to ``last`` of a log, both included; None is its end.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+    n = len(profile.calls)
+    begin, end = 0 if first is None else first, n - 1 if last is None else last
+    asked = first is not None or last is not None
+    if (n or asked) and not 0 <= begin <= end < n:
+        has = f"has calls 0 to {n - 1}" if n else "has none"
+        raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
+    return range(begin, end + 1)
+
+
+class Walk:
+    """Changes of the live memory of calls ``first`` to ``last``, both included.
+
+    The first moment allocates everything that is live when the first call begins. From then on
+    the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
+    instant, and the bytes carried between calls after each ``AFTER``.
+
+    Args:
+        timeline: of one device.
+        first, last: indices in the call log; None is its end.
+
+    Attributes:
+        calls: indices of its calls.
+        blocks: every description that has occurred so far, by number.
+
+    Raises:
+        IndexError: the log has no such calls.
+    """
+
+    def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
+        self.timeline = timeline
+        self.calls = call_range(timeline.profile, first, last)
+        self.blocks: list[Block] = []
+        self._block_of: dict[LiveItem, Block] = {}
+        self._memories: dict[_Memory, int] = {}
+        self._inside: dict[int, _Inside] = {}
+        self._between: dict[tuple[int, int], Change] = {}
+
+    def __iter__(self) -> Iterator[Moment]:
+        for call, start, width in self.spans():
+            kind = self.timeline.kind(call)
+            inside = self.inside(call)
+            yield Moment(start, call, 0, self._entry(call, kind))
+            n = len(inside.events) + 1
+            for i, change in enumerate(inside.events, 1):
+                yield Moment(start + width * i // n, call, i, change)
+            yield Moment(start + width, call, AFTER, inside.exit)
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Of each call its index, the time from which it is shown, and for how long; ns."""
+        calls = self.timeline.profile.calls
+        before = max(calls.end_ns[: self.calls.start], default=0) if self.calls else 0
+        for call in self.calls:
+            start = max(calls.start_ns[call], before)
+            before = max(calls.end_ns[call], start)
+            yield call, start, before - start
+
+    def inside(self, call: int) -> _Inside:
+        """What happens in a call; computed once for all calls alike."""
+        kind = self.timeline.kind(call)
+        found = self._inside.get(kind)
+        if found is None:
+            timeline = self.timeline
+            entry = timeline.live_at(call, 0).items
+            last = len(raw := timeline.changes(call))
+            events = tuple(self._event(before, after) for before, after in raw)
+            after = timeline.live_after(call)
+            leaving = timeline.live_at(call, last).items
+            found = _Inside(entry, events, self._difference(leaving, after), after)
+            self._inside[kind] = found
+        return found
+
+    def _entry(self, call: int, kind: int) -> Change:
+        if call == self.calls.start:
+            return self._difference((), self.inside(call).entry)
+        key = (self.timeline.kind(call - 1), kind)
+        found = self._between.get(key)
+        if found is None:
+            found = self._difference(self.inside(call - 1).after, self.inside(call).entry)
+            self._between[key] = found
+        return found
+
+    def _block(self, item: LiveItem) -> Block:
+        if item.count != 1:
+            item = replace(item, count=1)
+        found = self._block_of.get(item)
+        if found is None:
+            s = item.storage
+            memory: _Memory = (item.graph, s) if s.identity is None else (s.identity, s.nbytes)
+            number = self._memories.setdefault(memory, len(self._memories))
+            found = self._block_of[item] = Block(len(self.blocks), number, item)
+            self.blocks.append(found)
+        return found
+
+    def _event(self, before: LiveItem | None, after: LiveItem | None) -> Change:
+        freed = (self._block(before),) if before is not None and before.nbytes else ()
+        allocated = (self._block(after),) if after is not None and after.nbytes else ()
+        return Change(freed, allocated, reuse=bool(freed and allocated))
+
+    def _difference(self, before: Iterable[LiveItem], after: Iterable[LiveItem]) -> Change:
+        """What leads from one live set to another."""
+        left: dict[int, list[Block]] = {}
+        for item in before:
+            if item.nbytes:
+                block = self._block(item)
+                left.setdefault(block.memory, []).extend([block] * item.count)
+        allocated: list[Block] = []
+        for item in after:
+            if item.nbytes:
+                block = self._block(item)
+                known = left.get(block.memory, [])
+                stays = min(len(known), item.count)
+                del known[len(known) - stays :]
+                allocated += [block] * (item.count - stays)
+        return Change(tuple(b for blocks in left.values() for b in blocks), tuple(allocated))

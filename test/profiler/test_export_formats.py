@@ -1,0 +1,394 @@
+"""The exports are what other tools read: torch's memory_viz, Perfetto, speedscope, Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from dataflow.perfetto_wasm import query
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builder import MIB, training
+
+from memprof.cli import main
+from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.export import FORMATS, devices_of, export_profile, pickle_stream
+from memprof.profiler.export.address_space import AddressSpace
+from memprof.profiler.export.memory_viz import device_index, write_memory_viz
+from memprof.profiler.export.perfetto import write_perfetto
+from memprof.profiler.export.speedscope import write_speedscope
+from memprof.profiler.file import write_profile
+from memprof.profiler.model import (
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowStorage,
+    Lane,
+    LaneKind,
+    LedgerEntry,
+    LedgerKind,
+    MemorySnapshot,
+    Process,
+    Profile,
+    SourceFrame,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.model.tracker import (
+    DeviceMemory,
+    MemoryColumns,
+    OperationColumns,
+    OperationSummary,
+)
+
+SCHEMA = Path(__file__).parent / "vendor" / "speedscope" / "file-format-schema.json"
+SECOND = 1_000_000_000
+
+
+def everything() -> Profile:
+    """A training run that also has a tracker's record and a data-flow profile."""
+    profile = training()
+    profile.process = Process(1, 1, 4, "somewhere", 42)
+    profile.perf_origin_ns = 1_700_000_000 * SECOND
+    profile.ledger = [
+        LedgerEntry(profile.perf_origin_ns + 5_000, LedgerKind.COMPILED, 0, "first compilation")
+    ]
+    profile.dataflow = DataFlowColumns(
+        [
+            DataFlowDevice(
+                "cpu",
+                [0, 2_000_000],
+                {Category.ACTIVATION: [5, 7], Category.UNKNOWN: [1, 1]},
+                1,
+                [
+                    DataFlowStorage(
+                        7, Category.ACTIVATION, "aten::mm", "l1", SourceFrame("/a/b.py", 3, "f")
+                    ),
+                    DataFlowStorage(1, Category.UNKNOWN),
+                ],
+            )
+        ]
+    )
+    profile.tracker = TrackerRecord(
+        TrackerMetadata(
+            start_ns=0,
+            end_ns=9_000_000,
+            lanes=[
+                Lane(LaneKind.THREAD, "MainThread", 0, call_thread=0),
+                Lane(LaneKind.TASK, "Task-1", 0),
+            ],
+        ),
+        [MemorySnapshot(1_000_000, devices={"cpu": DeviceMemory(10, 1, None, 30)})],
+        OperationColumns(
+            summary=[0, 1, 2],
+            lane=[0, 0, 1],
+            parent=[-1, 0, -1],
+            start_ns=[0, 900_000, 200],
+            end_ns=[8_900_000, 1_600_000, -1],
+            tensor_bytes_before=[10, -1, -1],
+            tensor_bytes_after=[30, -1, -1],
+            tensors_before=[1, -1, -1],
+            tensors_after=[2, -1, -1],
+            memory={"cpu": MemoryColumns([5, 5, -1], [9, 6, -1], [11, 7, -1], [True] * 3)},
+            failed=[False, True, False],
+        ),
+        [
+            OperationSummary("step"),
+            OperationSummary("forward", 0),
+            OperationSummary("request"),
+        ],
+    )
+    return profile
+
+
+def snapshot(profile: Profile) -> dict[str, Any]:
+    file = io.BytesIO()
+    write_memory_viz(profile, file, devices_of(profile))
+    loaded = pickle.loads(file.getvalue())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+# memory_viz
+
+
+def test_memory_viz_opens_in_torch() -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    taken = snapshot(training())
+    # segsum and trace assert that their sums are right; they must also be ours
+    assert f"total_allocated: {10 * MIB / MIB:.1f}MiB" in viz.segsum(taken)
+    text = viz.trace(taken)
+    assert text.startswith("Device 0 -")
+    # (its total is wrong: the loop that adds it up uses the same variable for the position)
+    assert text.count(" = cudaMalloc(") == len(taken["segments"])
+    assert "# free completed for" in text
+    assert "= MEM[" not in text  # every allocation lies in a segment
+    flame = viz.memory(taken, format_flamegraph=lambda lines: lines)
+    active = [line for line in flame.splitlines() if ";active_allocated;" in line]
+    assert sum(int(line.rpartition(" ")[2]) for line in active) == 10 * MIB
+    assert any("0_0 forward>:0:parameter l1.weight" in line for line in active)
+    assert viz.segments(taken, format_flamegraph=lambda lines: lines)
+    for plot in (viz.trace_plot, viz.segment_plot):
+        assert "snapshot.pickle" in plot(taken)
+    assert "snapshot.pickle" in viz.trace_plot(taken, plot_segments=True)
+    viz.trace_plot(taken, filter_freed=True)
+    left = [e for e in taken["device_traces"][0] if e["action"] == "alloc"]
+    assert sum(e["size"] for e in left) == 10 * MIB
+
+
+def test_memory_viz_compares_two_snapshots() -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    before, after = snapshot(training(1)), snapshot(training(4))
+    text = viz.compare(before["segments"], after["segments"], format_flamegraph=lambda lines: lines)
+    # One step fits into the first segments; four need more.
+    assert text
+    assert all(line.startswith("only_after;") for line in text.splitlines())
+
+
+def test_memory_viz_shows_inside_of_calls_with_frames() -> None:
+    events = snapshot(training())["device_traces"][0]
+    saved = next(e for e in events if e.get("category") == "activation")
+    assert saved["frames"] == [
+        {"name": "mm aten.mm.default", "filename": "<0_0 forward>", "line": 10},
+        {"name": "module l1", "filename": "<module>", "line": 0},
+        {"name": "forward", "filename": "/nowhere/site-packages/zoo/model.py", "line": 3},
+    ]
+    assert saved["size"] == 8 * MIB
+    # A reuse gives the same address to the next owner.
+    relu, sum_1 = (
+        next(i for i, e in enumerate(events) if e["frames"] and e["frames"][0]["name"] == name)
+        for name in ("relu aten.relu.default", "sum_1 aten.sum.dim_IntList")
+    )
+    assert events[relu]["addr"] == events[sum_1]["addr"]
+    assert [e["action"] for e in events[sum_1 - 2 : sum_1]] == ["free_requested", "free_completed"]
+
+
+def test_memory_viz_segments_hold_what_is_in_them() -> None:
+    for s in snapshot(training())["segments"]:
+        assert sum(b["size"] for b in s["blocks"]) == s["total_size"]
+        assert s["blocks"][0]["address"] == s["address"]
+        for b, c in zip(s["blocks"], s["blocks"][1:], strict=False):
+            assert b["address"] + b["size"] == c["address"]
+        assert all(b["requested_size"] <= b["size"] for b in s["blocks"])
+
+
+def test_memory_viz_in_javascript_knows_all_opcodes_and_finds_an_unknown_category() -> None:
+    # GIVEN the opcodes of the unpickler in MemoryViz.js
+    known = (
+        "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT "
+        "EMPTY_LIST EMPTY_TUPLE FRAME LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE "
+        "NEWTRUE NONE PROTO SETITEM SETITEMS SHORT_BINUNICODE STOP TUPLE TUPLE1 TUPLE2 "
+        "TUPLE3"
+    )
+    file = io.BytesIO()
+    write_memory_viz(training(), file, ["cpu"])
+    used = {op.name for op, _, _ in pickletools.genops(file.getvalue())}
+    assert used <= {*known.split()}
+    # Without one event of category "unknown" that script throws.
+    assert snapshot(training())["device_traces"][0][0]["category"] == "unknown"
+
+
+def test_devices_have_places_of_their_own() -> None:
+    assert device_index(["cpu", "cuda:0", "cuda:2"]) == {"cuda:0": 0, "cuda:2": 2, "cpu": 3}
+    assert device_index(["cuda:0", "xpu:0"]) == {"cuda:0": 0, "xpu:0": 1}
+    assert device_index(["cpu"]) == {"cpu": 0}
+
+
+@given(st.integers(-(1 << 62), 1 << 62))
+def test_integers_are_pickled_as_pickle_reads_them(value: int) -> None:
+    encoded = pickle_stream.START + pickle_stream.encode_int(value) + pickle_stream.STOP
+    assert pickle.loads(encoded) == value
+
+
+def test_a_long_list_is_pickled_in_batches() -> None:
+    parts: list[bytes] = [pickle_stream.START]
+    values = list(range(0, 5_000_000, 1_999))
+    pickle_stream.write_list(parts.append, map(pickle_stream.encode_int, values))
+    assert pickle.loads(b"".join([*parts, pickle_stream.STOP])) == values
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_addresses_never_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    space = AddressSpace(1 << 40)
+    live: dict[int, int] = {}
+    for _ in range(600):
+        if live and rng.random() < 0.45:
+            address = rng.choice(list(live))
+            del live[address]
+            space.free(address)
+        else:
+            nbytes = rng.choice([1, 500, 4096, 2 * MIB, 11 * MIB, rng.randrange(1, 30 * MIB)])
+            address, _ = space.allocate(nbytes)
+            live[address] = nbytes
+    # THEN blocks lie side by side in segments, and those handed out are ours
+    used: dict[int, int] = {}
+    for s in space.segments:
+        end = s.address
+        for address, nbytes, out in space.blocks(s):
+            assert address == end
+            end += nbytes
+            if out:
+                used[address] = nbytes
+        assert end == s.address + s.nbytes
+    assert used.keys() == live.keys()
+    assert all(0 <= used[a] - n < 512 for a, n in live.items())
+    for address in live:
+        space.free(address)
+    # AND what was split is whole again
+    assert all(len(space.blocks(s)) == 1 for s in space.segments)
+
+
+def test_address_space_refuses_what_makes_no_sense() -> None:
+    space = AddressSpace(0)
+    with pytest.raises(ValueError, match="a block of 0 bytes has no address"):
+        space.allocate(0)
+    with pytest.raises(KeyError):
+        space.free(512)
+
+
+# Perfetto
+
+
+def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_perfetto(everything(), file, ["cpu"])
+    rows = query(
+        file.getvalue(),
+        "select 'counter', t.name, count(*), max(c.value) from counter c join counter_track t "
+        "on c.track_id = t.id group by t.name union all "
+        "select 'slice', s.name, count(*), sum(s.dur) from slice s group by s.name union all "
+        "select 'depth', s.name, max(s.depth), 0 from slice s where s.category is "
+        "'compiled call' group by s.name",
+        tmp_path,
+    )
+    found = {(kind, name): (n, int(value)) for kind, name, n, value in rows}
+    peak = 26 * MIB
+    assert found["counter", "cpu live bytes"][1] == peak
+    assert found["counter", "cpu parameter bytes"][1] == 6 * MIB
+    assert found["counter", "cpu activation bytes"] == (6, 8 * MIB)
+    assert found["counter", "data flow cpu live bytes"] == (2, 8)
+    assert found["counter", "tracker cpu tensors bytes"] == (1, 10)
+    assert found["counter", "tracker cpu reserved bytes"] == (1, 30)
+    assert ("counter", "tracker cpu allocated bytes") not in found
+    assert found["slice", "0/0 forward"] == (3, 1_500_000)
+    assert found["slice", "step"] == (1, 8_900_000)
+    assert found["slice", "forward"] == (1, 700_000)
+    assert found["slice", "request (running)"] == (1, 8_999_800)
+    assert found["slice", "compiled"] == (1, 0)
+    # The operations around them are on the same track: calls stand inside them.
+    assert found["depth", "0/0 forward"][0] == 1
+    assert found["depth", "0/0 backward"][0] == 2
+
+
+# speedscope
+
+
+def test_speedscope_accepts_the_file() -> None:
+    file = io.BytesIO()
+    write_speedscope(everything(), file, ["cpu"])
+    document = json.loads(file.getvalue())
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [
+        ("cpu: live at the peak, call 4, instant 1", 26 * MIB),
+        ("cpu: allocated by calls 0 to 8", 3 * (14 * MIB + 10 * MIB + MIB // 2)),
+        ("cpu: live at the peak of the data-flow profile", 8),
+    ]
+    frames = document["shared"]["frames"]
+    flow = document["profiles"][2]
+    assert [[frames[i]["name"] for i in s] for s in flow["samples"]] == [
+        ["(root)", "l1", "aten::mm", "b.py:3 f"],
+        ["(module unknown)", "(unknown)"],
+    ]
+
+
+# The command
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["export", *args], env={"COLUMNS": "100"})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    write_profile(everything(), tmp_path / "p.json.gz")
+    return str(tmp_path / "p.json.gz")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str) -> None:
+    result = invoke(path, "--format", format, "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert result.output == f"{tmp_path / 'out'}: {FORMATS[format]}\n"
+    first = (tmp_path / "out").read_bytes() if format != "parquet" else b""
+    # AND again over what is there, compressed this time, and part of it
+    if format != "parquet":
+        assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
+        import gzip
+
+        assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == first
+    part = invoke(path, "-f", format, "-o", str(tmp_path / "out"), "--calls", "3:5")
+    assert part.exit_code == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_tables_of_the_tracker(path: str, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    assert invoke(path, "-f", "parquet", "-o", str(tmp_path / "t")).exit_code == 0
+    rows = pq.read_table(tmp_path / "t" / "operations.parquet").to_pylist()
+    assert [(r["path"], r["lane"], r["end_ns"], r["bytes_after"]) for r in rows] == [
+        ("step", "MainThread", 8_900_000, 9),
+        ("step/forward", "MainThread", 1_600_000, 6),
+        ("request", "Task-1", None, None),
+    ]
+    rows = pq.read_table(tmp_path / "t" / "snapshots.parquet").to_pylist()
+    assert [(r["tensor_bytes"], r["allocated_bytes"]) for r in rows] == [(10, None)]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["-f", "perfetto", "--calls", "x"], "'x' is no range of calls; write FIRST:LAST"),
+        (["-f", "perfetto", "--calls", "5:99"], "there are no calls 5 to 99"),
+        (["-f", "memory-viz", "--calls", "5:3"], "the log has calls 0 to 8"),
+        (["-f", "perfetto", "--device", "cuda:9"], "devices in it: cpu"),
+        (["-f", "perfetto", "--allocated"], "is for --format collapsed"),
+        (["-f", "pdf"], "'pdf' is not one of 'perfetto'"),
+        ([], "Missing option '--format'"),
+    ],
+)
+def test_bad_requests_are_refused(path: str, tmp_path: Path, args: list[str], says: str) -> None:
+    result = invoke(path, "-o", str(tmp_path / "out"), *args)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_place_that_cannot_be_written(path: str, tmp_path: Path, format: str) -> None:
+    (tmp_path / "file").write_text("here")
+    result = invoke(path, "-f", format, "-o", str(tmp_path / "file" / "out"))
+    assert result.exit_code == 2
+    assert "Nothing was changed there" in result.output
+    assert (tmp_path / "file").read_text() == "here"
+
+
+def test_a_failed_export_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("before")
+    with pytest.raises(IndexError):
+        export_profile(training(), "memory-viz", tmp_path / "out", ["cpu"], 50, 60)
+    assert (tmp_path / "out").read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(ProfileNotWritableError, match="Nothing was changed"):
+        export_profile(training(), "perfetto", tmp_path, ["cpu"])
+    with pytest.raises(ValueError, match="there is no format 'pdf'; there are perfetto"):
+        export_profile(training(), "pdf", tmp_path / "x", ["cpu"])

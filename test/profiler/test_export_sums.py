@@ -1,0 +1,234 @@
+"""Every export has the same bytes at the same instant: those of the timeline."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from profile_builder import MIB, training
+from test_timeline import profiles
+
+from memprof.profiler.attribution import Attribution, View
+from memprof.profiler.export.memory_viz import write_memory_viz
+from memprof.profiler.export.parquet import write_parquet
+from memprof.profiler.export.perfetto import write_perfetto
+from memprof.profiler.export.speedscope import write_collapsed, write_speedscope
+from memprof.profiler.export.stacks import Stacks
+from memprof.profiler.export.walk import AFTER, Walk
+from memprof.profiler.model import Profile
+from memprof.profiler.timeline import Timeline
+
+Instants = dict[tuple[int, int], int]
+
+
+def instants(timeline: Timeline) -> Instants:
+    """The timeline's live bytes at every instant, and after each call."""
+    out: Instants = {}
+    between = timeline.bytes_over_time().between
+    for k in range(len(timeline)):
+        for i in range(len(timeline.changes(k)) + 1):
+            out[k, i] = timeline.live_at(k, i).nbytes
+        out[k, AFTER] = between[k]
+    return out
+
+
+def times(walk: Walk) -> dict[tuple[int, int], int]:
+    return {(m.call, m.instant): m.time_ns for m in walk}
+
+
+def written(writer: Any, profile: Profile, *args: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    writer(profile, file, ["cpu"], *args, **options)
+    return file.getvalue()
+
+
+def counters(trace: bytes) -> dict[int, dict[str, int]]:
+    """Values of all counters after each time, ns."""
+    now: dict[str, int] = {}
+    out: dict[int, dict[str, int]] = {}
+    for e in json.loads(trace)["traceEvents"]:
+        if e["ph"] == "C":
+            now[e["name"]] = e["args"]["bytes"]
+            out[round(e["ts"] * 1000)] = dict(now)
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(profiles())
+def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile) -> None:
+    timeline = Timeline(profile, "cpu")
+    expected = instants(timeline)
+    peak = timeline.peak()
+    assert peak is not None or not expected
+
+    # the shared stream
+    live, found, allocated = 0, {}, Counter[int]()
+    for moment in Walk(timeline):
+        live += moment.change.delta
+        found[moment.call, moment.instant] = live
+        allocated.update(b.memory for b in moment.change.allocated)
+        allocated.subtract(b.memory for b in moment.change.freed)
+        assert min(allocated.values(), default=0) >= 0
+    assert found == expected
+
+    # Perfetto's counters
+    at = times(Walk(timeline))
+    assert list(at.values()) == sorted(at.values())
+    base = min(profile.calls.start_ns, default=0)
+    values: dict[str, int] = {}
+    by_time = counters(written(write_perfetto, profile))
+    for where, time in at.items():
+        values = by_time.get(time - base, values)
+        sums = [n for name, n in values.items() if name != "cpu live"]
+        assert sum(sums) == values.get("cpu live", 0) == expected[where]
+
+    # memory_viz's events and segments
+    snapshot = pickle.loads(written(write_memory_viz, profile))
+    live, by_us = 0, {}
+    for e in snapshot["device_traces"][0] if snapshot["device_traces"] else ():
+        live += {"alloc": 1, "free_completed": -1}.get(e["action"], 0) * e["size"]
+        by_us[e["time_us"]] = live
+    live = 0
+    for where, time in at.items():
+        live = by_us.get(time // 1000, live)
+        assert live == expected[where]
+    assert sum(s["requested_size"] for s in snapshot["segments"]) == live
+
+    # flame graphs
+    stacks = Stacks(timeline)
+    for (k, i), nbytes in expected.items():
+        if i != AFTER:
+            assert stacks.live_at(k, i).total() == nbytes
+    if peak is not None:
+        document = json.loads(written(write_speedscope, profile))
+        assert [p["endValue"] for p in document["profiles"]] == [
+            peak.nbytes,
+            sum(
+                after.nbytes
+                for k in range(len(timeline))
+                for before, after in timeline.changes(k)
+                if before is None and after is not None
+            ),
+        ]
+        assert all(sum(p["weights"]) == p["endValue"] for p in document["profiles"])
+        lines = written(write_collapsed, profile).decode().splitlines()
+        assert sum(int(line.rpartition(" ")[2]) for line in lines) == peak.nbytes
+
+
+@settings(max_examples=15, deadline=None)
+@given(profiles())
+def test_tables_agree_with_the_timeline(profile: Profile) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    timeline = Timeline(profile, "cpu")
+    expected = instants(timeline)
+    with tempfile.TemporaryDirectory() as folder:
+        tables = {
+            Path(path).stem: pq.read_table(path).to_pylist()
+            for path in write_parquet(profile, folder, ["cpu"])
+        }
+    live = 0
+    found = dict(expected)
+    rows = {}
+    for row in tables["events"]:
+        live += row["delta_bytes"]
+        assert row["live_bytes"] == live
+        assert abs(row["delta_bytes"]) == tables["blocks"][row["block"]]["nbytes"]
+        rows[row["call"], row["instant"]] = live
+    live = 0
+    for where in expected:  # instants at which nothing changes have no rows
+        live = found[where] = rows.get(where, live)
+    assert found == expected
+    assert [r["between_bytes"] for r in tables["calls"]] == [
+        expected[k, AFTER] for k in range(len(timeline))
+    ]
+
+
+def test_categories_agree_with_the_attribution() -> None:
+    # GIVEN an instant in the middle of a training step
+    profile = training()
+    timeline = Timeline(profile, "cpu")
+    attribution = Attribution(profile)
+    by_time = counters(written(write_perfetto, profile))
+    for where, time in times(Walk(timeline)).items():
+        if where[1] == AFTER or time not in by_time:
+            continue
+        # THEN each category has the bytes of the report's view of the same instant
+        view = attribution.breakdown(timeline.live_at(*where), View.CATEGORY)
+        expected = {f"cpu {p.key.replace('_', ' ')}": p.nbytes for p in view.parts}
+        if view.unattributed:
+            expected["cpu unknown"] = view.unattributed
+        found = {n: v for n, v in by_time[time].items() if v and n != "cpu live"}
+        assert found == expected
+
+
+def test_flame_graph_says_where_memory_comes_from() -> None:
+    lines = written(write_collapsed, training()).decode().splitlines()
+    assert lines == [
+        f"cpu;(autograd detail);(autograd detail) tangents_1 {1 * MIB}",
+        f"cpu;(input);(input) L['x'] {1 * MIB}",
+        f"cpu;(optimizer state);(optimizer state) exp_avg {4 * MIB}",
+        f"cpu;(root);l1;(parameter) l1.weight {4 * MIB}",
+        f"cpu;(root);l1;mm aten.mm.default;model.py:3 x = self.l3(x) {8 * MIB}",
+        f"cpu;(root);l1;mul aten.mul.Tensor;model.py:3 x = self.l3(x) {6 * MIB}",
+        f"cpu;(root);l2;(parameter) l2.bias {2 * MIB}",
+    ]
+    allocated = written(write_collapsed, training(), 0, 0, allocated=True).decode().splitlines()
+    assert allocated == [
+        f"cpu;(root);l1;mm aten.mm.default;model.py:3 x = self.l3(x) {8 * MIB}",
+        f"cpu;(root);l2;add aten.add.Tensor {1 * MIB}",
+        f"cpu;(root);relu aten.relu.default;model.py:4 x = self.l4(x) {5 * MIB}",
+    ]
+
+
+def test_a_part_of_the_log() -> None:
+    # WHEN calls 3 to 5 alone are exported
+    profile = training()
+    timeline = Timeline(profile, "cpu")
+    expected = instants(timeline)
+    live = 0
+    for moment in Walk(timeline, 3, 5):
+        live += moment.change.delta
+        assert live == expected[moment.call, moment.instant]
+    assert (moment.call, moment.instant) == (5, AFTER)
+    snapshot = pickle.loads(written(write_memory_viz, profile, 3, 5))
+    assert sum(s["requested_size"] for s in snapshot["segments"]) == expected[5, AFTER]
+    for bad in ((5, 3), (0, 9), (9, None)):
+        with pytest.raises(IndexError, match="the log has calls 0 to 8"):
+            Walk(timeline, *bad)
+        with pytest.raises(IndexError, match="the log has calls 0 to 8"):
+            written(write_speedscope, profile, *bad)
+
+
+def test_a_parameter_is_one_block_through_all_calls() -> None:
+    # GIVEN a parameter that three graphs have as an input, each in its own words
+    moments = list(Walk(Timeline(training(), "cpu")))
+    walk = Walk(Timeline(training(), "cpu"))
+    memory = [b.memory for m in walk for b in m.change.allocated if b.item.storage.identity == 1]
+    # THEN it comes to life once and never goes
+    assert len(memory) == 1
+    assert not [b for m in moments for b in m.change.freed if b.memory == memory[0]]
+
+
+def test_overlapping_calls_do_not_run_backwards() -> None:
+    # GIVEN two threads whose calls overlap
+    profile = training()
+    profile.calls.start_ns[:] = [0, 10, 20, 30, 40, 50, 60, 70, 80]
+    profile.calls.end_ns[:] = [100, 90, 120, 130, 125, 200, 210, 220, 230]
+    found = [m.time_ns for m in Walk(Timeline(profile, "cpu"))]
+    assert found == sorted(found)
+
+
+def test_no_calls() -> None:
+    profile = Profile()
+    assert list(Walk(Timeline(profile))) == []
+    assert json.loads(written(write_perfetto, profile))["traceEvents"]
+    assert pickle.loads(written(write_memory_viz, profile))["segments"] == []
+    assert json.loads(written(write_speedscope, profile))["profiles"][0]["endValue"] == 0
+    assert written(write_collapsed, profile) == b""

@@ -119,14 +119,17 @@ def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
 def _events(walks: dict[str, Walk]) -> Rows:
     for device, walk in walks.items():
         live = 0
+        # Memory goes in the description in which it came, so that sums by block are right.
+        came: dict[int, list[int]] = {}
         for moment in walk:
             at = (device, moment.time_ns, moment.call, moment.instant)
             freed, allocated = _actions(moment)
             for block in moment.change.freed:
                 live -= block.nbytes
-                yield (*at, freed, block.number, -block.nbytes, live)
+                yield (*at, freed, came[block.memory].pop(), -block.nbytes, live)
             for block in moment.change.allocated:
                 live += block.nbytes
+                came.setdefault(block.memory, []).append(block.number)
                 yield (*at, allocated, block.number, block.nbytes, live)
 
 

@@ -136,8 +136,11 @@ def test_tables_agree_with_the_timeline(profile: Profile) -> None:
     live = 0
     found = dict(expected)
     rows = {}
+    blocks = Counter[int]()
     for row in tables["events"]:
         live += row["delta_bytes"]
+        blocks[row["block"]] += row["delta_bytes"]
+        assert blocks[row["block"]] >= 0
         assert row["live_bytes"] == live
         assert abs(row["delta_bytes"]) == tables["blocks"][row["block"]]["nbytes"]
         rows[row["call"], row["instant"]] = live

@@ -128,6 +128,18 @@ def compile_id() -> str | None:
     return str(found) if found is not None else None
 
 
+def aot_id() -> int | None:
+    """AOTAutograd's number of the graph that it is compiling now, None outside of it.
+
+    The same number as ``_aot_id`` of the autograd.Function that it makes.
+    """
+    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
+
+    names, _, _ = get_aot_compilation_context()  # e.g. ["3_forward"]
+    number = names[-1].partition("_")[0] if names else ""
+    return int(number) if number.isdigit() else None
+
+
 def cache_key(compiled: Any) -> str | None:
     """Key of a graph in Inductor's FX graph cache, None if it is not cached."""
     return getattr(compiled, "_fx_graph_cache_key", None)

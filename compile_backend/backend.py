@@ -17,11 +17,11 @@ from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
 from . import _torch_compat, graphs_cpu
 from .captured_backward import (
     BackwardCompiler,
-    LiftedInputs,
     capturing,
     switch_off,
     without_own_option,
 )
+from .captured_io import CapturedGraph, CapturedIO, note_names
 from .graphs import runs_on_cuda
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
@@ -61,9 +61,9 @@ def _compile(
     example_inputs: Sequence[Any],
     options: Mapping[str, Any] | None,
     mode: str | None,
-    lifted: LiftedInputs | None = None,
+    captured: CapturedIO | None = None,
 ) -> Callable[..., Any]:
-    """``memprof``, which in a captured backward knows what the ``lifted`` inputs are."""
+    """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
     RUNTIME.options.update(own.non_default())
     if own.tree_settings() != TreeSettings():
@@ -71,22 +71,27 @@ def _compile(
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
     graphs = own.graphs is not False and runs_on_cuda(gm, example_inputs)
     inductor["triton.cudagraphs"] = graphs
+    sources = None
+    backward: CapturedGraph | None = None
+    noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
     try:
         sources = dynamo_inputs(gm, example_inputs)
-        if lifted is not None:
-            sources = lifted.describe(sources)
+        if captured is not None:
+            backward = captured.graph(gm, sources)
+            sources = backward.inputs
+        if own.compiled_autograd:
+            noted = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
-        sources = None
-    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs)
+    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs, captured=backward)
     compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)
 
-        def backward(gm: GraphModule, inputs: Sequence[Any], lifted: LiftedInputs) -> Any:
-            return _compile(gm, inputs, rest, mode, lifted)
+        def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
+            return _compile(gm, inputs, rest, mode, captured)
 
-        return capturing(compiled, BackwardCompiler(backward, RUNTIME))
+        return capturing(compiled, BackwardCompiler(backend, RUNTIME), noted)
     return compiled
 
 

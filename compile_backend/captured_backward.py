@@ -15,7 +15,6 @@ A backward that cannot be captured runs in the normal engine, and the ledger say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,49 +22,25 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
-from memprof.compiled_autograd.input_roles import InputRole, input_roles
-from memprof.compiled_autograd.origin import forward_module_stack
+from memprof.compiled_autograd.tensor_names import NAMES
 from memprof.profiler.model import LedgerKind
 
-from .metadata.dynamo_input import DynamoInput
+from .captured_io import FORWARDS, CapturedIO
 from .runtime import Runtime
 
-
-class LiftedInputs:
-    """What the inputs of one captured backward are to the engine.
-
-    Args:
-        captured: the graph.
-    """
-
-    def __init__(self, captured: GraphModule) -> None:
-        self._roles = {
-            f"L['inputs'][{index}]": role for index, role in input_roles(captured.graph).items()
-        }
-
-    def describe(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
-        """Dynamo's description, with gradients and saved tensors told apart."""
-        return tuple(self._described(given) for given in inputs)
-
-    def _described(self, given: DynamoInput) -> DynamoInput:
-        role = None if given.is_parameter else self._roles.get(given.source)
-        if role is None:
-            return given
-        return replace(
-            given,
-            is_parameter_gradient=role is InputRole.GRADIENT,
-            is_saved_for_backward=role is InputRole.SAVED,
-        )
+Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
 
-Backend = Callable[[GraphModule, Sequence[Any], LiftedInputs], Callable[..., Any]]
-
-
-def capturing(compiled: Callable[..., Any], backward: BackwardCompiler) -> Callable[..., Any]:
+def capturing(
+    compiled: Callable[..., Any],
+    backward: BackwardCompiler,
+    note_names: Callable[[Sequence[Any]], None],
+) -> Callable[..., Any]:
     """``compiled``, which switches compiled autograd on when it is called."""
 
     def run(*args: Any) -> Any:
         backward.switch_on()
+        note_names(args)
         return compiled(*args)
 
     return run
@@ -90,18 +65,12 @@ class BackwardCompiler:
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward."""
-        lifted = LiftedInputs(captured)
-        modules = {
-            node.name: stack
-            for node in captured.graph.nodes
-            if (stack := forward_module_stack(node)) is not None
-        }
+        io = CapturedIO(captured)
 
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            _restore_origins(gm, modules)
             if any(isinstance(value, list) for value in example_inputs):
                 trace_node_by_node(gm)
-            return self._backend(gm, example_inputs, lifted)
+            return self._backend(gm, example_inputs, io)
 
         run: Callable[..., Any] = torch.compile(captured, backend=backend)
         return run
@@ -110,29 +79,6 @@ class BackwardCompiler:
         self._runtime.ledger.add(
             LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
         )
-
-
-def _restore_origins(gm: GraphModule, modules: Mapping[str, Any]) -> None:
-    """Give the nodes of a Dynamo graph what it lost of the captured graph's.
-
-    Dynamo keeps names and stack traces of captured nodes, but not modules; and what it
-    inlined (the accumulations) has a line of the captured graph's code for a stack trace,
-    where the forward operator is wanted whose gradient is accumulated.
-    """
-    for node in gm.graph.nodes:
-        if "nn_module_stack" not in node.meta and node.name in modules:
-            node.meta["nn_module_stack"] = modules[node.name]
-        if _GENERATED in node.meta.get("stack_trace", "").split("\n")[0]:
-            for source in node.all_input_nodes:
-                trace = source.meta.get("stack_trace", "")
-                if trace and _GENERATED not in trace:
-                    for key in ("stack_trace", "nn_module_stack"):
-                        if key in source.meta:
-                            node.meta[key] = source.meta[key]
-                    break
-
-
-_GENERATED = 'File "<eval_with_key>'
 
 
 def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -147,6 +93,8 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
 def switch_off() -> None:
     """Called by ``torch._dynamo.reset()``."""
     compiled_autograd.turn_off()
+    FORWARDS.clear()
+    NAMES.clear()
     log = compiled_autograd.AutogradCompilerInstance.log
     while _listeners:
         log.listeners.remove(_listeners.pop())

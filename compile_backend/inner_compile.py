@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
+from .captured_io import FORWARDS, CapturedGraph, Forward
 from .graphs import GraphsStage
 from .metadata.codec import to_builtins
 from .metadata.compile_state import CompileConfig, CompileState
@@ -42,6 +43,7 @@ class InnerCompile:
         dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
         runtime: where graphs are recorded.
         graphs: whether CUDA code is to run in graph trees.
+        captured: what is compiled is a captured backward, and this is known of it.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class InnerCompile:
         runtime: Runtime,
         *,
         graphs: bool = False,
+        captured: CapturedGraph | None = None,
     ) -> None:
         self.options = options
         self.dynamo_inputs = dynamo_inputs
         self.runtime = runtime
         self.graphs = graphs
+        self.captured = captured
         self._forward: ForwardDescription | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
 
@@ -80,6 +84,7 @@ class InnerCompile:
                 self.runtime.ledger,
                 self._forward_nodes if state.kind is GraphKind.BACKWARD else None,
                 compile_plainly,
+                self.captured.nodes if self.captured is not None else None,
             )
             stages: list[CompileStage[Any]] = [
                 ObserveStage(graph, self.runtime, self.options, in_trees=self.graphs),
@@ -108,6 +113,8 @@ class InnerCompile:
             compiled = compile_through(stages, compile_timed, on_failure=failed)(state)
         if state.kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
+            if self.options.compiled_autograd:
+                FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
         self.runtime.add(graph)
         try:
             self._finish(graph, compiled, took)
@@ -135,12 +142,14 @@ class InnerCompile:
             dynamo_inputs=self.dynamo_inputs,
             static_input_idxs=static,
             forward=self._forward if kind is GraphKind.BACKWARD else None,
+            captured_outputs=self.captured.outputs if self.captured is not None else None,
         )
         if kind is GraphKind.FORWARD:
             self._forward = io.as_forward()
         record = GraphRecord(
             id=self.runtime.new_graph_id(),
-            kind=kind,
+            # A captured backward is a plain function to AOTAutograd, see captured_io.py.
+            kind=GraphKind.BACKWARD if self.captured is not None else kind,
             compile_id=_torch_compat.compile_id(),
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,

@@ -37,6 +37,26 @@ def accumulated(node: Node) -> tuple[Node, Node | None, Node | None]:
     return variable, current, new
 
 
+def accumulated_leaf(node: Node) -> Node | None:
+    """In a Dynamo graph of a captured backward: the leaf whose new gradient ``node`` is.
+
+    None if ``node`` is no new gradient of a leaf.
+    """
+    if is_getitem(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    target: Any = node.target
+    if not _torch_compat.is_builtin_op(target) or target.__name__ != "AccumulateGrad":
+        return None
+    leaf = node.args[1]
+    return leaf if isinstance(leaf, Node) else None
+
+
+def is_aot_prologue(node: Node) -> bool:
+    """Whether ``node`` begins an inlined AOTAutograd backward: ``(saved tensors, sizes, opaque
+    objects, gradients) -> arguments of the graph``."""
+    return getattr(node.target, "__name__", "") == "aot_backward_prologue"
+
+
 def is_getitem(node: Node) -> bool:
     """Whether ``node`` takes one part of another node's value."""
     return node.op == "call_function" and node.target is operator.getitem

@@ -44,6 +44,11 @@ class NodeOrigin:
         return f"{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n    {self.label}\n"
 
 
+def is_engine_frame(frame: SourceFrame) -> bool:
+    """Whether a frame stands for a plain autograd node and is no line of anybody's code."""
+    return frame.file == "<autograd engine>"
+
+
 def origin_of(node: Node) -> NodeOrigin | None:
     """The origin of a captured node; None for placeholders and what is read from them unused."""
     found: NodeOrigin | None = node.meta.get(META)

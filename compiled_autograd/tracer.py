@@ -34,7 +34,15 @@ from torch.utils._pytree import tree_map
 from . import _torch_compat
 from .errors import CaptureError
 from .origin import META, NodeOrigin
-from .value import GRADIENT_GROUP, INPUT_GROUP, ValueInfo, of_tensor, set_value
+from .tensor_names import NAMES
+from .value import (
+    GRADIENT_GROUP,
+    INPUT_GROUP,
+    TENSOR_NAME,
+    ValueInfo,
+    of_tensor,
+    set_value,
+)
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -107,6 +115,8 @@ class GraphTracer:
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
             if (storage := _torch_compat.storage_key(tensor)) is not None:
                 node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
+            if (name := NAMES.of(tensor)) is not None:
+                node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
             if current is not None and (key := _torch_compat.storage_key(current)) is not None:
                 node.meta[GRADIENT_GROUP] = groups.setdefault(key, len(groups))

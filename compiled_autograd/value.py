@@ -16,6 +16,8 @@ META = "autograd_value"
 """Key of a node's ``ValueInfo`` in its ``meta``."""
 INPUT_GROUP = "autograd_input_group"
 """Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
+TENSOR_NAME = "autograd_tensor_name"
+"""Key in ``meta`` of ``inputs[i]``: the tensor's name in ``tensor_names``, if it has one."""
 GRADIENT_GROUP = "autograd_gradient_group"
 """Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
 

@@ -77,8 +77,10 @@ class Unit:
         graph, index, program: ``graph.programs[index] is program``.
         peak_at, peak_bytes: ``program.peak()``.
         exit_bytes: live when the call has returned.
-        saved_bytes: of a forward, bytes of all storages it returns for the backward; of a
-            backward, of those it is given by the forward. Parameters included.
+        saved_bytes: of a forward, bytes of all storages it returns for the backward.
+            Parameters included.
+        given_bytes: of a backward, bytes of those it is given by a forward, by
+            ``GraphValue.forward_graph``.
         input_keys: key of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
@@ -98,6 +100,7 @@ class Unit:
     peak_bytes: int
     exit_bytes: int
     saved_bytes: int
+    given_bytes: dict[int | None, int]
     input_keys: dict[int, Key]
     persistent: dict[Key, CarriedItem]
     saved: dict[Key, CarriedItem]
@@ -137,7 +140,10 @@ def partner_keys(backward: Unit, forward: Unit) -> dict[int, CarriedItem]:
         if s.origin is not Origin.INPUT:
             continue
         for i in s.inputs:
-            o = backward.graph.inputs[i].forward_output
+            value = backward.graph.inputs[i]
+            o = value.forward_output
+            if value.forward_graph not in (None, forward.graph.id):
+                continue
             if o is not None and o in by_output:
                 out[s.id] = _carried(forward.id, forward.graph, by_output[o], Hold.SAVED)
                 break
@@ -175,8 +181,14 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
                     continue
                 item = _carried(id, graph, live, Hold.SAVED)
                 saved[item.key] = item
-    elif graph.kind is GraphKind.BACKWARD:
-        saved_bytes = sum(s.nbytes for s in inputs if _is_saved(graph, s))
+    given: dict[int | None, int] = {}
+    if graph.kind is GraphKind.BACKWARD:
+        for s in inputs:
+            if _is_saved(graph, s):
+                forward = next(
+                    (f for i in s.inputs if (f := graph.inputs[i].forward_graph) is not None), None
+                )
+                given[forward] = given.get(forward, 0) + s.nbytes
     persistent = {}
     for s in inputs:
         # What a forward gave its backward as a parameter may be a copy of it that the
@@ -193,6 +205,7 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
         peak_bytes=peak_bytes,
         exit_bytes=sum(live.storage.nbytes for live in surviving),
         saved_bytes=saved_bytes,
+        given_bytes=given,
         input_keys={s.id: _key(id, graph, s) for s in inputs},
         persistent=persistent,
         saved=saved,

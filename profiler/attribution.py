@@ -289,6 +289,8 @@ class Attribution:
         value = graph.inputs[storage.inputs[0]] if storage.inputs else None
         if value is not None and value.forward_output is not None:
             forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
+            if value.forward_graph is not None:
+                forward = self._graphs.get(value.forward_graph)
             if forward is not None and value.forward_output < len(forward.outputs):
                 made = forward.nodes.get(forward.outputs[value.forward_output].name)
                 if made is not None:

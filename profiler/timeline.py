@@ -11,7 +11,8 @@ to be live; we call them *carried*:
 * **saved**: what a forward returns for its backward, from the forward's return until its
   backward begins (from then on it is an input of the backward's own program, which frees
   it). Forward and backward share ``graph_id``; a backward belongs to the latest forward
-  still waiting that saved as many bytes as the backward finds, or to the latest at all;
+  still waiting that saved as many bytes as the backward finds, or to the latest at all. A
+  captured backward names its forwards (``GraphValue.forward_graph``) and may have several;
 * **handed on**: an output that another graph's program has as an input (the same
   ``Storage.identity``): between graph breaks, between a compiled backward and a compiled
   optimizer. It is live from its producer's return to the return of the last of its
@@ -50,6 +51,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ._pairing import Mates, Pairing
 from ._units import CarriedItem, Key, Unit, build_units, partner_keys
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
 from .model import EventKind, GraphKind, GraphRecord, LedgerKind, LiveStorage, Profile
@@ -78,7 +80,7 @@ class _Step:
     state: int
     epoch: int
     unit: int
-    partner: int
+    mates: Mates
     after: int
     entry: int
     peak: int
@@ -102,19 +104,17 @@ class Timeline:
         self.profile = profile
         self.device = device
         self.units: list[Unit] = build_units(profile, device)
-        self._first_unit: dict[int, int] = {}
-        for u in self.units:
-            self._first_unit.setdefault(u.graph.id, u.id)
         self._graphs = {g.id: g for g in profile.graphs}
         self._unit_of_call = self._resolve_units()
-        self._partner, self.lifetimes = self._pair()
+        self._pairing = Pairing(profile, self.units, self._unit_of_call)
+        self.lifetimes = self._pairing.lifetimes
         """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
         self._remaining = self._look_ahead()
         self._epoch_starts, self._persistent = self._epochs()
         self._states: list[_State] = []
         self._state_ids: dict[_State, int] = {}
         self._steps: list[_Step] = []
-        self._partner_keys: dict[tuple[int, int], Mapping[int, CarriedItem]] = {}
+        self._partner_keys: dict[tuple[int, Mates], Mapping[int, CarriedItem]] = {}
         self._step_of_call = self._walk()
 
     # What is asked of it
@@ -150,12 +150,12 @@ class Timeline:
                 raise IndexError(f"call {call} was not observed: its only instant is 0")
         else:
             unit = self.units[step.unit]
-            homes = self._homes(step.unit, step.partner)
+            homes = self._homes(step.unit, step.mates)
             own = [_item(unit, homes, live) for live in unit.program.live_at(instant)]
         carried = [
             LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
             for c, count in self._rest(
-                self._states[step.state], step.epoch, step.unit, step.partner
+                self._states[step.state], step.epoch, step.unit, step.mates
             ).values()
         ]
         items = self._on_device((*carried, *own))
@@ -174,7 +174,7 @@ class Timeline:
         if step.unit == _NONE:
             return []
         unit = self.units[step.unit]
-        homes = self._homes(step.unit, step.partner)
+        homes = self._homes(step.unit, step.mates)
         live = {i.storage.id: _item(unit, homes, i) for i in unit.program.live_at(0)}
         out: list[tuple[LiveItem | None, LiveItem | None]] = []
         for e in unit.program.events:
@@ -246,30 +246,6 @@ class Timeline:
         ids = {(u.graph.id, u.index): u.id for u in self.units}
         return array("q", [ids.get(c, _NONE) for c in zip(calls.graph, calls.program, strict=True)])
 
-    def _pair(self) -> tuple[dict[int, int], dict[int, Counter[int]]]:
-        """``{backward call: its forward call, forward call: its backward call}``, lifetimes."""
-        waiting: dict[int, dict[int, list[int]]] = {}
-        partner: dict[int, int] = {}
-        lifetimes: dict[int, Counter[int]] = {}
-        kinds = {g.id: (g.kind, g.graph_id) for g in self.profile.graphs}
-        for k, (g, u) in enumerate(zip(self.profile.calls.graph, self._unit_of_call, strict=True)):
-            kind, graph_id = kinds[g]
-            if graph_id is None or kind is GraphKind.INFERENCE:
-                continue
-            saved = self.units[u].saved_bytes if u != _NONE else _NONE
-            stacks = waiting.setdefault(graph_id, {})
-            if kind is GraphKind.FORWARD:
-                stacks.setdefault(saved, []).append(k)
-                continue
-            stack = stacks.get(saved) or max(stacks.values(), key=lambda s: s[-1:], default=[])
-            if stack:
-                forward = stack.pop()
-                partner[k], partner[forward] = forward, k
-                fu = self._unit_of_call[forward]
-                if fu != _NONE:
-                    lifetimes.setdefault(fu, Counter())[k - forward] += 1
-        return partner, lifetimes
-
     def _look_ahead(self) -> dict[int, tuple[frozenset[int], ...]]:
         """For calls that hand something on: which consumers come before they are called again."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
@@ -332,25 +308,22 @@ class Timeline:
         return found
 
     def _walk(self) -> array[int]:
-        cache: dict[tuple[int, int, int, int, bool, tuple[frozenset[int], ...]], int] = {}
+        cache: dict[tuple[int, int, int, Mates, bool, tuple[frozenset[int], ...]], int] = {}
         out = array("q", bytes(8 * len(self._unit_of_call)))
         state, epoch = self._intern(_State()), 0
         boundaries = [*self._epoch_starts[1:], len(out)]
         limit = boundaries[0]
-        units, partner, remaining = self._unit_of_call, self._partner, self._remaining
+        units, partner, remaining = self._unit_of_call, self._pairing.partner, self._remaining
         graphs = self.profile.calls.graph
         backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
         for k, u in enumerate(units):
             if k >= limit:
                 epoch = bisect_right(self._epoch_starts, k) - 1
                 limit = boundaries[epoch]
-            other = partner.get(k)
-            pops = waits = False
-            if other is not None:
-                pops = graphs[k] in backward
-                waits = not pops
-            mate = units[other] if other is not None and pops else _NONE
-            key = (state, epoch, u, mate, waits, remaining.get(k, ()))
+            others = partner.get(k, ())
+            pops = graphs[k] in backward
+            mates = tuple(units[o] for o in others if units[o] != _NONE) if pops else ()
+            key = (state, epoch, u, mates, bool(others) and not pops, remaining.get(k, ()))
             step = cache.get(key)
             if step is None:
                 # The next epoch begins with the next call: what this one leaves behind is
@@ -366,7 +339,7 @@ class Timeline:
         state: int,
         epoch: int,
         unit: int,
-        mate: int,
+        mates: Mates,
         waits: bool,
         remaining: tuple[frozenset[int], ...],
     ) -> _Step:
@@ -375,9 +348,9 @@ class Timeline:
         if unit == _NONE:
             # What an unobserved backward does with its memory is not known: it keeps it.
             private = self._private_bytes(waiting)
-            waiting[mate] -= mate != _NONE
+            waiting.subtract(mates)
         else:
-            waiting[mate] -= mate != _NONE
+            waiting.subtract(mates)
             private = self._private_bytes(waiting)
         if waits and unit != _NONE:
             waiting[unit] += 1
@@ -393,18 +366,18 @@ class Timeline:
                 tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
             )
         )
-        rest = private + _nbytes(self._rest(before, epoch, unit, mate, whole=False))
+        rest = private + _nbytes(self._rest(before, epoch, unit, mates, whole=False))
         between = self._private_bytes(waiting) + _nbytes(
             self._carried(self._states[after], epoch, whole=False)
         )
         if unit == _NONE:
-            return _Step(state, epoch, unit, mate, after, rest, rest, rest, between)
+            return _Step(state, epoch, unit, mates, after, rest, rest, rest, between)
         u = self.units[unit]
         return _Step(
             state,
             epoch,
             unit,
-            mate,
+            mates,
             after,
             rest + u.program.entry_bytes,
             rest + u.peak_bytes,
@@ -445,22 +418,22 @@ class Timeline:
         return out
 
     def _rest(
-        self, state: _State, epoch: int, unit: int, mate: int, whole: bool = True
+        self, state: _State, epoch: int, unit: int, mates: Mates, whole: bool = True
     ) -> dict[Key, tuple[CarriedItem, int]]:
         """Carried memory during a call, less what the call's own program counts: one copy of
-        each of its inputs, and what the forward ``mate`` saved for it."""
+        each of its inputs, and what the forwards ``mates`` saved for it."""
         if unit == _NONE:
             return self._carried(state, epoch, whole=whole)
         held = Counter(dict(state.waiting))
         others = held.copy()
-        if mate != _NONE:
-            others[mate] -= 1
-        elif (forward := self._usual_mate(unit)) != _NONE:
+        if mates:
+            others.subtract(mates)
+        else:
             # What an unknown forward saved for it is beside what others wait with.
-            held[forward] += 1
+            held.update(self._pairing.usual_mates(unit))
         rest = self._carried(_State(_counts(others), state.handed), epoch, whole=whole)
         copies = self._carried(_State(_counts(held), state.handed), epoch, unit, whole)
-        homes = self._homes(unit, mate)
+        homes = self._homes(unit, mates)
         for storage, key in self.units[unit].input_keys.items():
             home = homes.get(storage)
             key = home.key if home else key
@@ -470,27 +443,17 @@ class Timeline:
                 rest[key] = (item, count - 1)
         return rest
 
-    def _homes(self, unit: int, mate: int) -> Mapping[int, CarriedItem]:
+    def _homes(self, unit: int, mates: Mates) -> Mapping[int, CarriedItem]:
         """Where input storages of ``unit`` come from, by storage id."""
-        if mate == _NONE:
-            mate = self._usual_mate(unit)
-        found = self._partner_keys.get((unit, mate))
+        mates = mates or self._pairing.usual_mates(unit)
+        found = self._partner_keys.get((unit, mates))
         if found is None:
             u = self.units[unit]
-            found = {**u.sources, **(partner_keys(u, self.units[mate]) if mate != _NONE else {})}
-            self._partner_keys[unit, mate] = found
+            found = dict(u.sources)
+            for mate in mates:
+                found.update(partner_keys(u, self.units[mate]))
+            self._partner_keys[unit, mates] = found
         return found
-
-    def _usual_mate(self, unit: int) -> int:
-        """For a backward: the first program of its forward, where the one it belongs to is not
-        known."""
-        graph = self.units[unit].graph
-        if graph.kind is not GraphKind.BACKWARD or graph.graph_id is None:
-            return _NONE
-        for g in self.profile.graphs:
-            if g.kind is GraphKind.FORWARD and g.graph_id == graph.graph_id:
-                return self._first_unit.get(g.id, _NONE)
-        return _NONE
 
 
 def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:

@@ -46,10 +46,14 @@ class DynamoInput:
             holds, see Note [Where an input's role comes from].
         is_saved_for_backward: the graph is a captured backward and this is what the forward
             saved for it; only compiled autograd knows, no Source says so.
+        is_input_gradient: likewise: the gradient until now of a leaf that is no parameter.
+        is_backward_root: likewise: a gradient that the backward is started with.
         fqn: qualified name of what is none of a plain user input: of a parameter or buffer
             within the outermost module that leads to it, of anything else of an optimizer
             within that.
         index: position among the flat inputs; None for a lifted attribute.
+        forward: of what a captured backward is given by a forward: id of the forward's record,
+            index of its output.
     """
 
     name: str
@@ -59,8 +63,24 @@ class DynamoInput:
     is_optimizer_state: bool = False
     is_parameter_gradient: bool = False
     is_saved_for_backward: bool = False
+    is_input_gradient: bool = False
+    is_backward_root: bool = False
     fqn: str | None = None
     index: int | None = None
+    forward: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class DynamoOutput:
+    """One value that a Dynamo graph of a captured backward returns.
+
+    Attributes:
+        is_parameter_gradient: the new gradient of a parameter; of another leaf otherwise.
+        fqn: of that parameter or leaf.
+    """
+
+    is_parameter_gradient: bool
+    fqn: str | None
 
 
 _NOTHING = DynamoInput("")

@@ -14,7 +14,7 @@ its own, which AOTAutograd copies into the input and releases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from memprof.compile_backend import _torch_compat as compat
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
 from .descriptor import Descriptor, DescriptorKind
-from .dynamo_input import DynamoInput
+from .dynamo_input import DynamoInput, DynamoOutput
 from .from_aot import descriptor
 from .graph_signature import backward_signature, forward_signature
 from .graph_value import (
@@ -111,6 +111,7 @@ def describe_graph(
     dynamo_inputs: tuple[DynamoInput, ...] | None,
     static_input_idxs: Sequence[int],
     forward: ForwardDescription | None = None,
+    captured_outputs: Mapping[int, DynamoOutput] | None = None,
 ) -> GraphIO:
     """Describe a graph that AOTAutograd made, before Inductor rewrites it.
 
@@ -122,8 +123,10 @@ def describe_graph(
             inputs are unknown.
         static_input_idxs: as given to the inner compile.
         forward: of the forward that this backward belongs to.
+        captured_outputs: the graph is a captured backward, to AOTAutograd an inference graph:
+            what it returns, by position. What is not named is a gradient all the same.
     """
-    graph = _Graph(gm, kind, fw_metadata, dynamo_inputs or (), forward)
+    graph = _Graph(gm, kind, fw_metadata, dynamo_inputs or (), forward, captured_outputs)
     static = frozenset(static_input_idxs)
     inputs = graph.backward_inputs() if kind is GraphKind.BACKWARD else graph.forward_inputs()
     inputs = tuple(replace(v, static=v.index in static) for v in inputs)
@@ -152,8 +155,10 @@ class _Graph:
         metadata: ViewAndMutationMeta | None,
         dynamo_inputs: tuple[DynamoInput, ...],
         forward: ForwardDescription | None,
+        captured_outputs: Mapping[int, DynamoOutput] | None,
     ) -> None:
         self.kind = kind
+        self.captured_outputs = captured_outputs
         self.metadata = metadata
         self.forward = forward
         self.by_index = {d.index: d for d in dynamo_inputs if d.index is not None}
@@ -174,6 +179,11 @@ class _Graph:
             graph_value(i, node, self._forward_input(node, desc))
             for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True))
         ]
+        for i, desc in enumerate(self.input_descs):
+            known = self._known(desc.whole) if desc is not None else None
+            if known is not None and known.forward is not None:
+                graph, output = known.forward
+                values[i] = replace(values[i], forward_graph=graph, forward_output=output)
         traced = self._traced_inputs()
         if traced and self.metadata is not None:
             for info in self.metadata.mutated_graph_handled_indices:
@@ -196,22 +206,26 @@ class _Graph:
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole
-        known: DynamoInput | None = None
-        if whole.kind is _K.PLAIN_INPUT and whole.index is not None:
-            known = self.by_index.get(whole.index)
-        elif whole.kind in (_K.PARAMETER, _K.BUFFER) and whole.target is not None:
-            known = self.by_name.get(whole.target) or DynamoInput(
-                whole.target,
-                is_parameter=whole.kind is _K.PARAMETER,
-                is_buffer=whole.kind is _K.BUFFER,
-                fqn=whole.target,
-            )
+        known = self._known(whole)
         if known is None:
             return UNKNOWN
         role, category = _role_of(known)
         name = known.fqn or known.source or None
         path = desc.attribute_path
         return role, category, ".".join((name, *path)) if name and path else name
+
+    def _known(self, whole: Descriptor) -> DynamoInput | None:
+        """Dynamo's description of an input."""
+        if whole.kind is _K.PLAIN_INPUT and whole.index is not None:
+            return self.by_index.get(whole.index)
+        if whole.kind in (_K.PARAMETER, _K.BUFFER) and whole.target is not None:
+            return self.by_name.get(whole.target) or DynamoInput(
+                whole.target,
+                is_parameter=whole.kind is _K.PARAMETER,
+                is_buffer=whole.kind is _K.BUFFER,
+                fqn=whole.target,
+            )
+        return None
 
     def _traced_inputs(self) -> list[int]:
         """Position of the graph input for each ``input_info``.
@@ -271,7 +285,18 @@ class _Graph:
             return (Role.MUTATED_INPUT, Category.OUTPUT, fqn), None
         if kind is _K.INTERMEDIATE_BASE:
             return (Role.INTERMEDIATE_BASE, Category.OUTPUT, None), None
+        if self.captured_outputs is not None:
+            return self._captured_output(desc), self._alias(at, node, traced)
         return (Role.USER_OUTPUT, Category.OUTPUT, None), self._alias(at, node, traced)
+
+    def _captured_output(self, desc: Descriptor | None) -> Fact:
+        whole = desc.whole if desc is not None else None
+        known = None
+        if whole is not None and whole.kind is _K.PLAIN_OUTPUT and whole.index is not None:
+            known = (self.captured_outputs or {}).get(whole.index)
+        if known is not None and known.is_parameter_gradient:
+            return Role.PARAMETER_GRADIENT, Category.GRADIENT, known.fqn
+        return Role.INPUT_GRADIENT, Category.AUTOGRAD_DETAIL, known.fqn if known else None
 
     def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
         """The graph input whose memory user output ``at`` is, by AOTAutograd's analysis."""
@@ -448,4 +473,8 @@ def _role_of(known: DynamoInput) -> tuple[Role, Category]:
         return Role.PARAMETER_GRADIENT, Category.GRADIENT
     if known.is_saved_for_backward:
         return Role.SAVED_FOR_BACKWARD, Category.ACTIVATION
+    if known.is_input_gradient:
+        return Role.INPUT_GRADIENT, Category.AUTOGRAD_DETAIL
+    if known.is_backward_root:
+        return Role.TANGENT, Category.AUTOGRAD_DETAIL
     return Role.USER_INPUT, Category.INPUT

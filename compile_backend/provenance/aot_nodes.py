@@ -29,19 +29,44 @@ from memprof.profiler.model import Evidence, NodeProvenance
 from .stack_text import innermost_module, parse_stack_trace
 
 TAG = "memprof_aot_node"
+CAPTURED_TAG = "memprof_captured_node"
 
 
 def tag_nodes(graph: Graph) -> None:
     """Write each node's own name into its metadata, see Note [Two levels of nodes]."""
     for node in graph.nodes:
         if node.op not in ("placeholder", "output"):
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), TAG: node.name}
+            _tag(node, TAG, node.name)
 
 
-def tag_of(node: Node) -> str | None:
+def tag_of(node: Node, tag: str = TAG) -> str | None:
     """Name of the AOT node that a post-grad node descends from, if a tag survived."""
     custom = node.meta.get("custom")
-    return custom.get(TAG) if isinstance(custom, Mapping) else None
+    return custom.get(tag) if isinstance(custom, Mapping) else None
+
+
+def tag_captured_nodes(graph: Graph) -> None:
+    """Write each captured node's own name into its metadata, which Dynamo copies."""
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            _tag(node, CAPTURED_TAG, node.name)
+
+
+def tag_inlined_nodes(graph: Graph) -> None:
+    """Tag what Dynamo inlined into a graph of a captured backward.
+
+    These are the accumulations; one belongs to the gradient that is accumulated, its first
+    argument.
+    """
+    for node in graph.nodes:
+        if tag_of(node, CAPTURED_TAG) is None:
+            tags = (tag_of(source, CAPTURED_TAG) for source in node.all_input_nodes)
+            if (name := next((tag for tag in tags if tag is not None), None)) is not None:
+                _tag(node, CAPTURED_TAG, name)
+
+
+def _tag(node: Node, tag: str, name: str) -> None:
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), tag: name}
 
 
 def target_name(target: Any) -> str:
@@ -111,9 +136,9 @@ def snapshot(
     Nodes that still have neither borrow from the nearest node that does
     (``Evidence.NEIGHBOUR``).
     """
-    by_seq = _by_sequence_number(forward.values()) if forward else {}
+    by_seq = by_sequence_number(forward.values()) if forward else {}
     nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
-    found = {n.name: _with_forward(own_provenance(n), by_seq) for n in nodes}
+    found = {n.name: with_forward(own_provenance(n), by_seq) for n in nodes}
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
     for node in nodes:
@@ -122,7 +147,7 @@ def snapshot(
             continue
         origin = nearest(node, located) or nearest(node, placed)
         if origin is not None:
-            found[node.name] = _borrow(p, found[origin])
+            found[node.name] = borrow(p, found[origin])
     # torch leaves the compiled function or module itself out of its module stacks: an
     # operator with user code around it and no module is the root's own.
     return {
@@ -131,7 +156,35 @@ def snapshot(
     }
 
 
-def _borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
+def captured_snapshot(
+    graph: Graph, captured: Mapping[str, NodeProvenance]
+) -> dict[str, NodeProvenance]:
+    """The same for the AOT graph of a captured backward.
+
+    Args:
+        graph: its nodes descend from nodes that were tagged.
+        captured: provenance of the captured graph's nodes, by name.
+    """
+    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    found: dict[str, NodeProvenance] = {}
+    for node in nodes:
+        origin = captured.get(tag_of(node, CAPTURED_TAG) or "")
+        if origin is not None:
+            own = own_provenance(node)
+            found[node.name] = dataclasses.replace(
+                origin, name=own.name, target=own.target, original_aten=own.original_aten
+            )
+    located = dict(found)
+    for node in nodes:
+        if node.name not in found:
+            near = nearest(node, located)
+            p = dataclasses.replace(own_provenance(node), stack=(), module_path=None)
+            found[node.name] = p if near is None else borrow(p, located[near])
+    return found
+
+
+def borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
+    """``p`` with the stack and module of ``origin``, a neighbour."""
     return dataclasses.replace(
         p,
         stack=origin.stack,
@@ -142,7 +195,8 @@ def _borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
     )
 
 
-def _by_sequence_number(nodes: Iterable[NodeProvenance]) -> dict[int, NodeProvenance]:
+def by_sequence_number(nodes: Iterable[NodeProvenance]) -> dict[int, NodeProvenance]:
+    """The first node of each autograd sequence number."""
     found: dict[int, NodeProvenance] = {}
     for p in nodes:
         if p.seq_nr is not None and p.seq_nr >= 0:
@@ -150,7 +204,8 @@ def _by_sequence_number(nodes: Iterable[NodeProvenance]) -> dict[int, NodeProven
     return found
 
 
-def _with_forward(p: NodeProvenance, by_seq: Mapping[int, NodeProvenance]) -> NodeProvenance:
+def with_forward(p: NodeProvenance, by_seq: Mapping[int, NodeProvenance]) -> NodeProvenance:
+    """``p`` with what it misses from the forward operator of its sequence number."""
     origin = by_seq.get(p.seq_nr) if p.seq_nr is not None else None
     if origin is None or (p.stack and p.module_path is not None):
         return p

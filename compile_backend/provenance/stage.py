@@ -12,7 +12,7 @@ from ..ledger import Ledger
 from ..metadata.compile_state import CompileState
 from ..metadata.stage import CompileStage
 from . import artifact as artifacts
-from .aot_nodes import snapshot, tag_nodes
+from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact
 from .generated_code import statements
 from .lowering import describe_lowerings
@@ -27,6 +27,7 @@ class AttributeStage(CompileStage[Any]):
         ledger: says how Inductor's cache answered.
         forward_nodes: for a backward graph, the AOT nodes of its forward.
         compile_again: compiles the same graph once more, past the cache.
+        captured_nodes: for a captured backward, the captured graph's nodes.
     """
 
     name = "attribute"
@@ -37,18 +38,24 @@ class AttributeStage(CompileStage[Any]):
         ledger: Ledger,
         forward_nodes: Mapping[str, NodeProvenance] | None,
         compile_again: Callable[[], Any],
+        captured_nodes: Mapping[str, NodeProvenance] | None = None,
     ) -> None:
         self.record = record
         self.ledger = ledger
         self.forward_nodes = forward_nodes
         self.compile_again = compile_again
+        self.captured_nodes = captured_nodes
         self.aot_nodes: dict[str, NodeProvenance] = {}
         self._lowerings: list[Any] = []
 
     def pre_compile(self, state: CompileState) -> CompileState:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
         graph = state.graph_module.graph
-        self.aot_nodes = snapshot(graph, self.forward_nodes)
+        self.aot_nodes = (
+            snapshot(graph, self.forward_nodes)
+            if self.captured_nodes is None
+            else captured_snapshot(graph, self.captured_nodes)
+        )
         tag_nodes(graph)
         self._lowerings = state.cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
         return state

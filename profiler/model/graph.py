@@ -96,6 +96,8 @@ class GraphValue:
         forward_output: for a saved input of a backward, the index of the forward output
             that it is.
         frame: ``file:line`` of user code that made this output, if known.
+        forward_graph: id of the record of that forward where it is not the one with the
+            backward's ``graph_id``: a captured backward has several forwards.
     """
 
     index: int
@@ -112,6 +114,7 @@ class GraphValue:
     alias_of_input: int | None = None
     forward_output: int | None = None
     frame: str | None = None
+    forward_graph: int | None = None
 
 
 @dataclass(slots=True)

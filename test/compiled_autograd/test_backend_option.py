@@ -16,7 +16,7 @@ from torch import Tensor
 import memprof
 from memprof import compiled_autograd as ca
 from memprof.compile_backend.options import OptionError
-from memprof.profiler.model import GraphKind, LedgerKind, Role
+from memprof.profiler.model import Category, GraphKind, LedgerKind, Role
 
 from .support import clear, gradients
 
@@ -68,16 +68,28 @@ def test_gradients_ledger_and_provenance() -> None:
     assert "cache miss: the first capture" in entries[0].reason
     # The captured backward is a graph of the profile, with the forward's lines and modules.
     (backward,) = (g for g in profile.graphs if (g.compile_id or "").startswith("!"))
-    assert backward.kind is GraphKind.INFERENCE  # nothing is differentiated through it
+    assert backward.kind is GraphKind.BACKWARD
     assert backward.calls == 3
     modules = {n.module_path for n in backward.nodes.values()}
     assert {"first", "second"} <= modules
     files = {f.file for n in backward.nodes.values() for f in n.stack}
     assert __file__ in files
     assert not any("eval_with_key" in file for file in files)
-    roles = [v.role for v in backward.inputs]
-    assert Role.PARAMETER in roles
-    assert Role.SAVED_FOR_BACKWARD in roles
+    names = {name for name, _ in model.named_parameters()}
+    assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER} == names
+    assert {(v.fqn, v.role, v.category) for v in backward.outputs} == {
+        (name, Role.PARAMETER_GRADIENT, Category.GRADIENT) for name in names
+    }
+    (forward,) = (g for g in profile.graphs if g.kind is GraphKind.FORWARD)
+    saved = [v for v in backward.inputs if v.role is Role.SAVED_FOR_BACKWARD]
+    # The loss is eager, and so is what it saved.
+    assert [v.shape for v in saved if v.forward_graph is None] == [("8", "4")]
+    linked = [v for v in saved if v.forward_graph is not None]
+    assert linked
+    for value in linked:
+        assert value.forward_graph == forward.id
+        made = forward.outputs[value.forward_output or 0]
+        assert (made.role, made.shape) == (Role.SAVED_FOR_BACKWARD, value.shape)
 
 
 def test_roles_of_lifted_inputs() -> None:
@@ -90,9 +102,53 @@ def test_roles_of_lifted_inputs() -> None:
     (backward,) = (g for g in session.profile().graphs if (g.compile_id or "").startswith("!1"))
     roles = Counter(v.role for v in backward.inputs)
     assert roles[Role.PARAMETER] == 4
-    # Up to torch 2.11 a gradient to add to is reached through its parameter.
-    assert roles[Role.PARAMETER_GRADIENT] == (4 if torch.__version__ >= "2.13" else 0)
-    assert roles[Role.SAVED_FOR_BACKWARD] >= 3
+    assert roles[Role.PARAMETER_GRADIENT] == 4
+    assert roles[Role.TANGENT] == 1
+    assert roles[Role.SAVED_FOR_BACKWARD] >= 2
+    names = {name for name, _ in model.named_parameters()}
+    assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER_GRADIENT} == names
+
+
+def test_one_graph_of_several_modules() -> None:
+    """GIVEN layers that share one compiled graph WHEN their backward is captured THEN each
+    parameter has its name within its layer."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(self.linear(x))
+
+    layers = [Layer() for _ in range(3)]
+    for layer in layers:
+        layer.compile(backend="memprof", options={"compiled_autograd": True, "graphs": False})
+    x = torch.randn(8, 16, requires_grad=True)
+    with memprof.profile() as session:
+        nn.Sequential(*layers)(x).sum().backward()
+    forward, backward = session.profile().graphs
+    assert (forward.kind, forward.calls) == (GraphKind.FORWARD, 3)
+    assert backward.kind is GraphKind.BACKWARD
+    named = Counter(v.fqn for v in backward.inputs if v.role is Role.PARAMETER)
+    assert named == {"linear.weight": 3, "linear.bias": 3}
+    gradients = Counter(v.fqn for v in backward.outputs if v.role is Role.PARAMETER_GRADIENT)
+    assert gradients == named
+
+
+def test_leaf_that_is_no_parameter() -> None:
+    model, x = Model(), torch.randn(8, 16, requires_grad=True)
+    run = compiled(model)
+    with memprof.profile() as session:
+        for _ in range(2):
+            x.grad = None
+            clear(list(model.parameters()))
+            run(x).sum().backward()
+    (backward,) = (g for g in session.profile().graphs if (g.compile_id or "").startswith("!"))
+    assert Counter((v.role, v.category) for v in backward.outputs) == {
+        (Role.PARAMETER_GRADIENT, Category.GRADIENT): 4,
+        (Role.INPUT_GRADIENT, Category.AUTOGRAD_DETAIL): 1,
+    }
 
 
 def test_disable_wins_and_reset_switches_off() -> None:

@@ -1,0 +1,127 @@
+"""Memory of a captured backward is attributed as without compiled autograd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+from models import zoo
+
+import memprof
+from memprof import compiled_autograd as ca
+from memprof.compiled_autograd.origin import is_engine_frame
+from memprof.profiler.attribution import Attribution, View
+from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile, Role
+from memprof.profiler.timeline import Timeline
+
+
+@dataclass
+class Trained:
+    profile: Profile
+    parameters: dict[str, int]
+    """Bytes by name."""
+
+    @property
+    def backward(self) -> GraphRecord:
+        """The last one: of the model itself where each compiled function has its own."""
+        return [g for g in self.profile.graphs if g.kind is GraphKind.BACKWARD][-1]
+
+
+def train(name: str, compiled_autograd: bool) -> Trained:
+    torch._dynamo.reset()
+    ca.reset()
+    case = zoo.build(name)
+    options = {"compiled_autograd": compiled_autograd, "graphs": False}
+    run = torch.compile(case.model, backend="memprof", options=options)
+    with memprof.profile() as session:
+        for _ in range(3):
+            case.model.zero_grad()
+            case.loss(run(**case.inputs)).backward()
+    torch._dynamo.reset()
+    ca.reset()
+    parameters = {n: p.untyped_storage().nbytes() for n, p in case.model.named_parameters()}
+    return Trained(session.profile(), parameters)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "resnet"])
+def pair(request: pytest.FixtureRequest) -> tuple[Trained, Trained]:
+    """The same steps with the backwards captured, and without."""
+    return train(request.param, True), train(request.param, False)
+
+
+def test_one_backward_with_names_on_both_sides(pair: tuple[Trained, Trained]) -> None:
+    captured, _ = pair
+    assert sum(g.kind is GraphKind.BACKWARD for g in captured.profile.graphs) == 1
+    assert not any(g.kind is GraphKind.INFERENCE for g in captured.profile.graphs)
+    backward, names = captured.backward, set(captured.parameters)
+    assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER} == names
+    assert Counter((v.fqn, v.role, v.category) for v in backward.outputs) == Counter(
+        (name, Role.PARAMETER_GRADIENT, Category.GRADIENT) for name in names
+    )
+
+
+def test_bytes_lead_to_a_node_and_a_source(pair: tuple[Trained, Trained]) -> None:
+    captured, _ = pair
+    attribution, backward = Attribution(captured.profile), captured.backward
+    program = backward.programs[-1]
+    to_node = to_source = 0
+    for event in program.events:
+        if event.kind is EventKind.ALLOC:
+            storage = program.storages[event.storage]
+            site = attribution.site(backward.id, storage, event.owner, event.line)
+            to_node += storage.nbytes * (site.node is not None)
+            # A line of the engine is no source: of an eager loss nothing better is known.
+            line = site.frame is not None and not is_engine_frame(site.frame)
+            to_source += storage.nbytes * (line or site.module is not None)
+    assert to_node >= 0.99 * program.allocated_bytes
+    assert to_source >= 0.99 * program.allocated_bytes
+
+
+def test_categories_are_right(pair: tuple[Trained, Trained]) -> None:
+    captured, plain = pair
+    bytes_of = Counter[Category]()
+    for storage in captured.backward.programs[-1].storages:
+        bytes_of[storage.category] += storage.nbytes
+    assert bytes_of[Category.GRADIENT] == sum(captured.parameters.values())
+    assert bytes_of[Category.OUTPUT] == bytes_of[Category.UNKNOWN] == 0
+    # What the forward saved, wherever the eager loss did not save something of its own.
+    saved = Counter[Category]()
+    for graph in plain.profile.graphs:
+        if graph.kind is GraphKind.BACKWARD:
+            for storage in graph.programs[-1].storages:
+                if storage.at_entry:
+                    saved[storage.category] += storage.nbytes
+    assert bytes_of[Category.ACTIVATION] == pytest.approx(saved[Category.ACTIVATION], abs=1024)
+
+
+def test_the_timeline_is_the_same(pair: tuple[Trained, Trained]) -> None:
+    captured, plain = (Timeline(t.profile) for t in pair)
+    assert captured.peak().nbytes == pytest.approx(plain.peak().nbytes, abs=1024)
+    # Between calls: right after a backward, and right before one.
+    between = captured.bytes_over_time().between, plain.bytes_over_time().between
+    assert min(between[0]) == min(between[1])
+    assert max(between[0]) == max(between[1])
+    at = captured.peak()
+    live = captured.live_at(at.call, at.instant)
+    attribution = Attribution(pair[0].profile)
+    for view in View:
+        breakdown = attribution.breakdown(live, view)
+        assert breakdown.unattributed <= 0.01 * breakdown.total, (view, breakdown.remainder)
+
+
+def test_modules_of_the_peak_are_the_same(pair: tuple[Trained, Trained]) -> None:
+    found = []
+    for trained in pair:
+        timeline = Timeline(trained.profile)
+        at = timeline.peak()
+        assert at is not None
+        parts = Attribution(trained.profile).breakdown(
+            timeline.live_at(at.call, at.instant), View.MODULE
+        )
+        found.append({p.key: p.nbytes for p in parts.parts if not p.key.startswith("(")})
+    captured, plain = found
+    assert captured.keys() == plain.keys()
+    for module, nbytes in plain.items():
+        assert captured[module] == pytest.approx(nbytes, abs=1024), module

@@ -135,7 +135,7 @@ def moving_addresses(profile: Profile) -> Iterator[Finding]:
     threshold = _pool_threshold(profile)
     by_function: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     for entry, tree in of_trees(profile, LedgerKind.RERECORD):
-        if "pointer changed" in entry.reason:
+        if _moved(entry):
             by_function[tree.function].append((entry, tree))
     findings = []
     for function, entries in by_function.items():
@@ -173,10 +173,16 @@ def moving_addresses(profile: Profile) -> Iterator[Finding]:
     yield from sorted(findings, key=lambda f: -f.nbytes)
 
 
+def _moved(entry: LedgerEntry) -> bool:
+    return "pointer changed" in entry.reason
+
+
 def shapes(profile: Profile) -> Iterator[Finding]:
     threshold = _pool_threshold(profile)
     by_function: dict[tuple[str, str], dict[tuple[int, ...], list[int]]] = {}
     for entry, tree in of_trees(profile, LedgerKind.RECORD, LedgerKind.RERECORD):
+        if _moved(entry):
+            continue
         keys = by_function.setdefault((tree.device, tree.function), {})
         figures = keys.setdefault(tree.key, [0, 0])
         figures[0] += tree.marginal

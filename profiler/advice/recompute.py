@@ -13,7 +13,9 @@ from ..model import Category
 from ..timeline import Timeline
 from .finding import Evidence, Finding, FindingKind
 
-_HEAVY = re.compile(r"(mm|bmm|matmul|linear|einsum|conv|attention|sort|topk|lstm|gru|fft|_cdist)")
+_HEAVY = re.compile(
+    r"(mm|bmm|matmul|linear|einsum|conv(olution|\d|_)|attention|sort|topk|lstm|gru|fft|_cdist)"
+)
 _REDUCING = re.compile(
     r"^(sum|mean|var|std|amax|amin|max|min|prod|norm|cumsum|cumprod|logsumexp|_?(log_)?softmax|"
     r"native_.*_norm.*|.*layer_norm.*|.*batch_norm.*|.*group_norm.*|.*rms_norm.*|.*pool.*)"

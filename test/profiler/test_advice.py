@@ -1,0 +1,406 @@
+"""Advice: each kind of finding on a profile that has the problem, and on one that has not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from profile_builder import (
+    KIB,
+    MIB,
+    ProgramBuilder,
+    backward,
+    buffer,
+    calls,
+    forward,
+    node,
+    optimizer,
+    training,
+)
+
+from memprof.profiler.advice import FindingKind, advise
+from memprof.profiler.advice.finding import MOST
+from memprof.profiler.advice.recompute import cheapness
+from memprof.profiler.model import (
+    CallColumns,
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowStorage,
+    DeviceMemory,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
+    LedgerEntry,
+    LedgerKind,
+    MemorySnapshot,
+    Profile,
+    Role,
+    TrackerRecord,
+    TreeDetail,
+)
+
+CUDA = "cuda:0"
+
+
+def kinds(profile: Profile) -> list[FindingKind]:
+    return [f.kind for f in advise(profile)]
+
+
+def test_nothing_happened_nothing_to_say() -> None:
+    assert advise(Profile()) == []
+
+
+# Recomputation
+
+
+def layers(op: str, sizes: list[int]) -> Profile:
+    """A forward that saves a value in each layer, and its backward."""
+    f, b = ProgramBuilder(), ProgramBuilder()
+    nodes, buffers, outputs, inputs = [], [], [], []
+    for i, size in enumerate(sizes):
+        f.alloc(f"buf{i}", size, 10 + i, Category.ACTIVATION, 100 + i, [i])
+        b.input(f"act{i}", size, Category.ACTIVATION, 100 + i, [i])
+        nodes.append(node(f"n{i}", op, f"blocks.{i}.mlp", 55))
+        buffers.append(buffer(f"buf{i}", f"n{i}"))
+        role = Role.SAVED_FOR_BACKWARD
+        outputs.append(GraphValue(i, f"n{i}", role, Category.ACTIVATION))
+        inputs.append(GraphValue(i, f"act{i}", role, Category.ACTIVATION, forward_output=i))
+    forward = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        ("cpu",),
+        (),
+        tuple(outputs),
+        {n.name: n for n in nodes},
+        {x.name: x for x in buffers},
+        programs=[f.build()],
+    )
+    backward = GraphRecord(
+        1, GraphKind.BACKWARD, "0/0", 0, ("cpu",), tuple(inputs), programs=[b.build()]
+    )
+    return Profile(graphs=[forward, backward], calls=calls(*[(0, 0), (1, 0)] * 3))
+
+
+def test_layers_of_one_kind_are_one_finding() -> None:
+    (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB]))
+    assert found.kind is FindingKind.RECOMPUTE
+    assert found.nbytes == 15 * MIB
+    assert found.whose == "at the peak"
+    assert found.title == "gelu in blocks.*.mlp: kept for the backward, cheap to compute again"
+    assert "call blocks.*.mlp through torch.utils.checkpoint" in found.change
+    assert [(e.nbytes, e.graph, e.node, e.module) for e in found.evidence] == [
+        (6 * MIB, "0/0 forward", "n1", "blocks.1.mlp"),
+        (5 * MIB, "0/0 forward", "n2", "blocks.2.mlp"),
+        (4 * MIB, "0/0 forward", "n0", "blocks.0.mlp"),
+    ]
+    frame = found.evidence[0].frame
+    assert frame is not None
+    assert frame.line == 55
+    assert found.evidence[0].text == "gelu, kept for 1 call"
+
+
+@pytest.mark.parametrize(
+    ("op", "cheap"),
+    [
+        ("aten.gelu.default", 1.0),
+        ("aten.add.Tensor", 1.0),
+        ("prims.convert_element_type.default", 1.0),
+        ("aten._softmax.default", 0.7),
+        ("aten.native_layer_norm.default", 0.7),
+        ("aten.mean.dim", 0.7),
+        ("aten.addmm.default", 0.2),
+        ("aten.convolution.default", 0.2),
+        ("aten._scaled_dot_product_flash_attention_for_cpu.default", 0.2),
+        ("mylib.effect.default", 0.0),
+        (None, 0.0),
+    ],
+)
+def test_cheapness(op: str | None, cheap: float) -> None:
+    assert cheapness(op) == cheap
+
+
+def test_expensive_operators_need_more_bytes_to_be_worth_it() -> None:
+    # 4 MiB at a fifth is less than a mebibyte; custom operators are never run again
+    assert kinds(layers("aten.gelu.default", [4 * MIB])) == [FindingKind.RECOMPUTE]
+    assert kinds(layers("aten.mm.default", [4 * MIB])) == []
+    assert kinds(layers("aten.mm.default", [8 * MIB])) == [FindingKind.RECOMPUTE]
+    assert kinds(layers("mylib.effect.default", [800 * MIB])) == []
+    assert kinds(layers("aten.gelu.default", [1000 * KIB])) == []
+
+
+def test_long_lifetimes_rank_first() -> None:
+    # GIVEN as many bytes in two forwards, the first of which waits for the other's backward
+    one, two = layers("aten.gelu.default", [4 * MIB]), layers("aten.relu.default", [4 * MIB])
+    for graph in two.graphs:
+        graph.id += 2
+        graph.graph_id = 1
+        for name, n in list(graph.nodes.items()):
+            graph.nodes[name] = dataclasses.replace(n, module_path="tail", stack=())
+    profile = Profile(
+        graphs=[*one.graphs, *two.graphs], calls=calls(*[(0, 0), (2, 0), (3, 0), (1, 0)] * 3)
+    )
+    found = advise(profile)
+    assert [f.title.partition(":")[0] for f in found] == ["gelu in blocks.*.mlp", "relu in tail"]
+    assert found[0].evidence[0].text == "gelu, kept for 3 calls"
+
+
+# Graph trees
+
+
+def entry(
+    kind: LedgerKind,
+    reason: str = "",
+    count: int = 1,
+    marginal: int = 0,
+    key: tuple[int, ...] = (),
+    function: str = "0/0 forward",
+    device: str = CUDA,
+    graph: int | None = 0,
+) -> LedgerEntry:
+    tree = TreeDetail(device, function, key, marginal=marginal, pool_after=100 * MIB)
+    return LedgerEntry(1, kind, graph, reason, count, tree)
+
+
+def on_trees(*ledger: LedgerEntry) -> Profile:
+    """``training()`` with a ledger of trees; its forward's output 0 has 1 MiB."""
+    profile = training()
+    profile.graphs[0].programs = [
+        dataclasses.replace(
+            p, storages=tuple(dataclasses.replace(s, device=CUDA) for s in p.storages)
+        )
+        for p in profile.graphs[0].programs
+    ]
+    profile.graphs[0].nodes["mm"] = dataclasses.replace(
+        profile.graphs[0].nodes["mm"], original_aten="mylib.mm.default"
+    )
+    profile.ledger = list(ledger)
+    return profile
+
+
+HELD = 'output 0 is held beyond its step: outputs="clone"'
+
+
+def test_outputs_that_are_cloned_every_step() -> None:
+    (found,) = advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=7)))
+    assert found.kind is FindingKind.OUTPUT_CLONE
+    assert found.nbytes == 1 * MIB
+    (e,) = found.evidence
+    assert (e.count, e.graph, e.node, e.module) == (7, "0/0 forward", "add", "l2")
+    assert e.text == "output 0 was held when the next step began"
+
+
+def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
+    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=2))) == []
+    # nor is one that the graph does not have, which a partition of a graph can say
+    strange = HELD.replace("0", "99", 1)
+    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, strange, count=7))) == []
+
+
+def test_state_that_is_copied_in_every_replay() -> None:
+    # GIVEN a replayed graph whose parameter primals_2 (2 MiB) has no static address
+    profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
+    inputs = list(profile.graphs[0].inputs)
+    inputs[1] = dataclasses.replace(inputs[1], static=False)
+    profile.graphs[0].inputs = tuple(inputs)
+    (found,) = advise(profile)
+    assert found.kind is FindingKind.STATIC_INPUT
+    assert found.nbytes == 2 * MIB
+    assert found.evidence[0].text == "l2.bias: parameter without a static address"
+    assert found.evidence[0].count == 40
+    assert "mark_static_address" in found.change
+
+
+def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
+    profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
+    inputs = list(profile.graphs[0].inputs)
+    inputs[2] = dataclasses.replace(inputs[2], mutated=True)
+    profile.graphs[0].inputs = tuple(inputs)
+    (found,) = advise(profile)
+    assert found.evidence[0].text == (
+        "L['x']: the graph writes to it: the same memory at every call"
+    )
+
+
+def test_a_batch_is_not_static() -> None:
+    assert advise(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))) == []
+
+
+MOVED = (
+    "static input data pointer changed.\ninput name: primals_1. data pointer changed from 1 to 2. "
+    "input stack trace: None"
+)
+
+
+def test_an_input_that_moves() -> None:
+    profile = on_trees(
+        entry(LedgerKind.RECORD, marginal=3 * MIB),
+        entry(LedgerKind.RERECORD, MOVED, count=2, marginal=3 * MIB),
+        entry(LedgerKind.RERECORD, MOVED.replace("2", "3"), count=1, marginal=2 * MIB),
+    )
+    (found,) = advise(profile)
+    assert found.kind is FindingKind.MOVING_ADDRESS
+    assert found.nbytes == 5 * MIB
+    assert found.title == "0/0 forward was recorded 3 times again because an input has moved"
+    (e,) = found.evidence
+    assert (e.text, e.count, e.nbytes) == ("l1.weight was at another address", 3, 5 * MIB)
+
+
+def test_one_move_or_another_reason_is_no_finding() -> None:
+    assert advise(on_trees(entry(LedgerKind.RERECORD, MOVED, 2, 9 * MIB))) == []
+    other = "an input that died in the recording is still held"
+    assert advise(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))) == []
+
+
+def test_sizes_that_cost_the_pool() -> None:
+    profile = on_trees(
+        *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4))
+    )
+    (found,) = advise(profile)
+    assert found.kind is FindingKind.SHAPES
+    # all but the largest
+    assert found.nbytes == 14 * MIB
+    assert [e.text for e in found.evidence] == ["sizes 16", "sizes 8", "sizes 4", "sizes 2"]
+
+
+def test_few_or_cheap_sizes_are_no_finding() -> None:
+    few = (entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16))
+    assert advise(on_trees(*few)) == []
+    cheap = (entry(LedgerKind.RECORD, marginal=100 * KIB, key=(n,)) for n in range(8))
+    assert advise(on_trees(*cheap)) == []
+    # an arena's recordings are lists of addresses
+    arena = (entry(LedgerKind.RECORD, marginal=9 * MIB, key=(n,), device="cpu") for n in range(8))
+    assert advise(on_trees(*arena)) == []
+
+
+# The allocator
+
+
+def tracked(*memory: tuple[int, int], device: str = CUDA) -> Profile:
+    snapshots = [
+        MemorySnapshot(
+            i, devices={device: DeviceMemory(reserved_bytes=r * MIB, allocated_bytes=a * MIB)}
+        )
+        for i, (r, a) in enumerate(memory)
+    ]
+    return Profile(tracker=TrackerRecord(snapshots=snapshots))
+
+
+def test_reserved_and_unused() -> None:
+    (found,) = advise(tracked((10, 9), (100, 60), (100, 99)))
+    assert found.kind is FindingKind.FRAGMENTATION
+    assert found.nbytes == 40 * MIB
+    assert found.title == "cuda:0: 40 % of what the allocator holds is unused"
+    assert [e.nbytes for e in found.evidence] == [100 * MIB, 60 * MIB]
+
+
+def test_a_little_slack_is_no_fragmentation() -> None:
+    assert advise(tracked((100, 90))) == []
+    # on the CPU the resident set is not the allocator's alone
+    assert advise(tracked((100, 10), device="cpu")) == []
+
+
+# Gradients
+
+
+def with_gradients(at_forwards: list[int]) -> Profile:
+    """Three forwards at 10, 30 and 50 ns, and so many MiB of gradients then."""
+    profile = training()
+    profile.graphs[0].nodes["mm"] = dataclasses.replace(
+        profile.graphs[0].nodes["mm"], original_aten="mylib.mm.default"
+    )
+    profile.calls = CallColumns(
+        [0, 1] * 3, [0, 0] * 3, [10, 20, 30, 40, 50, 60], [15, 25, 35, 45, 55, 65], [0] * 6
+    )
+    times, column = [5], [0]
+    for start, n in zip((10, 30, 50), at_forwards, strict=True):
+        times += [start - 1, start + 10]
+        column += [n * MIB, 4 * MIB]
+    profile.dataflow = DataFlowColumns(
+        [
+            DataFlowDevice(
+                "cpu",
+                times,
+                {Category.GRADIENT: column},
+                column.index(max(column)),
+                [DataFlowStorage(max(column), Category.GRADIENT)],
+            )
+        ]
+    )
+    return profile
+
+
+def test_gradients_that_live_through_forwards() -> None:
+    (found,) = advise(with_gradients([4, 4, 4]))
+    assert found.kind is FindingKind.GRADIENT
+    assert found.nbytes == 4 * MIB
+    assert found.evidence[0].text == "alive when 3 of 3 forwards began"
+    assert "zero_grad(set_to_none=True)" in found.change
+
+
+def test_gradients_that_are_released_in_time() -> None:
+    assert advise(with_gradients([0, 0, 0])) == []
+    assert advise(with_gradients([0, 4, 0])) == []
+
+
+def test_gradients_in_the_live_set_of_a_peak_in_a_forward() -> None:
+    # GIVEN an optimizer that is called after the next forward only
+    big = forward()
+    program = ProgramBuilder()
+    program.input("primals_1", 4 * MIB, Category.PARAMETER, 1, [0])
+    program.alloc("scratch", 90 * MIB, 13, internal=True).free("scratch", 13)
+    big.programs = [program.build()]
+    big.outputs = ()
+    profile = Profile(
+        graphs=[big, backward(), optimizer()],
+        calls=calls(*[(0, 0), (1, 0), (0, 0), (2, 0)] * 2),
+    )
+    found = [f for f in advise(profile) if f.kind is FindingKind.GRADIENT]
+    assert [f.nbytes for f in found] == [4 * MIB]
+    assert found[0].evidence[0].text.endswith("alive at the peak, in a call of 0/0 forward")
+    # WHEN it is called before THEN there is nothing to say
+    profile.calls = calls(*[(0, 0), (1, 0), (2, 0), (0, 0)] * 2)
+    assert FindingKind.GRADIENT not in kinds(profile)
+
+
+def test_gradients_that_leave_the_pool() -> None:
+    reason = "output 1 is held beyond its step: a gradient"
+    (found,) = advise(on_trees(entry(LedgerKind.MOVED_OUT, reason, 9)))
+    assert found.kind is FindingKind.GRADIENT
+    assert found.nbytes == 8 * MIB
+
+
+# All together
+
+
+def test_at_most_five_and_the_largest_first() -> None:
+    profile = on_trees(
+        entry(LedgerKind.REPLAY, "replayed", 40),
+        entry(LedgerKind.MOVED_OUT, HELD, 9),
+        entry(LedgerKind.RERECORD, MOVED, 9, 40 * MIB),
+        entry(LedgerKind.RERECORD, MOVED, 9, 41 * MIB, function="1/0 forward"),
+        entry(LedgerKind.RERECORD, MOVED, 9, 42 * MIB, function="2/0 forward"),
+        *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4)),
+    )
+    inputs = list(profile.graphs[0].inputs)
+    inputs[1] = dataclasses.replace(inputs[1], static=False)
+    profile.graphs[0].inputs = tuple(inputs)
+    profile.tracker = tracked((100, 50)).tracker
+    found = advise(profile)
+    assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
+        ("fragmentation", 50),
+        ("moving_address", 42),
+        ("moving_address", 41),
+        ("shapes", 14),
+        ("static_input", 2),
+    ]
+    assert len(found) == MOST
+
+
+def test_every_kind_is_tested_here() -> None:
+    assert {k.name for k in FindingKind} == {
+        "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
+        "FRAGMENTATION", "GRADIENT",
+    }  # fmt: skip

@@ -1,0 +1,11 @@
+"""The run-time tracker: periodic snapshots, named operations, operator statistics, a file at
+shutdown. ``docs/tracker.md`` says how it is used, what it costs and what it cannot see.
+
+Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (what allocators and
+the system say), ``snapshots.py`` (the two put together), ``operations.py`` and ``operators.py``
+(what the user names, and what torch runs), ``thinning.py`` (how it stays bounded), ``journal.py``
+and ``document.py`` (what is on the disk), ``tracker.py`` (the whole), ``lifecycle.py`` (signals,
+exit, fork), ``api.py`` (what users call).
+
+``document``, ``journal``, ``settings``, ``naming`` and ``thinning`` need no torch.
+"""

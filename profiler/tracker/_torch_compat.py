@@ -1,0 +1,165 @@
+"""Everything private of torch that the tracker touches. Same in torch 2.11, 2.13 and 2.15."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import torch
+
+# --- tensors ------------------------------------------------------------------------------
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Address of the tensor's StorageImpl; no Python object is made for the storage.
+
+    Raises:
+        NotImplementedError, RuntimeError: it has no storage (sparse, opaque, batched).
+    """
+    address: int = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
+    return address
+
+
+@functools.cache
+def stand_ins() -> tuple[type, ...]:
+    """Tensor classes that have no memory of their own: the compiler's placeholders."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return (FakeTensor, FunctionalTensor)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether the tensor wraps others that are tensors on their own (DTensor, jagged, ...)."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def without_torch_function() -> Any:
+    """Context in which attributes of tensor subclasses are torch's own, on this thread."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+# --- accelerators -------------------------------------------------------------------------
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has initialised CUDA; asking does not do it."""
+    return bool(torch.cuda.is_initialized()) and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+
+
+def cuda_statistics(device: int) -> dict[str, Any]:
+    """The allocator's own counters, nested; about 15 µs, no call to the driver.
+
+    ``torch.cuda.memory_stats`` flattens the same into 150 entries for ten times the time.
+    """
+    found: dict[str, Any] = torch._C._cuda_memoryStats(device)
+    return found
+
+
+def cuda_segments() -> list[dict[str, Any]]:
+    """The allocator's segments with their pools and blocks; bookkeeping, no call to the driver."""
+    found: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(None)["segments"]  # type: ignore[attr-defined, unused-ignore]
+    return found
+
+
+# --- the CPU allocator's own count --------------------------------------------------------
+
+
+class CpuAllocatorCount:
+    """The bytes that torch's CPU allocator has handed out, of all threads, whoever holds them.
+
+    c10 has such a count (``ProfiledCPUMemoryReporter``), kept while the flag
+    ``caffe2_report_cpu_memory_usage`` is set, and no function to read it. Its place in the
+    object is that of three standard-library members before it; ``start`` tries whether the
+    number found there counts a tensor to the byte, and refuses if not.
+
+    It counts what was allocated since the flag was set. Each allocation then costs about
+    1.6 µs more, nearly all of it for a log line that is formatted and dropped, and the first
+    release of memory from before prints one warning of c10's.
+    """
+
+    _WORDS = 24
+
+    def __init__(self) -> None:
+        self._flag: Any = None
+        self._word: Any = None
+
+    def start(self) -> str:
+        """Begin to count; "" or the reason why it is not possible."""
+        if self._word is not None:
+            return ""
+        library = os.path.join(torch.__path__[0], "lib", "libc10.so")
+        try:
+            c10 = ctypes.CDLL(library)
+            reporter = c10["_ZN3c1025profiledCPUMemoryReporterEv"]
+            flag = ctypes.c_bool.in_dll(c10, "FLAGS_caffe2_report_cpu_memory_usage")
+        except (OSError, ValueError, AttributeError) as e:
+            return f"this torch does not export the count ({e})"
+        reporter.restype = ctypes.c_void_p
+        base = reporter()
+        words = [ctypes.c_size_t.from_address(base + 8 * i) for i in range(14)]
+        had, flag.value = flag.value, True
+        # Odd sizes that nothing else has: the word that follows both is the count.
+        before = [w.value for w in words]
+        first = torch.empty(1234567, dtype=torch.uint8)
+        middle = [w.value for w in words]
+        second = torch.empty(7654321, dtype=torch.uint8)
+        after = [w.value for w in words]
+        found = [
+            i
+            for i in range(len(words))
+            if middle[i] - before[i] == 1234567 and after[i] - middle[i] == 7654321
+        ]
+        del first, second
+        if len(found) != 1:
+            flag.value = had
+            return "the count is not where it is in the versions of torch that were tried"
+        self._flag, self._word = flag, words[found[0]]
+        return ""
+
+    def stop(self) -> None:
+        """Stop counting."""
+        if self._flag is not None:
+            self._flag.value = False
+        self._flag = self._word = None
+
+    @property
+    def counting(self) -> bool:
+        """Whether ``allocated`` can be asked."""
+        return self._word is not None
+
+    def allocated(self) -> int:
+        """Bytes handed out and not given back since ``start``."""
+        return int(self._word.value)
+
+
+# --- operators ----------------------------------------------------------------------------
+
+
+def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:
+    """A ``torch.profiler.profile`` without stacks and without Python functions."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=kinds, record_shapes=shapes, profile_memory=memory)
+
+
+def memory_totals(profile: Any) -> list[tuple[str, int]]:
+    """``(device type, signed bytes)`` of the allocations of a finished profile, in order."""
+    result = profile.profiler.kineto_results
+    return [
+        (str(e.device_type()).rpartition(".")[2].lower(), e.nbytes())
+        for e in result.events()
+        if e.name() == "[memory]"
+    ]
+
+
+def profiling() -> bool:
+    """Whether a profiler of torch's is on in this thread."""
+    from torch._C._autograd import _profiler_enabled
+
+    return bool(_profiler_enabled())

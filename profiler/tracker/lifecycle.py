@@ -1,0 +1,139 @@
+"""How a tracker learns that its process ends, or has been forked.
+
+Note [Ends of a process]
+~~~~~~~~~~~~~~~~~~~~~~~~
+=====================  ======================================================================
+normal end, sys.exit   ``atexit``
+uncaught exception,    ``sys.excepthook`` notes it and calls the hook before; then ``atexit``.
+Ctrl+C                 No handler for SIGINT: Python's KeyboardInterrupt stays what it is
+SIGTERM, SIGHUP        where the system's default would end the process: our handler writes the
+                       file, puts the default back and sends the signal again, so the exit status is
+                       the same
+... with a handler     a handler of the user's from before ours is called by ours, after a snapshot;
+of the user's          one set later replaces ours. Either way the process decides when it ends,
+                       and ``atexit`` writes the file. (uvicorn puts the handler before it back
+                       when it has shut down and raises the signal again: ours then.)
+``os._exit``, SIGKILL, nothing can be done then; the journal is on the disk
+crash in C
+=====================  ======================================================================
+
+A Python signal handler runs between two instructions of the main thread. Where that is inside a
+long call of C code the signal waits for it, where the default would have ended the process at
+once; supervisors send SIGKILL after a while, and the journal is there.
+
+Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
+not exist there, and two processes must not write one file. In the child the tracker is off, our
+signal handlers are gone, and calling ``initialize_memory_tracker`` there starts one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from memprof.profiler.model import RunState
+
+from .tracker import MemoryTracker
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_Handler = Any
+
+
+class Lifecycle:
+    """Ends a tracker with its process. One a process: ``LIFECYCLE``."""
+
+    def __init__(self) -> None:
+        self.tracker: MemoryTracker | None = None
+        self.pid = os.getpid()
+        self._former: dict[int, _Handler] = {}
+        self._hook: Callable[..., Any] | None = None
+        self._reason = ""
+        self._registered = False
+
+    def attach(self, tracker: MemoryTracker) -> None:
+        """Watch over ``tracker``."""
+        self.tracker = tracker
+        self.pid = os.getpid()
+        self._reason = ""
+        if not self._registered:
+            self._registered = True
+            atexit.register(self._at_exit)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._in_child)
+        if self._hook is None:
+            self._hook, sys.excepthook = sys.excepthook, self._on_exception
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._install(number)
+
+    def detach(self) -> None:
+        """Undo ``attach``, where nobody else has taken the place since."""
+        self.tracker = None
+        self._restore()
+
+    def _install(self, number: int) -> None:
+        former = signal.getsignal(number)
+        # None: a handler in C, which could be neither called nor put back.
+        if former in (None, signal.SIG_IGN, self._on_signal) or number in self._former:
+            return
+        with contextlib.suppress(ValueError, OSError):  # not in the main interpreter
+            signal.signal(number, self._on_signal)
+            self._former[number] = former
+
+    def _restore(self) -> None:
+        if self._hook is not None and sys.excepthook == self._on_exception:
+            sys.excepthook = self._hook
+            self._hook = None
+        if threading.current_thread() is threading.main_thread():
+            for number, former in list(self._former.items()):
+                if signal.getsignal(number) == self._on_signal:
+                    with contextlib.suppress(ValueError, OSError):
+                        signal.signal(number, former)
+                    del self._former[number]
+
+    def _at_exit(self) -> None:
+        if self.tracker is None or os.getpid() != self.pid:
+            return
+        if self._reason:
+            self.tracker.finish(RunState.EXCEPTION, self._reason)
+        else:
+            self.tracker.finish(RunState.EXIT, "the interpreter ended")
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
+        hook = self._hook or sys.__excepthook__
+        hook(kind, error, trace)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        former = self._former.get(number, signal.SIG_DFL)
+        tracker = self.tracker
+        name = signal.Signals(number).name
+        if callable(former):
+            if tracker is not None and tracker.enabled:
+                tracker.checkpoint(name)
+            former(number, frame)
+            return
+        if tracker is not None and os.getpid() == self.pid:
+            tracker.finish(RunState.SIGNAL, name)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _in_child(self) -> None:
+        tracker = self.tracker
+        if tracker is None:
+            return
+        tracker.forked()
+        self._restore()
+        self.tracker = None
+
+
+LIFECYCLE = Lifecycle()

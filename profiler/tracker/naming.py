@@ -1,0 +1,67 @@
+"""Where those who know more than the tracker tell it: what a tensor is, what was compiled.
+
+The tracker must not import the backend (``docs/architecture.md``, One profile), so the backend
+registers. Nothing here imports torch: registering costs nothing where no tracker runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memprof.profiler.model import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOrigin:
+    """What a tensor is to a compiled graph.
+
+    Attributes:
+        graph: ``GraphRecord.id``, None if it belongs to no graph in particular.
+        node: the FX node that computed it.
+        category: value of its ``Category``.
+        name: qualified name of a parameter or buffer.
+    """
+
+    graph: int | None = None
+    node: str | None = None
+    category: str | None = None
+    name: str = ""
+
+
+Namer = Callable[[Any], "TensorOrigin | None"]
+"""From a ``torch.Tensor`` to its origin, None if it is not known. Called by the tracker's
+thread, for the few largest tensors of each snapshot; must not keep the tensor."""
+
+Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
+"""What this process has compiled and called, and the numbers that the profile's calls use for
+threads, by ``threading.get_ident()``."""
+
+_namers: list[Namer] = []
+_compiled: list[Compiled] = []
+
+
+def register(namer: Namer, compiled: Compiled) -> None:
+    """Tell the tracker whom to ask; a second registration of the same is ignored."""
+    if namer not in _namers:
+        _namers.append(namer)
+        _compiled.append(compiled)
+
+
+def origin(tensor: Any) -> TensorOrigin | None:
+    """What the first who knows says of ``tensor``."""
+    for namer in _namers:
+        found = namer(tensor)
+        if found is not None:
+            return found
+    return None
+
+
+def compiled() -> tuple[Profile, dict[int, int]] | None:
+    """The profile of what was compiled, None if nothing was."""
+    for ask in _compiled:
+        profile, threads = ask()
+        if profile.graphs or profile.ledger:
+            return profile, threads
+    return None

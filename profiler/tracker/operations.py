@@ -1,0 +1,510 @@
+"""Named operations: what runs in which thread and task, nested, with the memory around it.
+
+Note [Memory around an operation]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Cheap figures are read at both edges of every operation, some microseconds together: resident
+bytes, and each allocator's bytes and highest mark. Live tensors must be looked for, which takes
+some 0.1 ms, so they are counted only as long as that took less than ``DETAIL_SHARE`` of the
+time; where it was not done the figure is unknown, never guessed.
+
+The peak inside: allocators and the system keep one highest mark for the whole process, and
+resetting it would change what the user's own code reads from it. If the mark rises inside an
+operation, its new value *is* the peak. If not, the peak is somewhere between what was seen (at
+the edges, by snapshots, by operations inside) and the mark, and what was seen is noted, not exact.
+
+The operation in which a tensor was made is known where exactly one operation was the innermost
+one all the time from one look for tensors to the next, and unknown otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
+
+from .memory import Accelerators, ProcessMemory
+from .rows import OperationRow
+from .tensors import LiveTensors
+from .thinning import operations_to_drop
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+MAX_NAMES = 2_000
+"""Distinct places in the tree of operations; further ones are counted together."""
+MAX_LANES = 256
+"""Threads, and likewise tasks at a time, with a lane of their own."""
+OTHER = "(other operations)"
+DETAIL_SHARE = 0.005
+_DETAIL_BURST_NS = 50_000_000
+
+_clock = time.perf_counter_ns
+
+
+class Operation:
+    """One invocation, running or ended."""
+
+    __slots__ = (
+        "depth",
+        "end_ns",
+        "failed",
+        "lane",
+        "log",
+        "memory",
+        "number",
+        "owner",
+        "parent",
+        "start_ns",
+        "summary",
+        "task",
+        "tensors_after",
+        "tensors_before",
+    )
+
+    def __init__(
+        self,
+        log: OperationLog,
+        owner: TrackedOperation,
+        number: int,
+        summary: int,
+        lane: int,
+        parent: Operation | None,
+    ) -> None:
+        self.log = log
+        self.owner: TrackedOperation | None = owner
+        self.number = number
+        self.summary = summary
+        self.lane = lane
+        self.parent = parent
+        self.depth = parent.depth + 1 if parent is not None else 0
+        self.task = 0
+        self.start_ns = 0
+        self.end_ns = -1
+        self.failed = False
+        self.tensors_before = self.tensors_after = (-1, -1)
+        # device: [before, after, highest seen, exact, mark before]
+        self.memory: dict[str, list[int]] = {}
+
+    def saw(self, device: str, nbytes: int) -> None:
+        """Note that ``device`` had this many bytes in use at an instant inside."""
+        figures = self.memory.get(device)
+        if figures is not None and nbytes > figures[2]:
+            figures[2] = nbytes
+
+    def row(self, kept: Container[int] | None = None) -> OperationRow:
+        """As it is written; the parent is the nearest one of ``kept``, by default any."""
+        parent = self.parent
+        while parent is not None and kept is not None and parent.number not in kept:
+            parent = parent.parent
+        return OperationRow(
+            self.number,
+            self.summary,
+            self.lane,
+            parent.number if parent is not None else -1,
+            self.depth,
+            self.start_ns,
+            self.end_ns,
+            *self.tensors_before,
+            *self.tensors_after,
+            {d: (f[0], f[1], f[2], bool(f[3])) for d, f in self.memory.items()},
+            self.failed,
+        )
+
+
+_CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=None)
+
+
+class OperationLog:
+    """All operations of a tracker.
+
+    Args:
+        tensors, process, accelerators: the sources.
+        limit: invocations kept one by one.
+
+    Attributes:
+        enabled: whether operations that begin are tracked.
+        lanes, summaries: as in the record.
+        thread_of_lane: ``threading.get_ident()`` of the first thread of a thread's lane.
+        seen, dropped: invocations so far, and those that are no longer kept.
+        cost_ns: time that the edges took.
+    """
+
+    def __init__(
+        self,
+        tensors: LiveTensors,
+        process: ProcessMemory,
+        accelerators: Accelerators,
+        limit: int,
+    ) -> None:
+        self.enabled = True
+        self.lanes: list[Lane] = []
+        self.thread_of_lane: dict[int, int] = {}
+        self.summaries: list[OperationSummary] = []
+        self.seen = 0
+        self.dropped = 0
+        self.cost_ns = 0
+        self._tensors = tensors
+        self._process = process
+        self._accelerators = accelerators
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._rows: list[Operation] = []
+        self._running: dict[int, Operation] = {}
+        self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
+        self._changed: set[int] = set()
+        self._by_place: dict[tuple[int, str], int] = {}
+        self._local = threading.local()
+        self._free_threads: deque[int] = deque()
+        self._free_tasks: deque[int] = deque()
+        self._allowance = float(_DETAIL_BURST_NS)
+        self._allowed_at = _clock()
+        self._edges = 0
+        self._edges_at_look = 0
+
+    # --- the edges ------------------------------------------------------------------------
+
+    def begin(self, owner: TrackedOperation) -> Operation | None:
+        """Start an operation on this thread and task."""
+        if not self.enabled:
+            return None
+        entered = _clock()
+        parent = _CURRENT.get()
+        if parent is not None and parent.log is not self:
+            parent = None  # of a tracker that has stopped, or of the process before a fork
+        counted = self._count_tensors(entered)
+        with self._lock:
+            task = _task()
+            operation = Operation(
+                self,
+                owner,
+                self.seen,
+                self._place(parent.summary if parent is not None else -1, owner.name),
+                self._lane(task, parent),
+                parent,
+            )
+            operation.task = task
+            operation.start_ns = entered
+            self.seen += 1
+            self._running[operation.number] = operation
+            self._rows.append(operation)
+            self._edge(counted)
+            if len(self._rows) > self._limit + self._limit // 8 + 8:
+                self._thin()
+        operation.tensors_before = counted
+        for device, (now, mark) in self._in_use().items():
+            operation.memory[device] = [now, now, now, 0, mark]
+        _CURRENT.set(operation)
+        operation.start_ns = _clock()
+        self.cost_ns += operation.start_ns - entered
+        return operation
+
+    def end(self, operation: Operation, failed: bool) -> None:
+        """End it."""
+        operation.end_ns = left = _clock()
+        if operation.owner is None:
+            return
+        operation.owner = None
+        operation.failed = failed
+        for device, (now, mark) in self._in_use().items():
+            figures = operation.memory.get(device)
+            if figures is None:  # it was not in use before
+                figures = operation.memory[device] = [0, 0, 0, 0, 0]
+            self._close(figures, now, mark)
+        operation.tensors_after = self._count_tensors(left)
+        parent = operation.parent
+        if parent is not None and parent.owner is not None:
+            for device, figures in operation.memory.items():
+                parent.saw(device, figures[2])
+        with self._lock:
+            self._edge(operation.tensors_after)
+            self._running.pop(operation.number, None)
+            if self._limit:
+                self._ended.append(operation)
+            self._sum_up(operation)
+            if operation.task and (parent is None or parent.task != operation.task):
+                self._free_tasks.append(operation.lane)
+            operation.task = 0
+        _CURRENT.set(parent)
+        self.cost_ns += _clock() - left
+
+    @staticmethod
+    def _close(figures: list[int], now: int, mark: int) -> None:
+        figures[1] = now
+        figures[2] = max(figures[2], now)
+        if mark > figures[4]:
+            figures[2], figures[3] = max(mark, figures[2]), 1
+        elif mark == figures[4]:
+            figures[3] = int(figures[2] >= mark)
+
+    def _in_use(self) -> dict[str, tuple[int, int]]:
+        found = self._accelerators.brief()
+        resident = self._process.resident()
+        if resident is not None:
+            found["cpu"] = (resident, self._process.highest() or resident)
+        return found
+
+    def _count_tensors(self, now: int) -> tuple[int, int]:
+        """Bytes and number of live tensors, (-1, -1) where looking would cost too much."""
+        self._allowance = min(
+            self._allowance + (now - self._allowed_at) * DETAIL_SHARE, float(_DETAIL_BURST_NS)
+        )
+        self._allowed_at = now
+        if self._allowance <= 0 or not self._tensors.lock.acquire(blocking=False):
+            return -1, -1
+        try:
+            if not self._tensors.look(self.made_in()):
+                self._edges_at_look = -1
+                return -1, -1
+            return self._tensors.sums()
+        finally:
+            self._tensors.lock.release()
+            self._allowance -= _clock() - now
+
+    def _edge(self, counted: tuple[int, int]) -> None:
+        """An operation begins or ends, right after tensors were looked for or not."""
+        self._edges += 1
+        if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
+            self._edges_at_look = self._edges
+
+    def made_in(self) -> int:
+        """Summary of the operation in which what is found now was made, -1 if that is not
+        known; see Note [Memory around an operation]. To be called right before a look."""
+        with self._lock:
+            known = self._edges == self._edges_at_look
+            self._edges_at_look = self._edges
+            lanes = {o.lane for o in self._running.values()}
+            if not known or len(lanes) != 1:
+                return -1
+            return max(self._running.values(), key=lambda o: (o.depth, o.number)).summary
+
+    # --- places and lanes -----------------------------------------------------------------
+
+    def _place(self, parent: int, name: str) -> int:
+        place = self._by_place.get((parent, name))
+        if place is None:
+            if len(self.summaries) >= MAX_NAMES:
+                parent, name = -1, OTHER
+                place = self._by_place.get((parent, name))
+            if place is None:
+                place = self._by_place[parent, name] = len(self.summaries)
+                self.summaries.append(OperationSummary(name, parent))
+                self._changed.add(place)
+        return place
+
+    def _lane(self, task: int, parent: Operation | None) -> int:
+        if task and parent is not None and parent.task == task:
+            return parent.lane
+        holder = getattr(self._local, "holder", None)
+        if holder is None:
+            holder = self._local.holder = _Holder(self._free_threads, self._thread_lane())
+        thread: int = holder.lane
+        if not task:
+            return thread
+        for _ in range(len(self._free_tasks)):
+            lane = self._free_tasks.popleft()
+            if self.lanes[lane].thread == thread:
+                return lane
+            self._free_tasks.append(lane)
+        tasks = [i for i, lane in enumerate(self.lanes) if lane.kind is LaneKind.TASK]
+        if len(tasks) >= MAX_LANES:
+            return tasks[-1]
+        self.lanes.append(Lane(LaneKind.TASK, f"task {len(tasks) + 1}", thread))
+        return len(self.lanes) - 1
+
+    def _thread_lane(self) -> int:
+        name = threading.current_thread().name
+        for _ in range(len(self._free_threads)):
+            lane = self._free_threads.popleft()
+            if self.lanes[lane].name == name:
+                return lane
+            self._free_threads.append(lane)
+        threads = [i for i, lane in enumerate(self.lanes) if lane.kind is LaneKind.THREAD]
+        if len(threads) >= MAX_LANES:
+            return threads[-1]
+        self.lanes.append(Lane(LaneKind.THREAD, name, len(self.lanes)))
+        self.thread_of_lane[len(self.lanes) - 1] = threading.get_ident()
+        return len(self.lanes) - 1
+
+    # --- what is kept ---------------------------------------------------------------------
+
+    def _sum_up(self, o: Operation) -> None:
+        s = self.summaries[o.summary]
+        took = o.end_ns - o.start_ns
+        devices = dict(s.devices)
+        for device, (before, after, peak, _, _) in o.memory.items():
+            d = devices.get(device)
+            delta = after - before
+            devices[device] = DeviceSummary(
+                total_delta=(d.total_delta if d else 0) + delta,
+                max_delta=max(d.max_delta, delta) if d else delta,
+                max_peak=max(d.max_peak if d else 0, peak),
+                measured=(d.measured if d else 0) + 1,
+            )
+        known = o.tensors_before[0] >= 0 and o.tensors_after[0] >= 0
+        self.summaries[o.summary] = OperationSummary(
+            name=s.name,
+            parent=s.parent,
+            count=s.count + 1,
+            failed=s.failed + o.failed,
+            total_ns=s.total_ns + took,
+            max_ns=max(s.max_ns, took),
+            min_ns=min(s.min_ns, took) if s.count else took,
+            tensor_bytes_delta=s.tensor_bytes_delta
+            + (o.tensors_after[0] - o.tensors_before[0] if known else 0),
+            tensors_delta=s.tensors_delta
+            + (o.tensors_after[1] - o.tensors_before[1] if known else 0),
+            tensors_measured=s.tensors_measured + known,
+            devices=devices,
+        )
+        self._changed.add(o.summary)
+
+    def _thin(self) -> None:
+        drop = operations_to_drop(self._rows, self._limit)
+        self.dropped += len(drop)
+        self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def path(self, summary: int) -> str:
+        """Names from the root to a summary, joined by ``/``; "" for -1."""
+        names: list[str] = []
+        while summary >= 0:
+            s = self.summaries[summary]
+            names.append(s.name)
+            summary = s.parent
+        return "/".join(reversed(names))
+
+    def running(self) -> list[Operation]:
+        """Operations that have not ended, oldest first."""
+        with self._lock:
+            return list(self._running.values())
+
+    def rows(self) -> list[OperationRow]:
+        """The invocations that are kept, in order of start."""
+        with self._lock:
+            kept = {o.number for o in self._rows}
+            return [o.row(kept) for o in self._rows]
+
+    def news(self) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
+        """What changed since the last time this was asked: rows and summaries."""
+        with self._lock:
+            rows = []
+            while self._ended:
+                rows.append(self._ended.popleft().row())
+            rows += [o.row() for o in self._running.values()] if self._limit else []
+            changed = {i: self.summaries[i] for i in sorted(self._changed)}
+            self._changed.clear()
+            return rows, changed
+
+
+class _Holder:
+    """Gives a lane back when its thread ends, which destroys the thread's locals."""
+
+    __slots__ = ("_free", "lane")
+
+    def __init__(self, free: deque[int], lane: int) -> None:
+        self._free = free
+        self.lane = lane
+
+    def __del__(self) -> None:
+        self._free.append(self.lane)
+
+
+def _task() -> int:
+    """Identity of the asyncio task that runs on this thread, 0 if none does."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no running loop
+        return 0
+    return id(task) if task is not None else 0
+
+
+class TrackedOperation:
+    """``with tracker.track_operation(name):`` and ``@tracker.track_operation(name)``.
+
+    The object holds no state of an invocation that matters, so it can be nested in itself and used
+    by several threads and tasks at once. Inside code that Dynamo compiles it does nothing, so
+    it neither breaks a graph nor appears in one.
+    """
+
+    __slots__ = ("_log", "_open", "name")
+
+    def __init__(self, log: Callable[[], OperationLog | None], name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"the name of an operation is {name!r}; it must be a text")
+        self.name = name
+        self._log = log
+        self._open: list[Operation] = []
+
+    def __enter__(self) -> TrackedOperation:
+        if torch.compiler.is_compiling():
+            return self
+        log = self._log()
+        operation = log.begin(self) if log is not None else None
+        if operation is not None:
+            self._open.append(operation)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if torch.compiler.is_compiling() or not self._open:
+            return
+        # Ours is the innermost one of this context; if the context was left in the meantime
+        # (a generator that another thread finishes), the last one opened.
+        operation = _CURRENT.get()
+        while operation is not None and operation.owner is not self:
+            operation = operation.parent
+        if operation is None:
+            operation = self._open[-1]
+        self._open.remove(operation)
+        operation.log.end(operation, kind is not None)
+
+    async def __aenter__(self) -> TrackedOperation:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorate a function or coroutine function."""
+        log, name = self._log, self.name
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{getattr(function, '__qualname__', function)} is a generator, whose body runs "
+                "in pieces between its caller's: put `with tracker.track_operation(...)` around "
+                "what is to be measured"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with TrackedOperation(log, name):
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with TrackedOperation(log, name):
+                return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]

@@ -1,0 +1,79 @@
+"""Invocations of operations one by one, and as columns; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from memprof.profiler.model import MemoryColumns, OperationColumns
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """One invocation, as the journal has it.
+
+    Attributes:
+        number: of the invocation, in order of start.
+        summary, lane: as in ``OperationColumns``.
+        parent: number of the invocation around it, -1 if there is none.
+        depth: how many are around it.
+        start_ns, end_ns, tensor_bytes_before, tensors_before, tensor_bytes_after,
+            tensors_after, failed: as in ``OperationColumns``.
+        memory: by device: before, after, peak, and whether the peak is exact.
+    """
+
+    number: int
+    summary: int
+    lane: int
+    parent: int
+    depth: int
+    start_ns: int
+    end_ns: int
+    tensor_bytes_before: int = -1
+    tensors_before: int = -1
+    tensor_bytes_after: int = -1
+    tensors_after: int = -1
+    memory: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
+    failed: bool = False
+
+
+def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, OperationRow]:
+    """``rows`` by number without those in ``gone``; the parent of one whose own parent is gone
+    is the nearest one that is not."""
+    kept = {}
+    for number, row in rows.items():
+        if number in gone:
+            continue
+        parent = row.parent
+        while parent in gone:
+            parent = rows[parent].parent
+        kept[number] = row if parent == row.parent else dataclasses.replace(row, parent=parent)
+    return kept
+
+
+def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
+    """``rows``, in any order, as columns in order of start."""
+    ordered = sorted(rows, key=lambda r: (r.start_ns, r.number))
+    position = {r.number: i for i, r in enumerate(ordered)}
+    columns = OperationColumns()
+    for device in dict.fromkeys(d for r in ordered for d in r.memory):
+        columns.memory[device] = MemoryColumns()
+    for r in ordered:
+        columns.summary.append(r.summary)
+        columns.lane.append(r.lane)
+        columns.parent.append(position.get(r.parent, -1))
+        columns.start_ns.append(r.start_ns)
+        columns.end_ns.append(r.end_ns)
+        columns.tensor_bytes_before.append(r.tensor_bytes_before)
+        columns.tensor_bytes_after.append(r.tensor_bytes_after)
+        columns.tensors_before.append(r.tensors_before)
+        columns.tensors_after.append(r.tensors_after)
+        columns.failed.append(r.failed)
+        for device, memory in columns.memory.items():
+            before, after, peak, exact = r.memory.get(device, (-1, -1, -1, False))
+            memory.before.append(before)
+            memory.after.append(after)
+            memory.peak.append(peak)
+            memory.exact.append(exact)
+    return columns

@@ -1,0 +1,469 @@
+"""The tracker: a thread that takes snapshots, what they are put into, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import write_whole
+from memprof.profiler.model import (
+    MemorySnapshot,
+    Profile,
+    RunState,
+    SnapshotKind,
+    Span,
+    TrackerMetadata,
+    TrackerRecord,
+)
+
+from . import files, naming
+from ._torch_compat import CpuAllocatorCount, cuda_in_use
+from .document import encode_document, with_tracker
+from .journal import Entry, Header, Journal
+from .memory import Accelerators, ProcessMemory
+from .operations import OperationLog, TrackedOperation
+from .operators import OperatorTable, OperatorWindow
+from .rows import as_columns
+from .settings import TrackerSettings
+from .snapshots import Photographer
+from .sources import sources
+from .tensors import LiveTensors
+from .thinning import thin_snapshots
+
+log = logging.getLogger("memprof")
+
+MAX_PROBLEMS = 100
+_BREATH = 0.0002
+_METADATA_EVERY_NS = 60_000_000_000
+
+
+class MemoryTracker:
+    """Tracks the memory of this process while it runs; see ``docs/tracker.md``.
+
+    Made by ``initialize_memory_tracker``. Before ``start`` and after ``stop`` it does nothing;
+    its methods can be called all the same, so instrumented code need not ask.
+    """
+
+    def __init__(
+        self,
+        settings: TrackerSettings | None = None,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.on_start: Callable[[MemoryTracker], None] | None = None
+        """Called when it starts, from the thread that starts it."""
+        self.successor: MemoryTracker | None = None
+        """The tracker after this one, which takes operations that were named through this one."""
+        self.path: Path | None = None
+        """The file that is written at the end; None where the tracker has not started."""
+        self._clock = clock
+        self._state: RunState | None = None
+        self._paused = False
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._journal: Journal | None = None
+        self._snapshots: list[MemorySnapshot] = []
+        self._taken = 0
+        self._metadata = TrackerMetadata()
+        self._metadata_at = self._lanes_written = 0
+        self._operators = OperatorTable()
+        self._operators_written = 0
+        self._problems: dict[str, None] = {}
+        self._cost_ns = 0
+        self._compiled = False
+        self._call_threads: dict[int, int] = {}
+        self.configure(settings or TrackerSettings())
+
+    def configure(self, settings: TrackerSettings) -> None:
+        """Exchange the settings of a tracker that has not started.
+
+        Raises:
+            RuntimeError: it has.
+        """
+        if self._state is not None:
+            raise RuntimeError("a tracker that has started keeps its settings")
+        self.settings = settings
+        self._tensors = LiveTensors(settings.largest)
+        self._process = ProcessMemory()
+        self._accelerators = Accelerators()
+        self._cpu_count = CpuAllocatorCount()
+        self._cpu_count_why = "off; the setting cpu_allocator switches it on"
+        self._log = OperationLog(
+            self._tensors, self._process, self._accelerators, settings.max_operations
+        )
+        self._photographer = Photographer(
+            self._tensors,
+            self._process,
+            self._accelerators,
+            self._cpu_count,
+            self._log.path,
+            self.problem,
+        )
+
+    # --- life -----------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started and has not stopped."""
+        return self._state is RunState.RUNNING
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it was never started."""
+        return self._state is None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it records now; set by ``enable`` and ``disable``."""
+        return self.started and not self._paused
+
+    def start(self, *, parent_pid: int | None = None, thread: bool = True) -> None:
+        """Begin to track.
+
+        Args:
+            parent_pid: of the tracked process that this one was forked from.
+            thread: False takes no periodic snapshots; for tests, which call ``snapshot``.
+        """
+        with self._lock:
+            if self._state is not None:
+                return
+            self._state = RunState.RUNNING
+            now = self._clock()
+            self._metadata = TrackerMetadata(
+                perf_origin_ns=time.time_ns() - now,
+                start_ns=now,
+                host=platform.node(),
+                pid=os.getpid(),
+                parent_pid=parent_pid,
+                command=tuple(sys.argv),
+                torch=str(torch.__version__),
+                memprof=_own_version(),
+                python=platform.python_version(),
+                interval_ns=round(self.settings.interval * 1e9),
+                settings=self.settings.as_text(),
+                lanes=self._log.lanes,
+            )
+            if self.settings.cpu_allocator:
+                self._cpu_count_why = self._cpu_count.start()
+                if self._cpu_count_why:
+                    self.problem(f"cpu_allocator: {self._cpu_count_why}")
+            self._open()
+            self._begin_looking()
+            self._log.enabled = True
+        if self.on_start is not None:
+            self.on_start(self)
+        self.snapshot(SnapshotKind.START)
+        if thread:
+            self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)
+            self._thread.start()
+
+    def _open(self) -> None:
+        folder = Path(self.settings.output_dir).absolute()
+        header = Header(
+            memprof=self._metadata.memprof,
+            max_snapshots=self.settings.max_snapshots,
+            max_operations=self.settings.max_operations,
+            host=self._metadata.host,
+            pid=self._metadata.pid,
+            started=files.started(self._metadata.pid),
+        )
+        try:
+            files.recover(folder)
+            self.path, self._journal = files.open_journal(folder, header, self._everything)
+            self._write(Entry(metadata=self._current_metadata()))
+        except OSError as e:
+            self.path = next(files.names(folder))
+            self.problem(
+                f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and tries again at the end; give another output_dir"
+            )
+
+    def _begin_looking(self) -> None:
+        self._tensors.watch()
+        if self.settings.scan_at_start:
+            self._tensors.scan()
+
+    def enable(self) -> None:
+        """Record again after ``disable``; start if the tracker was made disabled."""
+        with self._lock:
+            if self._state is None:
+                self.configure(dataclasses.replace(self.settings, enabled=True))
+                self.start()
+            elif self.started and self._paused:
+                self._paused = False
+                last = self._metadata.pauses[-1]
+                self._metadata.pauses[-1] = Span(last.start_ns, self._clock())
+                self._log.enabled = True
+                self._begin_looking()
+                self._wake.set()
+
+    def disable(self) -> None:
+        """Record nothing until ``enable``; operations that run are still ended."""
+        with self._lock:
+            if self.started and not self._paused:
+                self._paused = True
+                now = self._clock()
+                self._metadata.pauses.append(Span(now, now))
+                self._log.enabled = False
+                self._tensors.unwatch()
+
+    def stop(self) -> None:
+        """Take a last snapshot and write the file. Later calls do nothing."""
+        self.finish(RunState.STOPPED, "stop_memory_tracker()")
+
+    def finish(self, state: RunState, reason: str) -> None:
+        """End in this state; never raises. What cannot be written is logged."""
+        with self._lock:
+            if not self.started:
+                return
+            if not self._paused:
+                self._guard(lambda: self.snapshot(SnapshotKind.END))
+            self._state = state
+            self._log.enabled = False
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            # It may wait for a lock that this thread holds, if a signal brought us here.
+            thread.join(timeout=2)
+        self._guard(self._tensors.unwatch)
+        self._guard(self._cpu_count.stop)
+        self._metadata.state, self._metadata.reason = state, reason
+        self._guard(self._write_file)
+        self._process.close()
+
+    def _write_file(self) -> None:
+        profile = self.profile()
+        assert self.path is not None
+        try:
+            write_whole(self.path, encode_document(profile), "the tracker's record")
+        except ProfileError as e:
+            where = ""
+            if self._journal is not None:
+                self._write(Entry(metadata=self._current_metadata()))
+                where = f" What was recorded is in {self._journal.path}."
+                self._journal.close()
+            log.error("%s.%s", e, where)
+            return
+        if self._journal is not None:
+            self._journal.remove()
+
+    def forked(self) -> None:
+        """In a forked child: let go of everything that belongs to the parent."""
+        self._state = RunState.STOPPED
+        self._log.enabled = False
+        self._lock = threading.RLock()
+        self._tensors.lock = threading.RLock()
+        self._tensors.unwatch()
+        self._thread = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._process.close()
+
+    # --- the thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval = self._metadata.interval_ns
+        due = self._clock() + interval
+        while self.started:
+            self._wake.wait(max(due - self._clock(), 0) / 1e9)
+            self._wake.clear()
+            if not self.started:
+                return
+            now = self._clock()
+            if now < due:
+                continue
+            if not self._paused:
+                self._guard(lambda: self.snapshot(SnapshotKind.PERIODIC))
+            # What is late is not made up for: no bursts after the process was stopped.
+            due += interval * max(1, -(-(self._clock() - due) // interval))
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        """``action``, with failures noted: the tracker must not take the user's job down."""
+        try:
+            action()
+        except Exception as e:
+            log.debug("the tracker failed", exc_info=True)
+            self.problem(f"the tracker failed: {type(e).__name__}: {e}")
+
+    def problem(self, text: str) -> None:
+        """Note in the record, and log, what went wrong; each text once."""
+        if text not in self._problems and len(self._problems) < MAX_PROBLEMS:
+            self._problems[text] = None
+            log.warning("Memory tracker: %s.", text.rstrip("."))
+
+    # --- recording ------------------------------------------------------------------------
+
+    def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
+        """Take a snapshot now, keep it and hand it to the journal."""
+        periodic = kind is SnapshotKind.PERIODIC
+        cpu = time.thread_time_ns()
+        running = self._log.running()
+        snapshot = self._photographer.take(
+            kind,
+            name,
+            operation=self._log.made_in(),
+            running=dict.fromkeys(self._log.path(o.summary) for o in running),
+            pause=_breathe if periodic else None,
+            clock=self._clock,
+        )
+        for operation in running:
+            for device, memory in snapshot.devices.items():
+                if memory.highest_bytes is not None:
+                    operation.saw(device, memory.highest_bytes)
+        now = snapshot.time_ns
+        with self._lock:
+            if not self.started:
+                return
+            self._taken += 1
+            self._snapshots.append(snapshot)
+            limit = self.settings.max_snapshots
+            if len(self._snapshots) > limit + limit // 8:
+                self._snapshots = thin_snapshots(self._snapshots, limit)
+            rows, summaries = self._log.news()
+            operators = None
+            if len(self._operators.windows) != self._operators_written:
+                self._operators_written = len(self._operators.windows)
+                operators = self._operators.record()
+            meta = None
+            lanes = len(self._log.lanes)
+            if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
+                self._metadata_at, self._lanes_written = now, lanes
+                meta = self._current_metadata()
+            self._write(Entry(meta, snapshot, rows, summaries, operators))
+        self._cost_ns += time.thread_time_ns() - cpu
+
+    def _write(self, entry: Entry) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(entry)
+        except OSError as e:
+            self.problem(
+                f"cannot write {self._journal.path}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and goes on trying"
+            )
+
+    def _everything(self) -> list[Entry]:
+        return [
+            Entry(metadata=self._current_metadata()),
+            *(Entry(snapshot=s) for s in self._snapshots),
+            Entry(
+                operations=self._log.rows(),
+                summaries=dict(enumerate(self._log.summaries)),
+                pytorch_operations=self._operators.record(),
+            ),
+        ]
+
+    # --- what users call ------------------------------------------------------------------
+
+    def checkpoint(self, name: str) -> None:
+        """Take a snapshot named ``name`` now."""
+        if not torch.compiler.is_compiling() and self.enabled:
+            self._guard(lambda: self.snapshot(SnapshotKind.CHECKPOINT, str(name)))
+
+    def track_operation(self, name: str) -> TrackedOperation:
+        """Context manager and decorator: what runs inside is operation ``name``."""
+        return TrackedOperation(self._operation_log, name)
+
+    def _operation_log(self) -> OperationLog | None:
+        if self._state is RunState.RUNNING:
+            return self._log
+        return self.successor._operation_log() if self.successor is not None else None
+
+    def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
+        """Context manager: statistics of the operators that run inside.
+
+        Args:
+            shapes: also by input shapes.
+            memory: also the bytes they allocate, and the highest sum of them.
+        """
+        return OperatorWindow(self._operator_table, self.problem, shapes, memory)
+
+    def _operator_table(self) -> OperatorTable | None:
+        if self.enabled:
+            return self._operators
+        return self.successor._operator_table() if self.successor is not None else None
+
+    def scan(self) -> None:
+        """Look through all Python objects for tensors: after ``gc.freeze()``, or where the
+        collector is off. It takes 40 ms a million objects and holds the GIL meanwhile."""
+        if self.enabled:
+            self._tensors.scan()
+
+    # --- the record -----------------------------------------------------------------------
+
+    def _current_metadata(self) -> TrackerMetadata:
+        m = self._metadata
+        merged = sum(s.merged for s in self._snapshots)
+        lanes = [
+            dataclasses.replace(
+                lane, call_thread=self._call_threads.get(self._log.thread_of_lane.get(i, -1))
+            )
+            for i, lane in enumerate(list(self._log.lanes))
+        ]
+        return dataclasses.replace(
+            m,
+            end_ns=self._clock(),
+            lanes=lanes,
+            pauses=list(m.pauses),
+            sources=sources(
+                self.settings,
+                cuda=cuda_in_use(),
+                mps=self._accelerators.mps,
+                compiled=self._compiled,
+                cpu_count=self._cpu_count_why,
+            ),
+            snapshots_taken=self._taken,
+            snapshots_merged=merged,
+            operations_seen=self._log.seen,
+            operations_dropped=self._log.dropped,
+            cost_ns=self._cost_ns + self._log.cost_ns,
+            problems=list(self._problems),
+        )
+
+    def record(self) -> TrackerRecord:
+        """What has been recorded so far."""
+        with self._lock:
+            return TrackerRecord(
+                self._current_metadata(),
+                thin_snapshots(self._snapshots, self.settings.max_snapshots),
+                as_columns(self._log.rows()),
+                list(self._log.summaries),
+                self._operators.record(),
+            )
+
+    def profile(self) -> Profile:
+        """The record so far, in the profile of what memprof compiled meanwhile."""
+        found = None
+        try:
+            found = naming.compiled()
+        except Exception as e:
+            self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
+        if found is not None:
+            self._compiled, self._call_threads = True, found[1]
+        return with_tracker(found[0] if found is not None else Profile(), self.record())
+
+
+def _breathe() -> None:
+    """Let other threads have the GIL."""
+    time.sleep(_BREATH)
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("memprof")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -14,7 +14,8 @@ added: readers ignore what they do not know. Anything that would mislead such a 
 
 A path that ends in ``.memprof`` is a stream of such a document's parts, see
 Note [What a streamed file looks like]; it can hold the profiles of several processes.
-Readers tell the two apart by content.
+Readers tell the two apart by content, as they do the run-time tracker's own file and its journal,
+see Note [The tracker's file and the profile] and Note [The journal].
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from .errors import (
 )
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .stream import STREAM_HEAD, documents, encode_stream
+from .tracker.document import decode_document, is_document
+from .tracker.journal import decode_journal, is_journal
 from .validate import validate
 
 __all__ = [
@@ -127,11 +130,16 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         return [_from_document(document, name) for document in documents(data, name)]
     if zipped:
         data = _gunzip(data, name)
-    _check_header(data, name)
-    try:
-        profile = msgspec.json.decode(data, type=Profile)
-    except msgspec.ValidationError as e:
-        raise _invalid(e, name) from e
+    if is_document(data):
+        profile = decode_document(data, name)
+    elif is_journal(data):
+        profile = decode_journal(data, name)
+    else:
+        _check_header(data, name)
+        try:
+            profile = msgspec.json.decode(data, type=Profile)
+        except msgspec.ValidationError as e:
+            raise _invalid(e, name) from e
     validate(profile, name)
     return [profile]
 

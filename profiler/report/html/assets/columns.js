@@ -3,6 +3,9 @@
 (function (memprof) {
   "use strict";
 
+  // Columns by which an edge may be off: what only touches a column does not fall into it.
+  const ROUNDING = 1e-6;
+
   /** A round distance between at most `most` marks from 0 to `top` bytes, in binary units. */
   function byteStep(top, most) {
     const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(top, 1)) / 10));
@@ -97,10 +100,10 @@
       if (bytes < low[c]) low[c] = bytes;
     };
     const span = (a, b, bytes, k, p) => {
-      if (b < from || a > to || (a === to && a !== b)) return;
+      if (b < from || a >= to || (b === from && a !== b)) return;
       // An edge belongs to the column that it begins, so the end of a span is exclusive.
-      const first = clamp(Math.floor((a - from) * scale));
-      const last = Math.max(first, clamp(Math.ceil((b - from) * scale) - 1));
+      const first = clamp(Math.floor((a - from) * scale + ROUNDING));
+      const last = Math.max(first, clamp(Math.ceil((b - from) * scale - ROUNDING) - 1));
       for (let c = first; c <= last; c++) put(c, bytes, k, p);
     };
     const [first] = model.length ? axis.find(from) : [0];

@@ -18,7 +18,7 @@
 
   /** `n` bytes with three significant digits, e.g. "98.3 MiB". */
   function bytes(n) {
-    if (n === null || n === undefined) return "–";
+    if (n === null || n === undefined) return "-";
     if (Math.abs(n) < 1024) return `${grouped(n, 0)} B`;
     let value = n;
     for (const unit of UNITS) {
@@ -37,7 +37,7 @@
 
   /** A duration of `n` nanoseconds, e.g. "12.3 ms". */
   function ns(n) {
-    if (n === null || n === undefined) return "–";
+    if (n === null || n === undefined) return "-";
     if (Math.abs(n) < 1e3) return `${grouped(n, 0)} ns`;
     for (const [limit, unit] of [[1e6, "us"], [1e9, "ms"]]) {
       if (Math.abs(n) < limit) {
@@ -50,7 +50,7 @@
 
   /** `part` of `whole` in percent; what is not nothing does not show as 0.0 %. */
   function share(part, whole) {
-    if (!whole) return "–";
+    if (!whole) return "-";
     const percent = (100 * part) / whole;
     if (part && percent < 0.05) return "<0.1 %";
     if (part !== whole && percent > 99.95) return ">99.9 %";
@@ -59,7 +59,7 @@
 
   /** A whole number with thousands separated. */
   function count(n) {
-    return n === null || n === undefined ? "–" : grouped(n, 0);
+    return n === null || n === undefined ? "-" : grouped(n, 0);
   }
 
   /** The end of a path, at most `width` characters: the file name says most. */

@@ -44,7 +44,7 @@
       const kpi = (label, value, note, title) =>
         el("div.kpi", { title }, el("dt", {}, label), el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)));
       if (!peak) {
-        return fill(facts, kpi("Peak", "–", "no call of a compiled graph was recorded"));
+        return fill(facts, kpi("Peak", "-", "no call of a compiled graph was recorded"));
       }
       const [call, instant, most] = peak;
       const live = model.live(call, instant);
@@ -123,7 +123,7 @@
           empty: "No forward with a backward was observed, so nothing is saved from one to the other.",
           columns: [
             { label: "Bytes", number: true, value: (r) => r.nbytes, cell: (r) => bytesCell(r.nbytes) },
-            { label: "Calls until used", number: true, value: (r) => r.lifetime, cell: (r) => (r.lifetime === null ? "–" : String(r.lifetime)), title: "Compiled calls from the forward to its backward, median; 1 is the very next" },
+            { label: "Calls until used", number: true, value: (r) => r.lifetime, cell: (r) => (r.lifetime === null ? "-" : String(r.lifetime)), title: "Compiled calls from the forward to its backward, median; 1 is the very next" },
             { label: "Bytes × calls", number: true, value: (r) => r.cost, cell: (r) => bar(r.cost, most), title: "Relative to the largest" },
             { label: "FX node, source line", wide: true, value: (r) => r.node ?? "", cell: (r) => place(state, r) },
           ],
@@ -190,7 +190,7 @@
             },
             { label: "Replays", number: true, cell: ({ node }) => [count(node.replays), " ", bar(node.replays, most)] },
             { label: "Marginal", number: true, cell: ({ node }) => bytesCell(node.marginal) },
-            { label: "Recording took", number: true, cell: ({ node }) => (node.record_ns ? ns(node.record_ns) : "–") },
+            { label: "Recording took", number: true, cell: ({ node }) => (node.record_ns ? ns(node.record_ns) : "-") },
           ],
         }),
       );
@@ -206,7 +206,7 @@
           columns: [
             { label: "Function", wide: true, value: (f) => f.function, cell: (f) => [el("span.code", {}, f.function), el("div.dim", {}, f.device === "cpu" ? "CPU arena" : f.device)] },
             ...[["keys", "Sizes"], ["warm_ups", "Warm-ups"], ["recordings", "Recorded"], ["rerecordings", "Again"], ["replays", "Replays"], ["skips", "Skips"]].map(
-              ([key, label]) => ({ label, number: true, value: (f) => f[key], cell: (f) => (key === "replays" && f.device === "cpu" && !f.replays ? "–" : count(f[key])) }),
+              ([key, label]) => ({ label, number: true, value: (f) => f[key], cell: (f) => (key === "replays" && f.device === "cpu" && !f.replays ? "-" : count(f[key])) }),
             ),
             { label: "Pool", number: true, value: (f) => f.marginal_bytes, cell: (f) => bytesCell(f.marginal_bytes) },
           ],
@@ -298,7 +298,7 @@
           columns: [
             { label: "Time (UTC)", value: (e) => e.time, cell: (e) => el("span.num", {}, new Date(e.time).toISOString().slice(11, 23)) },
             { label: "What", value: (e) => e.kind, cell: (e) => words(e.kind) },
-            { label: "Graph", value: (e) => e.graph, cell: (e) => el("span.code.nowrap", {}, e.graph || "–") },
+            { label: "Graph", value: (e) => e.graph, cell: (e) => el("span.code.nowrap", {}, e.graph || "-") },
             { label: "Count", number: true, value: (e) => e.count, cell: (e) => count(e.count) },
             { label: "Why", wide: true, cell: (e) => e.reason },
           ],

@@ -173,7 +173,7 @@
 
   /** Bytes for a table cell: rounded, with all digits on hover and for screen readers. */
   function bytesCell(n) {
-    if (n === null || n === undefined) return "–";
+    if (n === null || n === undefined) return "-";
     return el("span", { title: memprof.format.exactBytes(n) }, memprof.format.bytes(n));
   }
 

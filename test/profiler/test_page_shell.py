@@ -1,0 +1,97 @@
+"""Pages as files: what is in one, and that an installation has what they are made of."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.report.html import Page, build_page, write_page
+from memprof.profiler.report.html.page import ECHARTS, SHARED_SCRIPTS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "profiler/report/html"
+MAX_LINES = 500
+
+
+def test_a_page_holds_its_payload_and_the_hash_of_every_script() -> None:
+    payload = {"text": "</script><!-- \udcff é", "n": [1, 2**53, None, 1.5]}
+    html = build_page(Page("a <b> & c", payload, [], charts=False, description='says "x"'))
+    (packed,) = re.findall(r'id="payload">([A-Za-z0-9+/=]+)</script>', html)
+    assert json.loads(gzip.decompress(base64.b64decode(packed))) == payload
+    assert "<title>a &lt;b&gt; &amp; c</title>" in html
+    assert 'content="says &quot;x&quot;"' in html
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert len(scripts) == len(SHARED_SCRIPTS)
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in html
+
+
+def test_what_has_no_json_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        build_page(Page("t", [float("nan")], []))
+    with pytest.raises(FileNotFoundError):
+        build_page(Page("t", [], ["assets/none.js"]))
+
+
+def test_pages_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "p.html"
+    page = Page("t \udcff", {}, [], charts=False)
+    assert write_page(page, out) == out.stat().st_size
+    before = out.read_bytes()
+    assert b"<title>t \\udcff</title>" in before
+    with pytest.raises(ProfileNotWritableError, match=r"cannot write the page \([\d,]+ bytes\)"):
+        write_page(page, tmp_path / "missing" / "p.html")
+    with pytest.raises(ProfileNotWritableError):
+        write_page(page, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+    assert out.read_bytes() == before
+
+
+def test_echarts_is_as_published() -> None:
+    digest = hashlib.sha256((FOLDER / ECHARTS).read_bytes()).hexdigest()
+    text = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
+    assert digest in text
+    (version,) = re.findall(r"Apache ECharts ([\d.]+) ", text)
+    assert f't.version="{version}"' in (FOLDER / ECHARTS).read_text(encoding="utf-8")
+    assert {p.name for p in (FOLDER / ECHARTS).parent.iterdir()} == {
+        *("echarts.min.js", "LICENSE", "LICENSE-d3", "NOTICE")
+    }
+
+
+def test_an_installation_has_every_asset() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("reads pyproject.toml with tomllib, which Python 3.10 does not have")
+    import tomllib
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    globs = tomllib.loads(text)["tool"]["setuptools"]["package-data"][
+        "memprof.profiler.report.html"
+    ]
+    for path in FOLDER.rglob("*"):
+        name = PurePosixPath(path.relative_to(FOLDER))
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            assert any(name.match(g) for g in globs), name
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "assets").iterdir()), ids=lambda p: p.name)
+def test_assets_keep_to_the_rules(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    if path.suffix == ".js":
+        # Note [What a page may do]: text of a profile never becomes markup or code.
+        code = re.sub(r'key === "innerHTML"', "", text)
+        for name in (
+            *("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("),
+            *("new Function", "fetch(", "XMLHttpRequest", "WebSocket", "import("),
+        ):
+            assert name not in code, name
+        assert '"use strict"' in text

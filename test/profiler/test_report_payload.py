@@ -1,0 +1,247 @@
+"""The report page's payload: what it says is what the timeline and the report say."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from profile_builder import MIB, ProgramBuilder, calls, training
+from test_timeline import profiles
+
+from memprof.profiler.attribution import Attribution, View
+from memprof.profiler.live import Hold, LiveItem
+from memprof.profiler.model import (
+    Category,
+    GraphKind,
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    Profile,
+    TreeDetail,
+)
+from memprof.profiler.report import summarize
+from memprof.profiler.report.html.payload import MAX_LEDGER, report_payload
+from memprof.profiler.report.html.payload_live import EVENT_KINDS, HOLDS
+from memprof.profiler.timeline import Timeline
+from memprof.profiler.trees import RecordedNode, recorded_nodes
+
+Row = tuple[Any, ...]
+
+
+def rebuild(payload: dict[str, Any], device: dict[str, Any], call: int, instant: int) -> list[Row]:
+    """The live set at an instant as the page puts it together; ``instant`` -1 is after the
+    call. One row an item: category, place in each view, bytes of all copies, owner, hold."""
+    step = device["calls"]["step"][call]
+    steps, lists = device["steps"], device["lists"]
+    counts: Counter[int] = Counter()
+    for item, n in _pairs(lists[steps["between" if instant < 0 else "rest"][step]]):
+        counts[item] += n
+    if instant >= 0 and steps["unit"][step] >= 0:
+        unit = device["units"][steps["unit"][step]]
+        own = dict(zip(unit["entry"], lists[steps["own"][step]], strict=True))
+        e = unit["events"]
+        for i in range(instant):
+            if EVENT_KINDS[e["kind"][i]].value == "free":
+                own.pop(e["storage"][i], None)
+            elif e["item"][i] >= 0:
+                own[e["storage"][i]] = e["item"][i]
+        counts.update(own.values())
+    return [_row(payload, device["items"], item, n) for item, n in counts.items()]
+
+
+def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _row(payload: dict[str, Any], items: dict[str, Any], item: int, n: int) -> Row:
+    sites, strings = payload["sites"], payload["strings"]
+    site = items["site"][item]
+    places = []
+    for view in payload["views"]:
+        place = sites[f"by_{view}"][site]
+        names = sites["names"][view]
+        if place >= 0:
+            graph = names["graph"][place]
+            places.append((strings[names["key"][place]], None if graph < 0 else graph))
+        else:
+            places.append(("unattributed", strings[sites["reasons"][-1 - place]]))
+    owner = items["owner"][item]
+    return (
+        payload["categories"][sites["category"][site]],
+        *places,
+        items["nbytes"][item] * n,
+        None if owner < 0 else strings[owner],
+        HOLDS[items["hold"][item]].value,
+    )
+
+
+def expected(attribution: Attribution, x: LiveItem) -> Row:
+    site = attribution.site(x.graph, x.storage, x.owner, x.line)
+    places: list[tuple[Any, Any]] = []
+    for view in View:
+        named = attribution.named(site, view)
+        places.append(
+            ("unattributed", site.why.get(view, "unknown")) if named is None else named[:2]
+        )
+    return site.category.value, *places, x.nbytes, x.owner, x.hold.value
+
+
+def merged(rows: list[Row]) -> Counter[Row]:
+    """Bytes by everything else: two alike items may be one or two."""
+    out: Counter[Row] = Counter()
+    for row in rows:
+        out[(*row[:6], *row[7:])] += row[6]
+    return +out
+
+
+def check_everywhere(profile: Profile, payload: dict[str, Any], most: int = 10_000) -> None:
+    attribution = Attribution(profile)
+    for device in payload["devices"]:
+        timeline = Timeline(profile, device["device"])
+        assert len(device["calls"]["step"]) == len(timeline)
+        for call in range(min(len(timeline), most)):
+            unit = device["steps"]["unit"][device["calls"]["step"][call]]
+            last = len(device["units"][unit]["events"]["kind"]) if unit >= 0 else 0
+            for instant in range(last + 1):
+                live = timeline.live_at(call, instant)
+                found = rebuild(payload, device, call, instant)
+                assert sum(row[6] for row in found) == live.nbytes
+                want = merged([expected(attribution, x) for x in live.items])
+                assert merged(found) == want, (call, instant)
+            want = merged([expected(attribution, x) for x in timeline.live_after(call)])
+            assert merged(rebuild(payload, device, call, -1)) == want, call
+
+
+def test_every_live_set_of_a_training_loop() -> None:
+    profile = training()
+    payload = report_payload(profile)
+    check_everywhere(profile, payload)
+    # AND nine calls are three kinds, of which the first round differs from later ones
+    (device,) = payload["devices"]
+    assert device["calls"]["step"] == [0, 1, 2, 3, 4, 2, 3, 4, 2]
+    assert device["peak"] == [4, 1, 26 * MIB]
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles())
+def test_every_live_set_of_random_profiles(profile: Profile) -> None:
+    check_everywhere(profile, json.loads(json.dumps(report_payload(profile))))
+
+
+def test_sums_of_all_views_are_the_peak_of_the_report() -> None:
+    profile = training()
+    summary = summarize(profile)
+    assert summary.peak is not None
+    payload = report_payload(profile)
+    (device,) = payload["devices"]
+    call, instant, nbytes = device["peak"]
+    rows = rebuild(payload, device, call, instant)
+    assert sum(r[6] for r in rows) == nbytes == summary.peak.nbytes == 26 * MIB
+    for i, view in enumerate(View):
+        sums: Counter[tuple[Any, Any]] = Counter()
+        for row in rows:
+            sums[row[1 + i]] += row[6]
+        breakdown = summary.views[view]
+        assert (
+            +Counter(
+                {
+                    **{(p.key, p.graph): p.nbytes for p in breakdown.parts},
+                    **{("unattributed", p.key): p.nbytes for p in breakdown.remainder},
+                }
+            )
+            == +sums
+        )
+
+
+def test_devices_are_apart_and_the_one_that_is_asked_for_is_first() -> None:
+    profile = training()
+    extra = GraphRecord(3, GraphKind.INFERENCE, "2/0", None, ("cuda:0",))
+    builder = ProgramBuilder(device="cuda:0").alloc("buf0", 5 * MIB, 3).free("buf0", 4)
+    extra.programs = [builder.build()]
+    profile.graphs.append(extra)
+    profile.calls = calls((0, 0), (3, 0), (1, 0), (2, 0))
+    payload = report_payload(profile)
+    check_everywhere(profile, payload)
+    assert [d["device"] for d in payload["devices"]] == ["cuda:0", "cpu"]
+    assert payload["devices"][0]["peak"] == [1, 1, 5 * MIB]
+    assert [d["device"] for d in report_payload(profile, "cpu")["devices"]] == ["cpu", "cuda:0"]
+    with pytest.raises(ValueError, match="devices in it: cpu, cuda:0"):
+        report_payload(profile, "cuda:1")
+
+
+def test_calls_without_a_program_have_what_others_left_behind() -> None:
+    profile = training()
+    profile.calls = calls((0, 0), (1, -1), (2, 0))
+    payload = report_payload(profile)
+    check_everywhere(profile, payload)
+    assert payload["unobserved"] == [
+        {"graph": 1, "calls": 1, "reason": "no program was observed for the sizes of these calls"}
+    ]
+
+
+def test_an_empty_profile() -> None:
+    payload = report_payload(Profile())
+    (device,) = payload["devices"]
+    assert device["peak"] is None
+    assert device["calls"]["step"] == device["units"] == device["saved"] == []
+    assert payload["header"]["calls"] == 0
+
+
+def test_the_ledger_keeps_the_latest_entries() -> None:
+    profile = training()
+    profile.ledger = [
+        LedgerEntry(k * 1_000_000, LedgerKind.COMPILED, 0, f"number {k}")
+        for k in range(MAX_LEDGER + 3)
+    ]
+    payload = report_payload(profile)
+    ledger = payload["ledger"]
+    assert ledger["left_out"] == 3
+    assert ledger["time_ms"][0] == 3
+    assert payload["strings"][ledger["reason"][-1]] == f"number {MAX_LEDGER + 2}"
+
+
+def test_recorded_nodes() -> None:
+    def entry(kind: LedgerKind, function: str, count: int = 1, **detail: Any) -> LedgerEntry:
+        tree = TreeDetail("cuda:0", function, **detail)
+        return LedgerEntry(0, kind, 7, f"why {kind.value}", count, tree)
+
+    found = recorded_nodes(
+        [
+            entry(LedgerKind.WARM_UP, "0/0 forward", node=-1),
+            entry(LedgerKind.RECORD, "0/0 forward", node=0, step=3, duration_ns=5, marginal=100),
+            entry(LedgerKind.RECORD, "0/0 backward", node=1, parent=0, step=3, marginal=50),
+            entry(LedgerKind.RERECORD, "0/0 forward", node=2, step=4, key=(8,)),
+            entry(LedgerKind.SKIP, "0/0 forward"),
+            entry(LedgerKind.REPLAY, "0/0 forward", 40, node=0, marginal=100),
+            entry(LedgerKind.REPLAY, "0/0 backward", 38, node=1, parent=0, marginal=50),
+            entry(LedgerKind.EVICTION, "0/0 forward", node=2, key=(8,)),
+            # Another thread's manager on the same device numbers from 0 too.
+            entry(LedgerKind.RECORD, "1/0 inference", node=0, step=9),
+        ]
+    )
+    rows = [(n.node, n.parent, n.function, n.key, n.replays, n.marginal_bytes) for n in found]
+    assert rows == [
+        (0, None, "0/0 forward", (), 40, 100),
+        (1, 0, "0/0 backward", (), 38, 50),
+        (2, None, "0/0 forward", (8,), 0, 0),
+        (0, None, "1/0 inference", (), 0, 0),
+    ]
+    assert found[2] == RecordedNode(
+        *("cuda:0", 2, None, "0/0 forward", (8,), 7),
+        rerecorded=True,
+        reason="why rerecord",
+        evicted="why eviction",
+        step=4,
+    )
+    assert (found[0].record_ns, found[0].step, found[0].reason) == (5, 3, "why record")
+
+
+def test_holds_and_categories_are_numbered_as_the_page_expects() -> None:
+    # model.js and base.css name them.
+    assert [h.value for h in HOLDS] == ["call", "persistent", "saved", "handed_on"]
+    assert {h.value for h in Hold} == {h.value for h in HOLDS}
+    assert [k.value for k in EVENT_KINDS] == ["alloc", "free", "reuse"]
+    assert report_payload(Profile())["categories"] == [c.value for c in Category]

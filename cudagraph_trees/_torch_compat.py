@@ -119,24 +119,33 @@ clear_cublas_workspaces: Callable[[], None] = _bind("_cuda_clearCublasWorkspaces
 history_enabled: Callable[[], bool] = _bind("_cuda_isHistoryEnabled")
 
 
-def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
-    """Finish what a capture that failed to begin or to end has left undone.
+def end_failed_capture(device: int, pool: tuple[int, int], graph: torch.cuda.CUDAGraph) -> bool:
+    """Finish what a capture that failed to begin or to end has left undone, and drop the graph.
 
-    Until 2.11, ``CUDAGraph`` tells the allocator and the generators that a capture has ended
-    only after ending it has succeeded: without this, the allocator defers frees for ever,
-    and drawing a random number on the device raises. Later versions do it themselves, in
-    the graph's destructor, and doing it twice aborts the process.
+    ``CUDAGraph`` tells the allocators and the generators that a capture has ended
+
+    * in 2.11 only after ending it has succeeded: without this, the allocator defers frees for
+      ever, and drawing a random number on the device raises;
+    * in 2.13 before, but not if the capture failed to begin (then the allocator of pinned
+      memory, which Python cannot tell, never captures into the pool again); and the pool is
+      given back only if the capture ended well;
+    * in 2.15 always. Doing it twice would abort the process, which is why other versions, of
+      which nothing is known, are left alone: all they can do is leak.
 
     Returns:
-        Whether the device's generator has a new state: recordings that draw random numbers
-        still have the former one.
+        Whether recordings are worthless now: the generator has a new state, while those that
+        draw random numbers still have the former one; or no more can be made in the pool.
     """
-    if torch_version() >= (2, 12):
+    version = torch_version()
+    ended_well = _has_pool(graph)
+    with contextlib.suppress(RuntimeError):
+        graph.reset()
+    if version not in ((2, 11), (2, 13)):
         return False
     try:
         end_allocate_to_pool(device, pool)
     except RuntimeError:  # the allocator was told
-        pass
+        still_told = False
     else:
         release_pool(device, pool)
     generator = torch.cuda.default_generators[device]
@@ -148,6 +157,12 @@ def end_failed_capture(device: int, pool: tuple[int, int]) -> bool:
         with contextlib.suppress(RuntimeError):
             fresh.set_state(generator.get_state())
         generator.graphsafe_set_state(fresh)
+        still_told = True
+    if version == (2, 13):
+        if still_told or not ended_well:
+            release_pool(device, pool)
+        return still_told
+    if still_told:
         return True
     return False
 
@@ -162,6 +177,14 @@ def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
     """Segments of the caching allocator, of one pool or all.
 
     Torch 2.12 and later can look at one pool, and leave out the history of allocations. Before,
+def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:  # "without a preceding successful capture"
+        return False
+    return True
+
+
     asking for a pool drops references to the numbers of its handle that were not given,
     until the interpreter crashes.
     """

@@ -247,6 +247,10 @@ class CUDAGraphTreeManager:
             or config.force_cudagraphs_warmup
         ):
             return warm_up(self, function, inputs)
+        if self.device.address_bound and (
+            why := self.places.input_elsewhere(function, inputs, self.pool.device)
+        ):
+            return run_plainly(self, function, inputs, why)
 
         reason = "first recording"
         if self._state is not _RECORDING:
@@ -298,7 +302,7 @@ class CUDAGraphTreeManager:
     def _reason_against(self, place: Place, inputs: list[Input], *, again: bool = False) -> str:
         if not self.device.address_bound:
             return ""
-        return self.places.reason_against(place, inputs, self._node, self.pool.device, again=again)
+        return self.places.reason_against(place, inputs, self._node, again=again)
 
     # ---- what ``recording`` and ``budget`` tell
 

@@ -45,7 +45,6 @@ class Places:
         place: Place,
         inputs: list[Input],
         node: CUDAGraphNode | CUDAWarmupNode | None,
-        device: torch.device,
         *,
         again: bool = False,
     ) -> str:
@@ -55,11 +54,10 @@ class Places:
             place: where.
             inputs: of the call, as it was made.
             node: the one before, that ``place`` names.
-            device: whose graphs read inputs at fixed addresses.
             again: look at the inputs, even if that was done at this place before.
         """
         if place not in self._skipped or again:
-            self._skipped[place] = self._look(place[1], inputs, node, device)
+            self._skipped[place] = self._look(place[1], inputs, node)
         return self._skipped[place]
 
     def known_reason(self, place: Place) -> str:
@@ -71,15 +69,7 @@ class Places:
         function: Function,
         inputs: list[Input],
         node: CUDAGraphNode | CUDAWarmupNode | None,
-        device: torch.device,
     ) -> str:
-        for i, t in enumerate(inputs):
-            if isinstance(t, torch.Tensor) and t.device != device and t.numel() > 0:
-                reason = f"input {i} is on {t.device}: a recording would keep the value it has now"
-                if function not in self._warned_inputs:
-                    self._warned_inputs.add(function)
-                    compat.announce_skip(f"skipping cudagraphs due to {reason}")
-                return reason
         support = compat.triton_config.cudagraph_support_input_mutation
         bad = [
             i
@@ -98,6 +88,22 @@ class Places:
             self._warned_inputs.add(function)
             compat.announce_skip(compat.mutation_message(function.placeholders, bad))
         return "it writes to inputs that graphs copy"
+
+    def input_elsewhere(self, function: Function, inputs: list[Input], device: torch.device) -> str:
+        """Why these inputs cannot be recorded; "" if all tensors are on ``device``.
+
+        Asked at each call that would record, never remembered: attention gives its backward the
+        random state in a CPU tensor when it runs, and in a CUDA tensor when it is captured, so
+        that a backward meets the first in its warm-up and never again.
+        """
+        for i, t in enumerate(inputs):
+            if isinstance(t, torch.Tensor) and t.device != device and t.numel() > 0:
+                reason = f"input {i} is on {t.device}: a recording would keep the value it has now"
+                if function not in self._warned_inputs:
+                    self._warned_inputs.add(function)
+                    compat.announce_skip(f"skipping cudagraphs due to {reason}")
+                return reason
+        return ""
 
     # ---- recording again
 

@@ -180,7 +180,7 @@ def _failed(
         raise error from None
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
     if manager.pool.damaged:
-        manager.start_over("a failed capture left the device's generator with another state")
+        manager.start_over("a failed capture has spoilt the pool or the device's generator")
     compat.log.warning(
         "%s of %s failed; it runs without a graph. %s: %s",
         what,

@@ -144,11 +144,9 @@ class CudaPool:
     ) -> None:
         """Put streams, allocator and generator back after a capture that failed."""
         torch.cuda.set_stream(caller)
-        if compat.end_failed_capture(self.index, self.handle):
+        if compat.end_failed_capture(self.index, self.handle, graph):
             torch.cuda.set_rng_state(rng, self.device)
             self.damaged = True
-        with contextlib.suppress(RuntimeError):
-            graph.reset()
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[list[AllocatorEvent]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import click
 import msgspec
 
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import read_profile
+from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.report.terminal import printable
 
@@ -24,19 +25,85 @@ class BadFile(click.ClickException):
 
 
 def file_argument(command: _Command) -> _Command:
-    """Add the FILE argument."""
+    """Add the FILE argument, and ``--rank`` for a file that ``memprof merge`` made.
+
+    ``read`` asks for the rank itself.
+    """
     # Not click.Path(exists=True): read_profile's messages say more.
-    return click.argument("file", type=click.Path())(command)
+    argument = click.argument("file", type=click.Path())
+    option = click.option(
+        "--rank",
+        type=click.IntRange(min=0),
+        expose_value=False,
+        callback=_keep_rank,
+        help="Whose profile, in a file of several ranks.",
+    )
+    return argument(option(command))
+
+
+_RANK = "memprof.rank"
+
+
+def _keep_rank(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    ctx.meta[_RANK] = value
+
+
+def chosen_rank() -> int | None:
+    """What was given as ``--rank``."""
+    ctx = click.get_current_context(silent=True)
+    found: int | None = ctx.meta.get(_RANK) if ctx is not None else None
+    return found
+
+
+def _calls(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> tuple[int | None, int | None]:
+    if value is None:
+        return None, None
+    found = re.fullmatch(r"(\d*):(\d*)", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no range of calls; write FIRST:LAST, e.g. 100:199")
+    first, last = (int(n) if n else None for n in found.groups())
+    return first, last
+
+
+def calls_option(command: _Command) -> _Command:
+    """Add ``--calls FIRST:LAST``; the command gets a pair, None where an end was left out."""
+    return click.option(
+        "--calls",
+        callback=_calls,
+        metavar="FIRST:LAST",
+        help="Calls of the log, both included, from 0. Default: all.",
+    )(command)
 
 
 def read(path: str) -> Profile:
-    """The profile at ``path``.
+    """The profile at ``path``; of several ranks the chosen one.
+
+    Raises:
+        BadFile: it cannot be read.
+    """
+    rank = chosen_rank()
+    try:
+        if rank is None:
+            return read_profile(path)
+        profiles = read_profiles(path)
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    ranks = [p.process.rank if p.process else 0 for p in profiles]
+    if rank not in ranks:
+        raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")
+    return profiles[ranks.index(rank)]
+
+
+def read_all(path: str) -> list[Profile]:
+    """Every profile at ``path``.
 
     Raises:
         BadFile: it cannot be read.
     """
     try:
-        return read_profile(path)
+        return read_profiles(path)
     except ProfileError as e:
         raise BadFile(str(e)) from e
 

@@ -8,10 +8,20 @@ import click
 
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.model import Profile
+from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report.ranks_text import render_ranks
 from memprof.profiler.report.terminal import style_of
 
-from ._common import BadFile, file_argument, print_json, print_text, read
+from ._common import (
+    BadFile,
+    chosen_rank,
+    file_argument,
+    print_json,
+    print_text,
+    read,
+    read_all,
+)
 
 
 @click.command()
@@ -36,11 +46,19 @@ def report(
 ) -> None:
     """Print what is in a profile: the peak, what was live at it and where it came from.
 
-    FILE is a profile written by memprof, .json or .json.gz.
+    FILE is a profile written by memprof: .json, .json.gz or .memprof. Of a file of several
+    ranks it compares the ranks; --rank chooses one.
     """
     if html is not None and as_json:
         raise click.UsageError("--html and --json exclude each other: run the command twice.")
-    profile = read(file)
+    if html is None and chosen_rank() is None:
+        profiles = read_all(file)
+        if len(profiles) > 1:
+            _compare(profiles, as_json, top, device, exact)
+            return
+        profile = profiles[0]
+    else:
+        profile = read(file)
     try:
         if html is not None:
             _write_page(profile, html, device, file)
@@ -52,6 +70,19 @@ def report(
         print_json(summary)
     else:
         print_text(render_text(summary, top=top, exact=exact, **style_of(sys.stdout)))
+
+
+def _compare(
+    profiles: list[Profile], as_json: bool, top: int, device: str | None, exact: bool
+) -> None:
+    try:
+        ranks = compare_ranks(profiles, device)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--device") from e
+    if as_json:
+        print_json(ranks)
+    else:
+        print_text(render_ranks(ranks, top=top, exact=exact, **style_of(sys.stdout)))
 
 
 def _write_page(profile: Profile, path: str, device: str | None, file: str) -> None:

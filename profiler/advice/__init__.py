@@ -33,6 +33,7 @@ worth it there are none.
 from __future__ import annotations
 
 from ..attribution import Attribution
+from ..devices import main_device, timelines
 from ..model import Profile
 from ..timeline import Timeline
 from .allocator import fragmentation
@@ -55,11 +56,13 @@ def advise(
             with the highest peak, an accelerator if there is any.
         attribution: of the same profile, if there is one already.
     """
-    timeline = timeline or _main_timeline(profile)
+    if timeline is None:
+        found = timelines(profile)
+        timeline = found[main_device(found)]
     attribution = attribution or Attribution(profile)
     peak = timeline.peak()
     threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
-    found = [
+    findings = [
         finding
         for kind in (
             recompute(timeline, attribution, threshold),
@@ -72,15 +75,4 @@ def advise(
         )
         for finding in list(kind)[:PER_KIND]
     ]
-    return sorted(found, key=lambda f: -f.nbytes)[:MOST]
-
-
-def _main_timeline(profile: Profile) -> Timeline:
-    devices = {s.device for g in profile.graphs for p in g.programs for s in p.storages if s.nbytes}
-    timelines = [Timeline(profile, d) for d in sorted(devices) or ["cpu"]]
-
-    def weight(timeline: Timeline) -> tuple[bool, int]:
-        peak = timeline.peak()
-        return timeline.device != "cpu", peak.nbytes if peak else 0
-
-    return max(timelines, key=weight)
+    return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

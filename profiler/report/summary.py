@@ -8,6 +8,7 @@ from statistics import median
 
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
+from ..devices import main_device, peak_bytes, timelines
 from ..model import (
     GraphRecord,
     LedgerEntry,
@@ -194,19 +195,9 @@ def summarize(profile: Profile, device: str | None = None) -> Summary:
     Raises:
         ValueError: no program uses ``device``.
     """
-    devices = sorted(
-        {s.device for g in profile.graphs for p in g.programs for s in p.storages if s.nbytes}
-    )
-    if device is not None and device not in devices:
-        raise ValueError(
-            f"no compiled graph of this profile has memory on {device!r}; "
-            f"devices in it: {', '.join(devices) or 'none'}"
-        )
-    timelines = {d: Timeline(profile, d) for d in devices or ["cpu"]}
-    peaks = {d: (i.nbytes if (i := t.peak()) else 0) for d, t in timelines.items()}
-    if device is None:
-        device = max(peaks, key=lambda d: (d != "cpu", peaks[d]))
-    timeline = timelines[device]
+    found = timelines(profile)
+    device = main_device(found, device)
+    timeline = found[device]
     attribution = Attribution(profile)
     at = timeline.peak()
     live = timeline.live_at(at.call, at.instant) if at else ()
@@ -224,7 +215,7 @@ def summarize(profile: Profile, device: str | None = None) -> Summary:
         created_ns=profile.created_ns,
         options=profile.options,
         device=device,
-        device_peaks=peaks,
+        device_peaks={d: peak_bytes(t) for d, t in found.items()},
         graphs=len(profile.graphs),
         calls=len(calls),
         dropped_calls=calls.dropped,

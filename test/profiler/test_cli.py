@@ -45,6 +45,8 @@ Options:
 Commands:
   report  Print what is in a profile: the peak, what was live at it and...
   ledger  Print what memprof did, declined and gave up on, and why, in...
+  diff    Print what grew from one profile to another, by category, module...
+  merge   Put the profiles of several ranks into one file, OUT, which ends...
   export  Write a profile in another tool's format.
   schema  Print the JSON Schema of profile files.
   doctor  Say what is installed here, what works and what does not.
@@ -60,18 +62,20 @@ Usage: memprof report [OPTIONS] FILE
   Print what is in a profile: the peak, what was live at it and where it came
   from.
 
-  FILE is a profile written by memprof, .json or .json.gz.
+  FILE is a profile written by memprof: .json, .json.gz or .memprof. Of a file
+  of several ranks it compares the ranks; --rank chooses one.
 
 Options:
-  --json               The whole report as JSON, in bytes and ns.
-  --top INTEGER RANGE  Rows in each table; the rest is added up.  [default: 10;
-                       x>=1]
-  --device TEXT        Whose memory, e.g. cuda:0. Default: the one with the
-                       most.
-  --bytes              Bytes with all digits.
-  --html PATH          Write a page for the browser here instead: one file, no
-                       network.
-  -h, --help           Show this message and exit.
+  --rank INTEGER RANGE  Whose profile, in a file of several ranks.  [x>=0]
+  --json                The whole report as JSON, in bytes and ns.
+  --top INTEGER RANGE   Rows in each table; the rest is added up.  [default: 10;
+                        x>=1]
+  --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
+                        most.
+  --bytes               Bytes with all digits.
+  --html PATH           Write a page for the browser here instead: one file, no
+                        network.
+  -h, --help            Show this message and exit.
 """,
         )
 

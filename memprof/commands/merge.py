@@ -1,0 +1,37 @@
+"""``memprof merge OUT FILES...``."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import streams, write_profiles
+
+from ._common import BadFile, read_all
+
+
+@click.command()
+@click.argument("out", type=click.Path())
+@click.argument("files", type=click.Path(), nargs=-1, required=True)
+def merge(out: str, files: tuple[str, ...]) -> None:
+    """Put the profiles of several ranks into one file, OUT, which ends in .memprof.
+
+    `memprof report OUT` compares the ranks; with --rank N it and the other commands look at one.
+    """
+    if not streams(out):
+        raise click.BadParameter(
+            f"{out}: a merged file is a stream, so its name ends in .memprof", param_hint="OUT"
+        )
+    profiles = [profile for path in files for profile in read_all(path)]
+    profiles.sort(key=lambda p: p.process.rank if p.process else 0)
+    ranks = Counter(p.process.rank for p in profiles if p.process)
+    if twice := [r for r, n in ranks.items() if n > 1]:
+        raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
+    try:
+        write_profiles(profiles, out)
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
+    click.echo(f"{out}: {len(profiles)} profiles, of {world} ranks")

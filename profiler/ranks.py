@@ -1,0 +1,237 @@
+"""Several ranks side by side: who has how much, how fast, and where they differ.
+
+Note [What ranks are compared by]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Ranks of one job run the same program, so they should have the same graphs, compile as often, and
+skip the same things; where they do not, one of them compiles while the others wait in a
+collective. Graphs are matched by label (Dynamo's compile id and the part) and are the same if
+their FX nodes run the same operators. Bytes may differ, as shards of uneven parameters do: that is
+imbalance, not a warning.
+
+A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
+is no forward) to the next. Each is measured on its own rank's clock; no clock is compared with
+another's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
+
+from .attribution import Attribution, View
+from .devices import main_device, peak_bytes, timelines
+from .model import GraphKind, LedgerKind, Process, Profile
+
+__all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks"]
+
+_SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank.
+
+    Attributes:
+        rank, host, pid: of the process; ranks count from 0 in order of files where unknown.
+        device: whose memory.
+        peak: of known live memory, bytes.
+        categories: bytes of it, by category.
+        graphs, calls: numbers.
+        steps: number of steps after the first.
+        step_ns: median, None if there are none.
+        recompiles: graphs that Dynamo compiled again for code that it had compiled before.
+        skips: how often something ran without a graph or without memprof.
+        complete: False if its file ends before its session did.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    peak: int
+    categories: dict[str, int]
+    graphs: int
+    calls: int
+    steps: int
+    step_ns: float | None
+    recompiles: int
+    skips: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """One figure over all ranks.
+
+    Attributes:
+        name: ``peak``, ``step`` or a category's.
+        unit: ``bytes`` or ``ns``.
+        lowest, lowest_rank, highest, highest_rank, mean: of the figure.
+    """
+
+    name: str
+    unit: str
+    lowest: float
+    lowest_rank: int
+    highest: float
+    highest_rank: int
+    mean: float
+
+    @property
+    def excess(self) -> float:
+        """By how much of the mean the highest is above it."""
+        return self.highest / self.mean - 1 if self.mean else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """All ranks of a job.
+
+    Attributes:
+        world_size: of the job, 0 if unknown.
+        rows: by rank.
+        imbalance: peak and step first, then categories, most bytes first.
+        warnings: where ranks differ that should not, in words.
+    """
+
+    world_size: int
+    rows: list[RankRow]
+    imbalance: list[Imbalance]
+    warnings: list[str]
+
+
+def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
+    """Compare the profiles of one job's processes.
+
+    Args:
+        profiles: one a process, at least one.
+        device: whose memory, on all ranks; by default the main one of each.
+
+    Raises:
+        ValueError: no program of one of them uses ``device``.
+    """
+    processes = [p.process or Process(i, i, len(profiles)) for i, p in enumerate(profiles)]
+    order = sorted(range(len(profiles)), key=lambda i: processes[i].rank)
+    ranked = [(processes[i], profiles[i]) for i in order]
+    rows = [_row(process, profile, device) for process, profile in ranked]
+    return RankSummary(
+        world_size=max(p.world_size for p in processes),
+        rows=rows,
+        imbalance=_imbalance(rows),
+        warnings=_warnings(ranked, rows),
+    )
+
+
+def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
+    found = timelines(profile)
+    name = main_device(found, device)
+    timeline = found[name]
+    at = timeline.peak()
+    live = timeline.live_at(at.call, at.instant) if at else ()
+    shares = Attribution(profile).breakdown(live, View.CATEGORY)
+    starts = _step_starts(profile)
+    steps = [b - a for a, b in pairwise(starts)]
+    skips = sum(e.count for e in profile.ledger if e.kind in _SKIPS)
+    return RankRow(
+        rank=process.rank,
+        host=process.host,
+        pid=process.pid,
+        device=name,
+        peak=peak_bytes(timeline),
+        categories={s.key: s.nbytes for s in (*shares.parts, *shares.remainder)},
+        graphs=len(profile.graphs),
+        calls=len(profile.calls) + profile.calls.dropped,
+        steps=len(steps),
+        step_ns=median(steps) if steps else None,
+        recompiles=_recompiles(profile),
+        skips=skips,
+        complete=profile.complete,
+    )
+
+
+def _step_starts(profile: Profile) -> list[int]:
+    calls = profile.calls
+    counts = Counter(calls.graph)
+    forwards = [g.id for g in profile.graphs if g.kind is GraphKind.FORWARD and counts[g.id]]
+    ids = forwards or list(counts)
+    if not ids:
+        return []
+    most = max(counts[i] for i in ids)
+    anchor = next(i for i in calls.graph if i in set(ids) and counts[i] == most)
+    return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
+
+
+def _recompiles(profile: Profile) -> int:
+    again = {g.compile_id for g in profile.graphs if g.compile_id}
+    return sum(1 for id in again if id.rpartition("/")[2] not in ("", "0"))
+
+
+def _imbalance(rows: list[RankRow]) -> list[Imbalance]:
+    def over(name: str, unit: str, figures: list[tuple[float, int]]) -> Imbalance:
+        low, high = min(figures), max(figures, key=lambda f: (f[0], -f[1]))
+        return Imbalance(name, unit, low[0], low[1], high[0], high[1], mean(f[0] for f in figures))
+
+    out = [over("peak", "bytes", [(r.peak, r.rank) for r in rows])]
+    steps = [(r.step_ns, r.rank) for r in rows if r.step_ns is not None]
+    if steps:
+        out.append(over("step", "ns", [(float(n), rank) for n, rank in steps]))
+    names = Counter[str]()
+    for row in rows:
+        names.update(row.categories)
+    for name, _ in names.most_common():
+        out.append(over(name, "bytes", [(r.categories.get(name, 0), r.rank) for r in rows]))
+    return out
+
+
+def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> list[str]:
+    out = []
+    present = [r.rank for r in rows]
+    world = max(p.world_size for p, _ in ranked)
+    if missing := sorted(set(range(world)) - set(present)):
+        out.append(f"of {world} ranks {_list(missing)} missing: their files were not given")
+    if twice := sorted(r for r, n in Counter(present).items() if n > 1):
+        out.append(f"rank {_list(twice)} there more than once: are these files of one job?")
+    if unfinished := [r.rank for r in rows if not r.complete]:
+        out.append(f"rank {_list(unfinished)} did not come to the end of its session")
+    out += _graphs_that_differ(ranked)
+    out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
+    out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)
+    return out
+
+
+def _graphs_that_differ(ranked: list[tuple[Process, Profile]]) -> list[str]:
+    operators: dict[str, dict[int, Hashable]] = {}
+    for process, profile in ranked:
+        for g in profile.graphs:
+            ops = tuple(sorted(Counter(n.target for n in g.nodes.values()).items()))
+            operators.setdefault(g.label, {})[process.rank] = ops
+    ranks = {process.rank for process, _ in ranked}
+    out = []
+    for label, found in sorted(operators.items()):
+        if lacking := sorted(ranks - set(found)):
+            out.append(f"graph {label}: ranks {_list(sorted(found))} have it, {_list(lacking)} not")
+        elif len(set(found.values())) > 1:
+            usual = Counter(found.values()).most_common(1)[0][0]
+            others = sorted(r for r, ops in found.items() if ops != usual)
+            out.append(f"graph {label} runs other operators on rank {_list(others)}")
+    return out
+
+
+def _figures_that_differ(
+    what: str, rows: list[RankRow], figure: Callable[[RankRow], int]
+) -> list[str]:
+    by_value: dict[int, list[int]] = {}
+    for row in rows:
+        by_value.setdefault(figure(row), []).append(row.rank)
+    if len(by_value) < 2:
+        return []
+    parts = [f"{n:,} on rank {_list(ranks)}" for n, ranks in sorted(by_value.items())]
+    return [f"{what} differ: {', '.join(parts)}"]
+
+
+def _list(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

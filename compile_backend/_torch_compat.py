@@ -261,6 +261,21 @@ def generated_globals(compiled: Any) -> dict[str, Any] | None:
     return None
 
 
+def mark_graph(compiled: Any, id: int) -> None:
+    """Note on a ``CompiledFxGraph`` which of our graphs it is."""
+    if hasattr(compiled, "current_callable"):
+        compiled._memprof_graph = id
+
+
+def graph_of_output(tensor: torch.Tensor) -> int | None:
+    """Which of our graphs computed ``tensor``, if it is an output of a compiled forward whose
+    backward can still run: its ``grad_fn`` belongs to the class that AOTAutograd makes for each
+    forward."""
+    forward = getattr(type(tensor.grad_fn), "_forward_cls", None)
+    found: int | None = getattr(getattr(forward, "compiled_fw", None), "_memprof_graph", None)
+    return found
+
+
 def is_cpu_only(compiled: Any) -> bool:
     """Whether generated code works on CPU tensors alone."""
     return set(getattr(compiled, "device_types", ())) <= {"cpu"}

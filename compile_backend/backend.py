@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
 
-from . import _torch_compat, graphs_cpu
+from . import _torch_compat, graphs_cpu, tracked
 from .captured_backward import (
     BackwardCompiler,
     capturing,
@@ -27,6 +27,8 @@ from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
 from .options import split_options
 from .runtime import RUNTIME
+
+tracked.register()
 
 
 def memprof(

@@ -88,6 +88,15 @@ class CallLog:
             dropped,
         )
 
+    def thread_numbers(self, graphs: Iterable[int]) -> dict[int, int]:
+        """The number that ``columns(graphs)`` gives each thread, by its identifier."""
+        wanted = set(graphs)
+        threads: dict[int, int] = {}
+        for graph, _, _, _, thread in list(self._records):
+            if graph in wanted:
+                threads.setdefault(thread, len(threads))
+        return threads
+
 
 class Counter:
     """A count that several threads can advance without losing any: ``tick()``."""

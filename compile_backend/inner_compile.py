@@ -180,6 +180,7 @@ class InnerCompile:
         )
         record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
         record.compile_ns = took
+        _torch_compat.mark_graph(compiled, record.id)
         module_globals = _torch_compat.generated_globals(compiled)
         record.code_path = module_globals.get("__file__") if module_globals else None
         self.runtime.ledger.add(

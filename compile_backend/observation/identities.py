@@ -41,6 +41,10 @@ class StorageIdentities:
         weakref.finalize(storage, self._died, address, found).atexit = False
         return found
 
+    def known(self, storage: torch.UntypedStorage) -> int | None:
+        """The storage's number if it has one."""
+        return self._by_address.get(storage._cdata)
+
     def listen(self, on_death: OnDeath) -> None:
         """Call ``on_death(number)`` for every storage that dies from now on.
 

@@ -142,10 +142,23 @@ def read_toml(path: Path) -> dict[str, Any]:
         SettingsError: it cannot be read, or is no TOML; says the line.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except UnicodeDecodeError as e:
+        raise SettingsError(f"{path}: not TOML: {e}") from e
+    return toml_document(text, path)
+
+
+def toml_document(text: str, path: Path) -> dict[str, Any]:
+    """The document that ``text``, of the file ``path``, holds.
+
+    Raises:
+        SettingsError: it is no TOML; says the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
         raise SettingsError(f"{path}: not TOML: {e}") from e
 
 

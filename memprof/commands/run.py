@@ -1,0 +1,48 @@
+"""``memprof run SCRIPT``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import check_writable
+from memprof.profiler.tracker.settings import ENVIRONMENT_PREFIX, SettingsError, configured
+
+from ._common import BadFile
+from ._tracker_flags import checked, settings_flags
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@settings_flags
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
+    """Run a script nobody changed with the memory tracker on.
+
+    COMMAND is a script and its arguments, as after `python`. memory_profile_*.json is in the
+    output folder when it has ended, however it ended. Settings that are not given come from
+    MEMPROF_* variables and from a TOML file, see `memprof config show`.
+    """
+    if module is None and not command:
+        raise click.UsageError("Missing a script: memprof run [OPTIONS] SCRIPT [ARGUMENT ...]")
+    given = checked(flags)
+    environment = dict(os.environ)
+    for name, value in given.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        environment[ENVIRONMENT_PREFIX + name.upper()] = text
+    try:
+        settings = configured(environment=environment).settings
+        check_writable(os.path.join(settings.output_dir, "memory_profile.json"))
+    except (SettingsError, ProfileError) as e:
+        raise BadFile(str(e)) from e
+    what = ["-m", module, *command] if module is not None else list(command)
+    launch = [sys.executable, "-m", "memprof.profiler.tracker.launch", *what]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, launch, environment)

@@ -16,7 +16,8 @@ Reading order, one idea a file:
 ``liveness``           which outputs of a path are live, and what a node expects of that
 ``generations``        when a new step begins and old outputs may be overwritten
 ``inputs``             static, managed and copied inputs; copying; why a node does not fit
-``outputs``            what an output is an alias of; handing it out again after a replay
+``outputs``            what an output is an alias of
+``hand_out``           handing the outputs out after a replay; Note [Cached outputs]
 ``node_warmup``        one warm-up run
 ``node_recorded``      one recording: what was captured, and what of the path it relies on
 ``node_replay``        its replays: the hot path

@@ -83,6 +83,16 @@ def remove_cached_tensor(t: torch.Tensor) -> None:
         _C._remove_cached_tensor(t)
 
 
+def exchange_cached_tensor(old: torch.Tensor, new: torch.Tensor) -> None:
+    """``new`` is cached in the place of ``old``."""
+    try:
+        _C._remove_cached_tensor(old)
+        _C._add_cached_tensor(new)
+    except RuntimeError:
+        remove_cached_tensor(old)
+        add_cached_tensor(new)
+
+
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
     """A weak pointer to the storage; the caller owns it and must ``free_weak_ref`` it."""
     storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()
@@ -147,6 +157,12 @@ def end_failed_capture(device: int, pool: tuple[int, int], graph: torch.cuda.CUD
     except RuntimeError:  # the allocator was told
         still_told = False
     else:
+        still_told = True
+    if version == (2, 13):
+        if still_told or not ended_well:
+            release_pool(device, pool)
+        return still_told
+    if still_told:
         release_pool(device, pool)
     generator = torch.cuda.default_generators[device]
     try:
@@ -157,14 +173,22 @@ def end_failed_capture(device: int, pool: tuple[int, int], graph: torch.cuda.CUD
         with contextlib.suppress(RuntimeError):
             fresh.set_state(generator.get_state())
         generator.graphsafe_set_state(fresh)
-        still_told = True
-    if version == (2, 13):
-        if still_told or not ended_well:
-            release_pool(device, pool)
-        return still_told
-    if still_told:
         return True
     return False
+
+
+def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:  # "without a preceding successful capture"
+        return False
+    return True
+
+
+def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
+    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one,
+    and costs as much; later ones do more."""
+    return super(torch.cuda.CUDAGraph, graph).replay if torch_version() < (2, 12) else graph.replay
 
 
 def torch_version() -> tuple[int, int]:
@@ -177,14 +201,6 @@ def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
     """Segments of the caching allocator, of one pool or all.
 
     Torch 2.12 and later can look at one pool, and leave out the history of allocations. Before,
-def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
-    try:
-        graph.pool()
-    except RuntimeError:  # "without a preceding successful capture"
-        return False
-    return True
-
-
     asking for a pool drops references to the numbers of its handle that were not given,
     until the interpreter crashes.
     """

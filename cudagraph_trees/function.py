@@ -57,7 +57,7 @@ class Function:
         key: values of the integer inputs.
         record: the graph in the profile, if memprof's backend compiled it.
         alignment_checked: inputs that the code takes for aligned and that may not be.
-        loose: inputs that are not static.
+        loose: tensors among the inputs that are not static.
         partition: number of this partition of the graph, None if it has only one.
         graph_outputs: for each output, which output of the whole graph it is, None for what
             only another partition reads. None where the function is the whole graph.

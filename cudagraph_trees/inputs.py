@@ -18,7 +18,8 @@ what has to be done about it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -147,11 +148,6 @@ class InputPlan:
             live_outputs=live_outputs,
         )
 
-    @property
-    def plain(self) -> list[int]:
-        """Copied inputs that one grouped copy can handle as they are."""
-        return [i for i in self.copied if i not in self.overlapping and not self.expanded[i]]
-
     def allocate(self, inputs: list[Input], pool: Pool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled.
 
@@ -165,21 +161,9 @@ class InputPlan:
                     recording[i] = torch.empty_strided(
                         t.size(), t.stride(), dtype=t.dtype, device=t.device
                     )
-                self.copy(recording, inputs)
+                Copies(self, recording).copy(inputs)
         inputs.clear()
         return recording
-
-    def copy(self, buffers: Sequence[Input], inputs: Sequence[Input]) -> None:
-        """Fill the buffers of copied inputs."""
-        to, source = [], []
-        for i in self.copied:
-            if i in self.overlapping:
-                copy_bytes(buffers[i], inputs[i])
-            else:
-                to.append(_index_expanded(buffers[i], self.expanded[i]))
-                source.append(_index_expanded(inputs[i], self.expanded[i]))
-        if to:
-            compat.foreach_copy(to, source)
 
     def describe_moved(
         self, function: Function, inputs: Sequence[Input], which: Sequence[int]
@@ -196,6 +180,48 @@ class InputPlan:
                     f"input stack trace: {getattr(p, 'stack_trace', None)}"
                 )
         return "\n".join(lines)
+
+
+class Copies:
+    """Fills the buffers of copied inputs.
+
+    Attributes:
+        buffers: targets of the grouped copy.
+        sources: takes its sources from a list of inputs.
+        odd: whether there are inputs that it cannot copy as they are.
+    """
+
+    __slots__ = ("_expanded", "_overlapping", "buffers", "odd", "sources")
+
+    def __init__(self, plan: InputPlan, buffers: Sequence[Input]) -> None:
+        """Args: ``buffers`` has one for each copied input, by input."""
+        overlapping = [i for i in plan.copied if i in plan.overlapping]
+        expanded = [i for i in plan.copied if plan.expanded[i] and i not in plan.overlapping]
+        plain = [i for i in plan.copied if i not in plan.overlapping and not plan.expanded[i]]
+        self._overlapping = [(i, buffers[i]) for i in overlapping]
+        self._expanded = [
+            (i, plan.expanded[i], _index_expanded(buffers[i], plan.expanded[i])) for i in expanded
+        ]
+        self.odd = bool(overlapping or expanded)
+        self.buffers = [buffers[i] for i in plain]
+        # Of one input a list as well, of several a tuple, which torch takes for a list.
+        self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(
+            *(plain if len(plain) > 1 else [slice(i, i + 1) for i in plain] or [slice(0)])
+        )
+
+    def copy(self, inputs: list[Input]) -> None:
+        """Fill all of them from the inputs of a call."""
+        if self.odd:
+            self.copy_odd(inputs)
+        if self.buffers:
+            compat.foreach_copy(self.buffers, self.sources(inputs))
+
+    def copy_odd(self, inputs: list[Input]) -> None:
+        """Fill those that the grouped copy leaves out."""
+        for i, buffer in self._overlapping:
+            copy_bytes(buffer, inputs[i])
+        for i, dims, indexed in self._expanded:
+            indexed.copy_(_index_expanded(inputs[i], dims))
 
 
 def reference_persistent(

@@ -134,7 +134,9 @@ class TreeLedger:
         out = []
         if node.replays:
             out.append(self._entry_of(node, LedgerKind.REPLAY, "replayed", node.replays))
-        for i, count in sorted(node.hand_out.invalidated.items()):
+        for i, count in enumerate(node.hand_out.invalidated):
+            if not count:
+                continue
             reason = f"output {i} is held beyond its step; its use raises"
             out.append(self._entry_of(node, LedgerKind.INVALIDATED, reason, count))
         return out

@@ -24,7 +24,6 @@ from .generations import Generations
 from .inputs import CheckInvariantStatus
 from .leaves import Leaves
 from .ledger import TreeLedger
-from .liveness import all_dead
 from .locks import capture_lock
 from .node_recorded import CUDAGraphNode
 from .node_replay import StillHeld
@@ -100,7 +99,6 @@ class CUDAGraphTreeManager:
         self._roots: dict[Function, list[CUDAGraphNode]] = {}
         self._node: CUDAGraphNode | CUDAWarmupNode | None = None
         self._state = _NONE
-        self._clock = 0
         self.warned_pending: set[Function] = set()
         compat.set_cached_tensors_enabled(True)
 
@@ -149,7 +147,11 @@ class CUDAGraphTreeManager:
             graph_outputs,
             tuple(alignment_checked),
         )
-        function.loose = tuple(i for i in range(len(inputs)) if i not in function.static_input_idxs)
+        function.loose = tuple(
+            i
+            for i, x in enumerate(inputs)
+            if i not in function.static_input_idxs and isinstance(x, torch.Tensor)
+        )
         self.clones_outputs = (
             self.settings.outputs == "clone"
             or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
@@ -183,12 +185,12 @@ class CUDAGraphTreeManager:
                 and (self._mark.mark_step_counter or not generations.pending_backward)
             ):
                 if not (
-                    all_dead(node.live_after)  # type: ignore[union-attr]
-                    or end_path_quickly(self, node, inputs, function)  # type: ignore[arg-type]
+                    end_path_quickly(self, node, inputs, function)  # type: ignore[arg-type]
                     or node.all_outputs_are_dead()
                 ):
                     end_path(self, inputs, function)
-                self.current_node = node = None
+                self._node = node = None
+                self._state = _NONE
             children = self._roots if node is None else node.by_function  # type: ignore[union-attr]
             for child in children.get(function, ()):
                 if child.fits(inputs):
@@ -197,8 +199,6 @@ class CUDAGraphTreeManager:
                     self._node = child
                     self._state = _EXECUTION
                     generations.last = generation
-                    self._clock += 1
-                    child.last_used = self._clock
                     child.replays += 1
                     try:
                         outputs = child.replay.run(inputs)

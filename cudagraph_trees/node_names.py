@@ -9,10 +9,11 @@ import torch
 if TYPE_CHECKING:
     from .device.protocol import CapturedRun, Input, Output
     from .function import Function
+    from .hand_out import HandOut
     from .inputs import InputPlan
     from .liveness import OutputRefs
     from .node_replay import Replay
-    from .outputs import HandOut, OutputAliasInfo, OutputPlan
+    from .outputs import OutputAliasInfo, OutputPlan
 
 
 class TorchNames:

@@ -14,6 +14,7 @@ from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
 from .device.protocol import TensorSpec
+from .hand_out import HandOut
 from .inputs import (
     CheckInvariantStatus,
     InputPlan,
@@ -36,7 +37,7 @@ from .liveness import (
 from .node_names import TorchNames
 from .node_program import program_of
 from .node_replay import Replay
-from .outputs import AliasesPriorGraphOutput, HandOut, OutputPlan
+from .outputs import AliasesPriorGraphOutput, OutputPlan
 from .pool_check import check_pool
 from .storage_ref import StorageWeakRefWrapper
 
@@ -63,7 +64,6 @@ class CUDAGraphNode(TorchNames):
         expected_dead_indices_after_graph: outputs that died during this recording.
         live_indices_after_graph: outputs that were live at its end.
         replays: how often it was replayed.
-        last_used: the manager's clock at the last replay.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class CUDAGraphNode(TorchNames):
         self.step = step
         self.recorded_ns = time.time_ns()
         self.replays = 0
-        self.last_used = 0
         self.marginal_bytes = 0
         self.stack_traces = function.stack_traces
         self.outputs_weakrefs: OutputRefs = []
@@ -339,6 +338,7 @@ class CUDAGraphNode(TorchNames):
         """Drop the recording: cached tensors, graph, checkpoint."""
         self.hand_out.clear()
         self.run_handle.release()
+        self.replay.release()
         self.checkpoint = None
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import _torch_compat as compat
-from .inputs import InputPlan
+from .hand_out import HandOut
+from .inputs import Copies, InputPlan
 from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
-from .outputs import HandOut
 
 if TYPE_CHECKING:
     from .device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
@@ -85,14 +85,13 @@ class Replay:
         self.keep_inputs = keep_inputs
         self.hand_out = hand_out
         self.address_bound = address_bound
-        self.launch = run.replay
+        self.captured = run
+        self.launch = run.launch
         self.checked = inputs.checked
         self.pointers = inputs.pointers
         self.dead_before = refs_at(path, dead_before)
         self.dead_after = refs_at(path, dead_after)
-        self.plain_copies = inputs.plain
-        self.plain_buffers = [buffers[i] for i in self.plain_copies]
-        self.special = len(self.plain_copies) != len(inputs.copied)
+        self.copies = Copies(inputs, buffers) if inputs.copied else None
         self.fresh_refs = [(i, r) for i, r in enumerate(path[-1]) if r is not None]
         dying = set(dead_after)
         passed = [(i, w) for i, w in enumerate(inputs.live_outputs) if w is not None and w in dying]
@@ -116,24 +115,33 @@ class Replay:
             StillHeld: someone holds an input that died in the recording. Nothing was
                 launched.
         """
-        sources = [inputs[i] for i in self.plain_copies]
-        if self.special:
-            self._copy_special(inputs)
-        if sources:
-            _foreach_copy(self.plain_buffers, sources)
-            del sources
+        copies = self.copies
+        if copies is not None:
+            if copies.odd:
+                copies.copy_odd(inputs)
+            if copies.buffers:
+                _foreach_copy(copies.buffers, copies.sources(inputs))
         kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
         if self.dead_after:
             self._let_die(inputs)
-        outputs = self.launch(inputs)
-        inputs.clear()
-        if outputs is None:
+        launch = self.launch
+        if launch is not None:
+            launch()
+            inputs.clear()
             outputs = self.hand_out.outputs()
         else:
+            made = self.captured.replay(inputs)
+            assert made is not None
+            outputs = made
+            inputs.clear()
             for i, ref in self.fresh_refs:
                 ref.rebind(outputs[i])  # type: ignore[arg-type]
         del kept
         return outputs
+
+    def release(self) -> None:
+        """The device's recording is gone."""
+        self.launch = self.captured.launch
 
     def _let_die(self, inputs: list[Input]) -> None:
         """Let go of inputs that died in the recording; nobody else may hold them.
@@ -159,24 +167,6 @@ class Replay:
             inputs[i] = None
         for i in self.plan.copied:
             inputs[i] = None
-
-    def _copy_special(self, inputs: list[Input]) -> None:
-        plain = set(self.plain_copies)
-        rest = [i for i in self.plan.copied if i not in plain]
-        InputPlan.copy(
-            InputPlan(
-                managed=[],
-                static=[],
-                copied=rest,
-                checked=[],
-                pointers=[],
-                expanded=self.plan.expanded,
-                overlapping=self.plan.overlapping,
-                live_outputs=[],
-            ),
-            self.buffers,
-            inputs,
-        )
 
     def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
         """Inputs of a call that was called off after ``_release``.

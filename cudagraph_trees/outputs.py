@@ -1,4 +1,4 @@
-"""What an output is an alias of, and how to hand it out again after a replay."""
+"""What an output is an alias of."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
-from .errors import OverwrittenMessage
-from .function import CompilationMode
 from .inputs import address_of, live_path_outputs
 from .liveness import OutputRefs, PathOutputIndex
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
-    from .function import Function
+    pass
 
 
 class OutputAliasInfo:
@@ -149,149 +146,3 @@ class OutputPlan:
             StorageWeakRefWrapper(o) if isinstance(o, torch.Tensor) and fixed is None else None
             for o, fixed in zip(outputs, self.persistent, strict=True)
         ]
-
-
-class HandOut:
-    """Hands out the outputs of a recording after a replay.
-
-    ``slots`` holds what needs no work: the cached tensors, persistent ones, numbers. The
-    rest, tensors that share a storage, is built anew each time.
-    """
-
-    __slots__ = (
-        *("build", "function", "gradients", "invalidated", "messages", "missing", "nbytes"),
-        *("node", "path", "plan", "pool", "ready", "refs", "resettable", "slots"),
-    )
-
-    def __init__(
-        self,
-        function: Function,
-        node: int,
-        plan: OutputPlan,
-        refs: OutputRefs,
-        path: Sequence[OutputRefs],
-        pool: Pool,
-    ) -> None:
-        """Args: ``path`` includes ``refs``, as its last element."""
-        self.function = function
-        self.node = node
-        self.messages: dict[int, OverwrittenMessage] = {}
-        self.invalidated: dict[int, int] = {}
-        self.gradients = function.mode is CompilationMode.BACKWARD
-        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
-        self.missing: list[int] = []
-        self.plan = plan
-        self.refs = refs
-        self.path = path
-        self.pool = pool
-        self.slots: list[Output] = []
-        self.build: list[int] = []
-        self.resettable: list[int] = []
-        self.ready = False
-
-    def fill(self) -> None:
-        """Make the cached tensors that are missing. Nobody else holds them yet."""
-        plan = self.plan
-        self.build = []
-        self.resettable = []
-        if not self.slots:
-            self.slots[:] = [None] * len(plan.specs)
-        for i, spec in enumerate(plan.specs):
-            fixed, ref = plan.persistent[i], self.refs[i]
-            if not isinstance(spec, TensorSpec):
-                self.slots[i] = spec
-            elif fixed is not None:
-                self.slots[i] = fixed
-                self.resettable.append(i)
-            elif plan.cacheable[i]:
-                if ref is not None and ref.cache is None:
-                    self.fill_slot(i)
-                self.resettable.append(i)
-            else:
-                self.build.append(i)
-        self.missing.clear()
-        self.ready = True
-
-    def message(self, i: int) -> OverwrittenMessage:
-        """The error for output ``i`` when its memory was reused."""
-        found = self.messages.get(i)
-        if found is None:
-            found = self.messages[i] = OverwrittenMessage.of(self.function, i, self.node)
-        return found
-
-    def fill_slot(self, i: int) -> None:
-        """Make one cached tensor."""
-        spec, ref = self.plan.specs[i], self.refs[i]
-        assert isinstance(spec, TensorSpec)
-        assert ref is not None
-        self.slots[i] = self.pool.tensor_at(spec)
-        compat.add_cached_tensor(self.slots[i])  # type: ignore[arg-type]
-        ref.attach_cache(self.slots, i)  # type: ignore[arg-type]
-
-    def drop_slot(self, i: int) -> torch.Tensor | None:
-        """Take a cached tensor out of the cache; its holders keep it. None if it is none."""
-        ref = self.refs[i]
-        if ref is None or ref.cache is None:
-            return None
-        t = self.slots[i]
-        assert isinstance(t, torch.Tensor)
-        ref.remove_extra_reference()
-        compat.remove_cached_tensor(t)
-        self.slots[i] = None
-        self.missing.append(i)
-        return t
-
-    def clear(self) -> None:
-        """Drop all cached tensors."""
-        for i in range(len(self.slots)):
-            self.drop_slot(i)
-        self.slots.clear()
-        self.missing.clear()
-        self.ready = False
-
-    def outputs(self) -> list[Output]:
-        """The outputs of a replay that was just launched."""
-        if not self.ready:
-            self.fill()
-        elif self.missing:
-            for i in self.missing:
-                self.fill_slot(i)
-            self.missing.clear()
-        out = self.slots.copy()
-        for i in self.resettable:
-            if out[i].requires_grad:  # type: ignore[union-attr]
-                self.reset(i, out)
-        for i in self.build:
-            out[i] = self.rebuild(i, out)
-        return out
-
-    def reset(self, i: int, out: list[Output]) -> None:
-        """Clear what a former run's user and autograd left on a cached tensor."""
-        t = out[i]
-        assert isinstance(t, torch.Tensor)
-        if self.plan.persistent[i] is not None:
-            t._backward_hooks = None
-            return
-        t._backward_hooks = None
-        if t.is_leaf:
-            t.requires_grad_(False)
-            t.grad = None
-        else:
-            t.detach_()
-
-    def rebuild(self, i: int, out: list[Output]) -> torch.Tensor:
-        """Make an output that shares its storage."""
-        spec, ref, alias = self.plan.specs[i], self.refs[i], self.plan.alias[i]
-        assert isinstance(spec, TensorSpec)
-        assert ref is not None
-        storage: torch.UntypedStorage | None = None
-        if isinstance(alias, AliasesPriorGraphOutput):
-            depth, index = alias.index
-            prior = self.path[depth][index]
-            assert prior is not None
-            storage = compat.storage_from_weak(prior.pointer)
-        elif isinstance(alias, AliasesNewOutput):
-            storage = out[alias.index].untyped_storage()  # type: ignore[union-attr]
-        t = self.pool.tensor_at(spec, storage)
-        ref.rebind(t)
-        return t

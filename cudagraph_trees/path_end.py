@@ -22,6 +22,7 @@ these new memory, and the use of any other view raises.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,12 @@ from .storage_ref import StorageWeakRefWrapper
 if TYPE_CHECKING:
     from .device.protocol import Input
     from .function import Function
+    from .hand_out import HandOut
     from .manager import CUDAGraphTreeManager
     from .node_warmup import CUDAWarmupNode
+
+_count = compat.storage_use_count
+_refs = sys.getrefcount
 
 
 def end_path(
@@ -78,40 +83,56 @@ def end_path_quickly(
     inputs: list[Input],
     next_function: Function,
 ) -> bool:
-    """``end_path`` for the common case: ``loss = model(x)`` in a loop.
+    """``end_path`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
 
-    There the variable still holds the last step's loss while the next step begins. All
-    that is held are tensors that the last step's nodes handed out as they were, no
+    In the second the variable still holds the last step's loss while the next step begins.
+    All that is held are tensors that the last step's nodes handed out as they were, no
     gradients, and no argument of the new call: their use raises from here on, and the node
-    hands out others.
+    hands out others. Hot.
 
     Returns:
         False if it is another case; nothing was done then.
     """
+    found: list[tuple[StorageWeakRefWrapper, HandOut, int]] | None = None
+    for slot in node.live_after_slots:
+        # ``StorageWeakRefWrapper.expired``, without the call.
+        ref = slot[0]
+        cache = ref.cache
+        if cache is None:
+            if _count(ref.pointer):
+                return False
+        elif _refs(cache[ref.slot]) != 2 or _count(ref.pointer) != ref.own:
+            if slot[1].gradients:
+                return False
+            if found is None:
+                found = [slot]
+            else:
+                found.append(slot)
+    if found is None:
+        return True
     if manager.clones_outputs:
         return False
-    found = []
-    for ref, hand_out, i in node.live_after_slots:
-        if ref.expired():
-            continue
-        if ref.cache is None or hand_out.gradients:
-            return False
-        found.append((ref, hand_out, i))
-    for i in next_function.loose:
-        x = inputs[i]
-        if isinstance(x, torch.Tensor):
-            address = x.data_ptr()
-            for ref, hand_out, k in found:
-                if 0 <= address - ref.address < hand_out.nbytes[k]:
+    loose = next_function.loose
+    alone = []
+    for ref, hand_out, k in found:
+        # Whether nothing but the tensor itself is over the storage.
+        only = _count(ref.pointer) == ref.own
+        alone.append(only)
+        if only:
+            t = hand_out.slots[k]
+            for i in loose:
+                if inputs[i] is t:
                     return False
-    made_in, by, invalidate = manager.step, next_function.label, manager.pool.invalidate
-    for ref, hand_out, i in found:
-        pointer = ref.pointer
-        t = hand_out.drop_slot(i)
-        text = hand_out.message(i).text(made_in=made_in, overwritten_in=made_in + 1, by=by)
-        invalidate(t, pointer, text)
-        hand_out.invalidated[i] = hand_out.invalidated.get(i, 0) + 1
-    manager.current_node = None
+        else:
+            begin, nbytes = ref.address, hand_out.nbytes[k]
+            for i in loose:
+                if 0 <= inputs[i].data_ptr() - begin < nbytes:
+                    return False
+    step, by = manager.step, next_function.label
+    for (_, hand_out, i), only in zip(found, alone, strict=True):
+        message = hand_out.messages[i] or hand_out.message(i)
+        text = message.text(made_in=step, overwritten_in=step + 1, by=by)
+        hand_out.overwrite(i, text, only)
     return True
 
 

@@ -17,7 +17,7 @@ graphs, see Note [Why CPU graphs do not go through the tree manager] there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 class CpuRun:
     """A function that is called again; see ``protocol.CapturedRun``."""
 
-    __slots__ = ("_function", "outputs", "ran")
+    __slots__ = ("_function", "launch", "outputs", "ran")
 
     def __init__(self, function: Function, outputs: list[Output]) -> None:
         self._function: Function | None = function
         self.outputs: list[Output] | None = outputs
+        self.launch: Callable[[], object] | None = None
         self.ran = True
 
     def replay(self, inputs: list[Input]) -> list[Output] | None:
@@ -103,6 +104,9 @@ class CpuPool:
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
     ) -> None:
         """Does nothing: the memory is not reused for as long as somebody holds it."""
+
+    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
+        """Does nothing, as above."""
 
     def move_out(self, storage: StoragePointer) -> bool:
         """True: it depends on nothing that the pool does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,21 +28,28 @@ if TYPE_CHECKING:
 class CudaCapturedRun:
     """A CUDA graph and the outputs of its capture; ``graph`` is None if it has no kernel."""
 
-    __slots__ = ("graph", "outputs", "ran", "replay_graph")
+    __slots__ = ("graph", "launch", "outputs", "ran")
 
     def __init__(self, graph: torch.cuda.CUDAGraph | None, outputs: list[Output]) -> None:
         self.graph = graph
         self.outputs: list[Output] | None = outputs
         self.ran = graph is None
-        self.replay_graph = graph.replay if graph is not None else (lambda: None)
+        self.launch: Callable[[], object] | None = (
+            compat.graph_launch(graph) if graph is not None else _nothing
+        )
 
     def replay(self, inputs: list[Input]) -> list[Output] | None:
-        self.replay_graph()
+        assert self.launch is not None
+        self.launch()
         return None
 
     def release(self) -> None:
         self.graph = None
-        self.replay_graph = _released
+        self.launch = _released
+
+
+def _nothing() -> None:
+    """What a function that launches nothing has to do again."""
 
 
 def _released() -> None:
@@ -183,8 +190,11 @@ class CudaPool:
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
     ) -> None:
         if tensor is not None:
-            compat.set_tensor_message(tensor, message)
+            self.invalidate_tensor(tensor, message)
         compat.set_storage_message(storage, message)
+
+    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
+        compat.set_tensor_message(tensor, message)
 
     def move_out(self, storage: StoragePointer) -> bool:
         source = compat.storage_from_weak(storage)

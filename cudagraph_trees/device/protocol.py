@@ -157,11 +157,14 @@ class CapturedRun(Protocol):
     Attributes:
         outputs: what the captured run returned, in order. The manager takes the list
             and leaves None behind, so that outputs can die.
+        launch: what ``replay`` comes down to where it looks at no inputs and returns None:
+            then a replay calls this instead. After ``release`` it raises.
         ran: whether the captured run has computed its outputs. A CUDA graph has not:
             the manager replays it once.
     """
 
     outputs: list[Output] | None
+    launch: Callable[[], object] | None
     ran: bool
 
     def replay(self, inputs: list[Input]) -> list[Output] | None:
@@ -260,6 +263,12 @@ class Pool(Protocol):
                 raises as well, earlier than its storage's.
             storage: what it (and views of it) lie in.
             message: complete text.
+        """
+
+    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
+        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``.
+
+        It lets go of its storage. Hot.
         """
 
     def move_out(self, storage: StoragePointer) -> bool:

@@ -6,6 +6,7 @@ import re
 import struct
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,29 @@ import pytest
 from big_profile import big_profile, count_allocations
 from browser.fixtures import open_file, watch
 from click.testing import CliRunner
-from profile_builder import MIB, training
+from profile_builder import KIB, MIB, training
 
 from memprof.cli import main
 from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.file import write_profile
-from memprof.profiler.model import Category, Profile, SourceFrame
+from memprof.profiler.model import (
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowStorage,
+    MemorySnapshot,
+    OperationSummary,
+    Process,
+    Profile,
+    RunState,
+    SourceFrame,
+    TrackerMetadata,
+    TrackerRecord,
+)
 from memprof.profiler.report import summarize
 from memprof.profiler.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.report.html import build_page, report_page, write_report
+from memprof.profiler.report.html.payload_parts import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -43,6 +58,10 @@ def show(page: Page, path: Path) -> None:
 def shown(page: Page) -> tuple[str, int]:
     """The instant that the page names, and its bytes; all views have the same sum."""
     page.evaluate("new Promise(requestAnimationFrame)")
+    page.evaluate("new Promise(requestAnimationFrame)")
+    # The treemap is drawn when it comes into sight.
+    page.evaluate("document.getElementById('treemap').scrollIntoView({block: 'nearest'})")
+    page.wait_for_selector("#treemap[data-bytes]")
     page.evaluate("new Promise(requestAnimationFrame)")
     name = page.inner_text("#instant-name")
     found = {
@@ -216,11 +235,11 @@ def test_keyboard(page: Page, report: Path) -> None:
 
 def test_a_click_chooses_what_is_drawn_there(page: Page, report: Path) -> None:
     show(page, report)
-    box = page.locator(".timeline-plot").bounding_box()
-    assert box is not None
+    plot = page.locator(".timeline-plot")
     names = set()
     for part in (0.1, 0.3, 0.5, 0.7, 0.95):
-        page.mouse.click(box["x"] + 70 + part * (box["width"] - 84), box["y"] + 100)
+        width = plot.evaluate("e => e.clientWidth")
+        plot.click(position={"x": 70 + part * (width - 84), "y": 100})
         name, nbytes = shown(page)
         names.add(name)
         assert nbytes > 0
@@ -422,6 +441,85 @@ def test_an_empty_profile_says_why_it_is_empty(page: Page, tmp_path: Path) -> No
     assert "No call of a compiled graph was recorded" in text
     assert "No graph was compiled while the profile was taken." in text
     assert "The ledger is empty: nothing was compiled." in text
+
+
+def of_rank(rank: int, scale: int) -> Profile:
+    profile = training()
+    profile.process = Process(rank, rank, 2, "node-a", 4000 + rank)
+    forward = profile.graphs[0].programs[0]
+    storages = tuple(
+        replace(s, nbytes=s.nbytes * (scale if s.name == "buf1" else 1)) for s in forward.storages
+    )
+    profile.graphs[0].programs = [replace(forward, storages=storages)]
+    return profile
+
+
+def test_several_ranks(page: Page, tmp_path: Path) -> None:
+    # GIVEN two ranks of which the second needs more
+    write_report([of_rank(0, 1), of_rank(1, 8)], tmp_path / "p.html", source="job.memprof")
+    show(page, tmp_path / "p.html")
+    # THEN the page shows the one with the highest peak, and how they compare
+    assert page.inner_text("h2.whose") == "Rank 1"
+    assert "rank 1 of 2 (local rank 1, host node-a, process 4001)" in page.inner_text(".meta")
+    _, highest = shown(page)
+    rows = page.locator(".job table").first.locator("tbody tr")
+    assert rows.count() == 2
+    assert "26.0 MiB" in rows.nth(0).inner_text()
+    assert format_bytes(highest) in rows.nth(1).inner_text()
+    # WHEN the other one is chosen
+    rows.nth(0).click()
+    page.wait_for_url("**/p.html?rank=0")
+    page.wait_for_selector("html[data-ready]")
+    assert page.inner_text("h2.whose") == "Rank 0"
+    assert shown(page)[1] == 26 * MIB < highest
+
+
+def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
+    profile = training()
+    times = list(range(0, 9_000_000, 1000))
+    used = [(i % 700) * KIB for i in range(len(times))]
+    peak = used.index(max(used))
+    line = SourceFrame("m.py", 7, "f", "y = a @ b")
+    made = DataFlowStorage(
+        max(used) - 5,
+        Category.ACTIVATION,
+        "aten::mm",
+        "l1",
+        line,
+    )
+    unknown = DataFlowStorage(5, Category.UNKNOWN)
+    profile.dataflow = DataFlowColumns(
+        [DataFlowDevice("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made])]
+    )
+    profile.tracker = TrackerRecord(
+        TrackerMetadata(end_ns=9_000_000, state=RunState.EXIT, problems=["a problem <b>"]),
+        [
+            MemorySnapshot(t, total_bytes=t + 1, resident_bytes=5 * MIB + t)
+            for t in range(0, 9_000_000, 1_000_000)
+        ],
+        operation_summary=[
+            OperationSummary("step", count=3, total_ns=6_000_000, tensor_bytes_delta=MIB),
+            OperationSummary("forward", 0, count=3, total_ns=2_000_000),
+        ],
+    )
+    write_report(profile, tmp_path / "p.html")
+    show(page, tmp_path / "p.html")
+    flow, tracker = page.inner_text("#dataflow"), page.inner_text("#tracker")
+    assert f"cpu: peak {format_bytes(max(used))}" in flow
+    assert "y = a @ b" in flow
+    assert "m.py:7" in flow
+    assert "9,000 changes" in flow
+    assert "9 snapshots in 9.00 ms; ended: exit" in tracker
+    assert "a problem <b>" in tracker
+    assert "step/forward" in tracker
+    for box in page.locator(".curve").all():
+        box.scroll_into_view_if_needed()
+        assert distinct_colors(box.locator("canvas").screenshot()) > 5
+    # Of 9,000 points those that a reader would miss are all there.
+    (curve,) = page.evaluate("memprof.report.payload.dataflow")
+    assert len(curve["time_ns"]) <= MAX_POINTS + 2
+    assert curve["peak"][0] in curve["time_ns"]
+    assert max(curve["bytes"]["activation"]) == max(used)
 
 
 def test_the_same_profile_gives_the_same_page() -> None:

@@ -15,21 +15,65 @@ Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from ...attribution import Attribution, View
 from ...model import Category, Profile
+from ...ranks import compare_ranks
 from ...timeline import Timeline
 from ...trees import RecordedNode, recorded_nodes
 from ..summary import SavedActivation, Summary, summarize
 from .payload_live import Sites, Strings, live_payload
+from .payload_parts import dataflow_payload, finding_payload, tracker_payload
 
-__all__ = ["PAYLOAD_VERSION", "report_payload"]
+__all__ = ["MAX_RANKS", "PAYLOAD_VERSION", "ranks_payload", "report_payload"]
 
 PAYLOAD_VERSION = 1
 
 MAX_LEDGER = 5_000
 """Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
+
+
+MAX_RANKS = 16
+"""Ranks in one page with all their views: of more, those with the highest peaks. The comparison
+has all."""
+
+
+def ranks_payload(
+    profiles: Sequence[Profile], device: str | None = None, source: str = ""
+) -> dict[str, Any]:
+    """The page's payload: one report a process, and how they compare.
+
+    Args:
+        profiles: one a process, at least one.
+        device: which one the page shows first; by default as in ``summarize``.
+        source: name of the file that they come from.
+
+    Raises:
+        ValueError: no program of one of them uses ``device``.
+    """
+    if len(profiles) == 1:
+        return {
+            "version": PAYLOAD_VERSION,
+            "ranks": None,
+            "profiles": [report_payload(profiles[0], device, source)],
+        }
+    compared = compare_ranks(profiles, device)
+    numbers = [p.process.rank if p.process else i for i, p in enumerate(profiles)]
+    highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
+    shown = sorted(r.rank for r in highest)
+    return {
+        "version": PAYLOAD_VERSION,
+        "ranks": {
+            **dataclasses.asdict(compared),
+            "imbalance": [
+                {**dataclasses.asdict(i), "excess": i.excess} for i in compared.imbalance
+            ],
+            "shown": shown,
+        },
+        "profiles": [report_payload(profiles[numbers.index(r)], device, source) for r in shown],
+    }
 
 
 def report_payload(profile: Profile, device: str | None = None, source: str = "") -> dict[str, Any]:
@@ -60,9 +104,12 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
                 "coverage": dataclasses.asdict(of_device.coverage),
             }
         )
+    start = min(profile.calls.start_ns, default=0) or _first_time(profile)
     return {
-        "version": PAYLOAD_VERSION,
         "header": _header(summary, source),
+        "advice": [finding_payload(f, sites) for f in summary.advice],
+        "dataflow": dataflow_payload(profile, start, sites),
+        "tracker": tracker_payload(profile.tracker, summary, start),
         "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
@@ -82,8 +129,18 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
     }
 
 
+def _first_time(profile: Profile) -> int:
+    """Where the clock of the page begins if no compiled call was logged."""
+    dataflow = profile.dataflow.devices if profile.dataflow else []
+    snapshots = profile.tracker.snapshots if profile.tracker else []
+    times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
+    return min(times, default=0)
+
+
 def _header(s: Summary, source: str) -> dict[str, Any]:
     return {
+        "process": dataclasses.asdict(s.process) if s.process else None,
+        "complete": s.complete,
         "source": source,
         "memprof": s.memprof,
         "torch": s.torch,

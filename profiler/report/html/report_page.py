@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from ...model import Profile
 from .page import Page, write_page
-from .payload import report_payload
+from .payload import ranks_payload
 
 __all__ = ["report_page", "write_report"]
 
@@ -18,15 +19,20 @@ _SCRIPTS = (
     "assets/treemap.js",
     "assets/liveset.js",
     "assets/sections.js",
+    "assets/trees.js",
+    "assets/parts.js",
+    "assets/ranks.js",
     "assets/report.js",
 )
 
 
-def report_page(profile: Profile, device: str | None = None, source: str = "") -> Page:
+def report_page(
+    profile: Profile | Sequence[Profile], device: str | None = None, source: str = ""
+) -> Page:
     """The report of a profile as a page.
 
     Args:
-        profile: a valid one.
+        profile: a valid one, or one of each rank of a job.
         device: which one the page shows first; by default the one with the highest peak,
             accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
@@ -35,9 +41,10 @@ def report_page(profile: Profile, device: str | None = None, source: str = "") -
         ValueError: no program uses ``device``.
     """
     name = os.path.basename(source)
+    profiles = [profile] if isinstance(profile, Profile) else profile
     return Page(
         title=f"Memory of {name}" if name else "Memory of compiled code",
-        payload=report_payload(profile, device, name),
+        payload=ranks_payload(profiles, device, name),
         scripts=_SCRIPTS,
         styles=_STYLES,
         description="Where the memory of compiled PyTorch code goes, taken by memprof.",
@@ -45,7 +52,7 @@ def report_page(profile: Profile, device: str | None = None, source: str = "") -
 
 
 def write_report(
-    profile: Profile,
+    profile: Profile | Sequence[Profile],
     path: str | os.PathLike[str],
     device: str | None = None,
     source: str = "",

@@ -164,13 +164,15 @@
   }
 
   const SECTIONS = [
-    ["advice", "Advice", (s, root) => memprof.sections.advice(s, root)],
+    ["advice", "What to change", (s, root) => memprof.sections.advice(s, root)],
     ["over-time", "Memory over time", overTime],
     ["live-set", "Live set", liveSet],
     ["saved", "Saved activations", (s, root) => memprof.sections.saved(s, root)],
     ["graphs", "Graphs", (s, root) => memprof.sections.graphs(s, root)],
     ["trees", "Trees of graphs", (s, root) => memprof.sections.trees(s, root)],
     ["ledger", "Ledger", (s, root) => memprof.sections.ledger(s, root)],
+    ["dataflow", "Data flow, eager code included", (s, root) => memprof.sections.dataflow(s, root)],
+    ["tracker", "Tracker", (s, root) => memprof.sections.tracker(s, root)],
     ["notes", "What is not counted", (s, root) => memprof.sections.notes(s, root)],
   ];
 
@@ -196,8 +198,9 @@
     memprof.detail(state, more);
   }
 
-  function draw(payload) {
-    const state = new State(payload);
+  function draw({ ranks, profiles }) {
+    const chosen = memprof.ranks.chosen(ranks);
+    const state = new State(profiles[chosen]);
     const main = document.getElementById("main");
     const head = el("div.summary");
     const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
@@ -208,7 +211,9 @@
       return { id, title, make, body, section };
     });
     const nav = el("nav.contents", { "aria-label": "Contents" });
-    main.append(head, nav, choice, ...sections.map((s) => s.section));
+    const job = el("div.job", { hidden: !ranks });
+    if (ranks) memprof.ranks.draw(ranks, chosen, job);
+    main.append(job, head, nav, choice, ...sections.map((s) => s.section));
     memprof.sections.header(state, head);
     devices(state, choice);
     if (state.model.length) {

@@ -13,7 +13,7 @@ import click
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("report", "ledger", "diff", "merge", "export", "schema", "doctor")
+COMMANDS = ("report", "ledger", "diff", "merge", "gantt", "export", "schema", "doctor")
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``."""
 
 

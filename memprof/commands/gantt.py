@@ -1,0 +1,31 @@
+"""``memprof gantt FILE``."""
+
+from __future__ import annotations
+
+import click
+
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.report.html.gantt_page import write_gantt
+
+from ._common import BadFile, calls_option, file_argument, print_text, read
+
+
+@click.command()
+@file_argument
+@click.option(
+    "--output", "-o", type=click.Path(), required=True, help="The page: one HTML file, no network."
+)
+@calls_option
+def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
+    """Write a page with operations, compiled calls and memory over time.
+
+    FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
+    tracker's operations and calls of compiled code, replays of graphs among them.
+    """
+    try:
+        nbytes = write_gantt(read(file), output, file, *calls)
+    except IndexError as e:
+        raise click.BadParameter(str(e), param_hint="--calls") from e
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    print_text(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")

@@ -1,0 +1,368 @@
+// What is drawn: lanes of bars, the number of them at once, memory; each on a canvas of its own.
+(function (memprof) {
+  "use strict";
+
+  const { el } = memprof.dom;
+  const ROW = 18;
+  const BAR = 16;
+  const HEAD = 20;
+  const FONT = 11;
+
+  /** A canvas as large as its box, in device pixels. */
+  class Canvas {
+    constructor(className, label) {
+      this.node = el(`canvas.${className}`, { role: "img", "aria-label": label });
+      this.context = this.node.getContext("2d");
+      this.width = 0;
+      this.height = 0;
+    }
+
+    /** Clears, and sets the coordinate system to CSS pixels. */
+    begin(width, height) {
+      const ratio = globalThis.devicePixelRatio || 1;
+      const w = Math.round(width * ratio);
+      const h = Math.round(height * ratio);
+      if (this.node.width !== w || this.node.height !== h) {
+        this.node.width = w;
+        this.node.height = h;
+        this.node.style.width = `${width}px`;
+        this.node.style.height = `${height}px`;
+      }
+      this.width = width;
+      this.height = height;
+      const c = this.context;
+      c.setTransform(ratio, 0, 0, ratio, 0, 0);
+      c.clearRect(0, 0, width, height);
+      c.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      c.textBaseline = "middle";
+      return c;
+    }
+  }
+
+  const color = (variable) => memprof.theme.color(variable);
+
+  /** Black or white, whichever reads better on an `rgb(…)` colour. */
+  function ink(background) {
+    const [r, g, b] = background.match(/[\d.]+/g).map(Number);
+    const light = [r, g, b].map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.22 ? "#14161a" : "#ffffff";
+  }
+
+  function grid(c, view, height) {
+    const { step, times } = view.ticks(110);
+    c.fillStyle = color("--line");
+    for (const t of times) c.fillRect(Math.round(view.x(t)), 0, 1, height);
+    return { step, times };
+  }
+
+  function drawAxis(canvas, view) {
+    const c = canvas.begin(view.width, 22);
+    const { step, times } = grid(c, view, 22);
+    c.fillStyle = color("--text-2");
+    for (const t of times) {
+      const x = view.x(t);
+      const text = memprof.tickLabel(t, step);
+      if (x + 4 + c.measureText(text).width < view.width) c.fillText(text, x + 4, 11);
+    }
+  }
+
+  /** Lanes under each other, scrolled by `scroll` pixels. */
+  class Lanes {
+    constructor(model, view) {
+      this.model = model;
+      this.view = view;
+      this.canvas = new Canvas("gantt-lanes-canvas", "Operations and calls");
+      this.scroll = 0;
+      this.hovered = null;
+      this.selected = null;
+      let y = 0;
+      this.tops = model.lanes.map((lane) => {
+        const top = y;
+        y += HEAD + lane.rows * ROW + 4;
+        return top;
+      });
+      this.total = y + 4;
+      this.measured = new Map();
+    }
+
+    draw(height) {
+      const { view, model } = this;
+      const c = this.canvas.begin(view.width, height);
+      grid(c, view, height);
+      const fills = model.colors.map(color);
+      const inks = fills.map(ink);
+      model.lanes.forEach((lane, n) => {
+        const top = this.tops[n] - this.scroll;
+        if (top > height || top + HEAD + lane.rows * ROW < 0) return;
+        c.fillStyle = color("--line-strong");
+        if (n) c.fillRect(0, Math.round(top), view.width, 1);
+        const first = Math.max(0, Math.floor((-top - HEAD) / ROW));
+        const last = Math.min(lane.rows - 1, Math.floor((height - top - HEAD) / ROW));
+        for (let r = first; r <= last; r++) {
+          this.drawRow(c, lane, lane.byRow[r], top + HEAD + r * ROW, fills, inks);
+        }
+        this.label(c, lane, top);
+      });
+      this.outline(c, this.hovered, color("--text"), 1);
+      this.outline(c, this.selected, color("--accent"), 2);
+    }
+
+    label(c, lane, top) {
+      c.font = `600 ${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      c.fillStyle = color("--text");
+      c.fillText(lane.name, 6, top + HEAD / 2 + 1);
+      const width = c.measureText(lane.name).width;
+      c.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      c.fillStyle = color("--text-2");
+      c.fillText(memprof.format.count(lane.start.length), 12 + width, top + HEAD / 2 + 1);
+    }
+
+    /**
+     * At most one bar a pixel: where there are more, the next one drawn begins a pixel on.
+     * One that failed is drawn before any other in its pixel.
+     */
+    drawRow(c, lane, row, y, fills, inks) {
+      const { view, model } = this;
+      const n = row.start.length;
+      let i = Math.max(0, memprof.above(row.start, view.from) - 1);
+      let set = -1;
+      while (i < n && row.start[i] <= view.to) {
+        const a = Math.round(Math.max(-2, view.x(row.start[i])));
+        const b = Math.max(a + 1, Math.round(Math.min(view.width + 2, view.x(row.end[i]))));
+        let next = i + 1;
+        let fill = lane.color[row.bars[i]];
+        if (b - a === 1) {
+          next = Math.max(next, memprof.above(row.start, view.time(a + 0.5)));
+          if (row.failedBefore[next] > row.failedBefore[i]) fill = model.failed;
+        }
+        if (b >= 0) {
+          if (fill !== set) c.fillStyle = fills[fill];
+          set = fill;
+          const width = b - a;
+          c.fillRect(a, y + 1, width > 4 ? width - 1 : width, BAR);
+          if (width > 26) {
+            const left = Math.max(0, a);
+            const name = model.name(lane, row.bars[i]);
+            this.text(c, name, left + 4, y + 1 + BAR / 2, b - left - 9, inks[fill]);
+            set = -1;
+          }
+        }
+        i = next;
+      }
+    }
+
+    text(c, name, x, y, room, style) {
+      let width = this.measured.get(name);
+      if (width === undefined) this.measured.set(name, (width = c.measureText(name).width));
+      let shown = name;
+      if (width > room) {
+        const fit = Math.floor((name.length * room) / width) - 1;
+        if (fit < 2) return;
+        shown = `${name.slice(0, fit)}…`;
+      }
+      c.fillStyle = style;
+      c.fillText(shown, x, y);
+    }
+
+    outline(c, bar, style, thick) {
+      if (!bar) return;
+      const [lane, i] = bar;
+      const top = this.tops[this.model.lanes.indexOf(lane)] - this.scroll + HEAD + lane.row[i] * ROW;
+      const a = Math.max(-4, this.view.x(lane.start[i]));
+      const b = Math.min(this.view.width + 4, this.view.x(lane.start[i] + lane.duration[i]));
+      if (b < -2 || a > this.view.width + 2) return;
+      c.strokeStyle = style;
+      c.lineWidth = thick;
+      c.strokeRect(a - 0.5, top + 0.5, Math.max(3, b - a), BAR + 1);
+    }
+
+    /** The bar at a place of the canvas, as [lane, index], or null. */
+    find(x, y) {
+      const at = y + this.scroll;
+      let n = memprof.above(this.tops, at) - 1;
+      if (n < 0) return null;
+      const lane = this.model.lanes[n];
+      const r = Math.floor((at - this.tops[n] - HEAD) / ROW);
+      if (at < this.tops[n] + HEAD || r >= lane.rows) return null;
+      const row = lane.byRow[r];
+      const found = row.find(this.view.time(x), 2 / this.view.scale);
+      return found < 0 ? null : [lane, row.bars[found]];
+    }
+
+    /** Where a bar is: top and bottom in the scrolled content. */
+    extent([lane, i]) {
+      const top = this.tops[this.model.lanes.indexOf(lane)] + HEAD + lane.row[i] * ROW;
+      return [top, top + ROW];
+    }
+  }
+
+  /** The highest and lowest value in each pixel column. */
+  function inColumns(curve, from, to, width) {
+    const n = Math.max(1, Math.ceil(width));
+    const high = new Float64Array(n).fill(-1);
+    const low = new Float64Array(n).fill(Infinity);
+    const scale = n / (to - from);
+    curve.each(from, to, 1 / scale, (a, b, lowest, highest) => {
+      if (b < from || a > to) return;
+      const first = Math.max(0, Math.min(n - 1, Math.floor((a - from) * scale)));
+      const last = Math.max(first, Math.min(n - 1, Math.ceil((b - from) * scale) - 1));
+      for (let c = first; c <= last; c++) {
+        if (highest > high[c]) high[c] = highest;
+        if (lowest < low[c]) low[c] = lowest;
+      }
+    });
+    return { high, low };
+  }
+
+  /** Levels up to `most` at a round distance, about three of them. */
+  function marksTo(most, round) {
+    const step = round(most, 3);
+    const out = [];
+    for (let v = step; v <= most * 1.02; v += step) out.push(v);
+    return out;
+  }
+
+  function countStep(most, number) {
+    const raw = most / number;
+    const power = 10 ** Math.floor(Math.log10(Math.max(raw, 1)));
+    return Math.max(1, [1, 2, 5, 10].find((f) => f * power >= raw) * power);
+  }
+
+  /** How many at once: one step curve, filled. */
+  class Concurrency {
+    constructor(model, view, whole) {
+      this.model = model;
+      this.view = view;
+      this.whole = whole;
+      this.canvas = whole
+        ? new Canvas("gantt-overview-canvas", "How many run at once in the whole run")
+        : new Canvas("gantt-count", "How many operations and calls run at once");
+    }
+
+    draw(height) {
+      const { view } = this;
+      const c = this.canvas.begin(view.width, height);
+      const [from, to] = this.whole ? [0, view.end] : [view.from, view.to];
+      if (!this.whole) grid(c, view, height);
+      const { high } = inColumns(this.model.concurrency, from, to, view.width);
+      const most = Math.max(1, ...high);
+      const y = (v) => height - (v / most) * (height - (this.whole ? 4 : 18));
+      c.fillStyle = color("--accent");
+      c.globalAlpha = this.whole ? 0.35 : 0.5;
+      high.forEach((v, x) => v > 0 && c.fillRect(x, y(v), 1, height - y(v)));
+      c.globalAlpha = 1;
+      if (this.whole) {
+        const scale = view.width / view.end;
+        const [a, b] = [view.from * scale, view.to * scale];
+        c.fillStyle = color("--page");
+        c.globalAlpha = 0.65;
+        c.fillRect(0, 0, a, height);
+        c.fillRect(b, 0, view.width - b, height);
+        c.globalAlpha = 1;
+        c.strokeStyle = color("--accent");
+        c.strokeRect(a + 0.5, 0.5, Math.max(2, b - a - 1), height - 1);
+        return;
+      }
+      for (const v of marksTo(most, countStep)) tag(c, String(v), y(v), view.width);
+    }
+  }
+
+  /** A level's line and its value at the left. */
+  function tag(c, text, y, width) {
+    c.fillStyle = color("--line-strong");
+    c.globalAlpha = 0.6;
+    c.fillRect(0, Math.round(y), width, 1);
+    c.globalAlpha = 0.8;
+    c.fillStyle = color("--page");
+    c.fillRect(2, y + 2, c.measureText(text).width + 6, 13);
+    c.globalAlpha = 1;
+    c.fillStyle = color("--text-2");
+    c.fillText(text, 5, y + 9);
+  }
+
+  /** Curves of bytes over one scale. */
+  class Memory {
+    constructor(curves, view) {
+      this.curves = curves; // {label, variable, source, shown}
+      this.view = view;
+      this.canvas = new Canvas("gantt-memory", "Memory over time");
+    }
+
+    draw(height) {
+      const { view } = this;
+      const c = this.canvas.begin(view.width, height);
+      grid(c, view, height);
+      const drawn = this.curves.filter((k) => k.shown);
+      const data = drawn.map((k) => inColumns(k.source, view.from, view.to, view.width));
+      let most = 1;
+      for (const { high } of data) for (const v of high) if (v > most) most = v;
+      const y = (v) => height - 2 - (v / most) * (height - 18);
+      drawn.forEach((k, n) => this.line(c, color(k.variable), data[n], y, k.source));
+      for (const v of marksTo(most, memprof.columns.byteStep)) tag(c, memprof.format.bytes(v), y(v), view.width);
+    }
+
+    line(c, style, { high, low }, y, source) {
+      c.strokeStyle = style;
+      c.fillStyle = style;
+      c.lineWidth = 1.5;
+      c.beginPath();
+      let open = false;
+      let before = -1;
+      for (let x = 0; x < high.length; x++) {
+        if (high[x] < 0) {
+          if (source.step !== false) open = false;
+          continue;
+        }
+        // Samples are joined by straight lines, steps by steps.
+        if (open && source.step !== false) c.lineTo(x, y(before));
+        if (open) c.lineTo(x, y(high[x]));
+        else c.moveTo(x, y(high[x]));
+        if (low[x] < high[x]) c.lineTo(x, y(low[x]));
+        before = low[x];
+        open = true;
+      }
+      if (open) c.lineTo(high.length, y(before));
+      c.stroke();
+      if (source.step === false) {
+        const points = memprof.above(source.time, this.view.to) - memprof.above(source.time, this.view.from - 1);
+        if (points > this.view.width / 12) return;
+        source.time.forEach((t, i) => {
+          if (t < this.view.from || t > this.view.to) return;
+          c.beginPath();
+          c.arc(this.view.x(t), y(source.value[i]), 2.5, 0, 7);
+          c.fill();
+        });
+      }
+    }
+  }
+
+  /** Small marks on the axis: what the ledger and checkpoints say. */
+  class Marks {
+    constructor(model, view) {
+      this.view = view;
+      this.marks = [...model.payload.marks].sort((a, b) => a.time - b.time);
+      this.canvas = new Canvas("gantt-marks", "Marks of the ledger and checkpoints");
+    }
+
+    draw() {
+      const c = this.canvas.begin(this.view.width, 14);
+      c.fillStyle = color("--warn");
+      for (const mark of this.marks) {
+        const x = this.view.x(mark.time);
+        if (x < -4 || x > this.view.width + 4) continue;
+        c.beginPath();
+        c.moveTo(x, 13);
+        c.lineTo(x - 4, 4);
+        c.lineTo(x + 4, 4);
+        c.fill();
+      }
+    }
+
+    /** The marks within some pixels of `x`. */
+    near(x) {
+      return this.marks.filter((m) => Math.abs(this.view.x(m.time) - x) <= 5);
+    }
+  }
+
+  memprof.ganttPanels = { Lanes, Concurrency, Memory, Marks, Canvas, drawAxis };
+})((globalThis.memprof ??= {}));

@@ -1,0 +1,172 @@
+"""What the Gantt page is given: bars in rows, how calls ran, bytes as in every other view."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from browser.gantt_profiles import ORIGIN, server, training_run
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builder import MIB, training
+
+from memprof.cli import main
+from memprof.profiler.call_modes import CallMode, call_modes
+from memprof.profiler.file import write_profile
+from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
+from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
+from memprof.profiler.report.html.gantt_payload import KINDS, gantt_payload
+from memprof.profiler.timeline import Timeline
+from memprof.profiler.validate import findings
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
+
+
+def no_two_overlap(bars: list[Bar], rows: int) -> None:
+    assert all(0 <= b.row < rows for b in bars)
+    for row in range(rows):
+        own = sorted((b for b in bars if b.row == row), key=lambda b: (b.start_ns, b.end_ns))
+        for a, b in pairwise(own):
+            assert a.end_ns <= b.start_ns
+
+
+@given(SPANS)
+def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int, int]]) -> None:
+    # A bar without width would be hidden by one that begins where it is: both have some.
+    for place in (nested_rows, packed_rows):
+        bars = [Bar(s, s + w + 1, "x", "operation", i, t) for i, (s, w, t) in enumerate(spans)]
+        no_two_overlap(bars, place(bars))
+
+
+def test_what_is_inside_stands_below() -> None:
+    bars = [Bar(*t, "operation", 0) for t in ((2, 3, "c"), (0, 9, "a"), (1, 5, "b"), (6, 8, "d"))]
+    assert nested_rows(bars) == 3
+    assert [(b.name, b.row, b.outermost) for b in bars] == [
+        ("a", 0, True), ("b", 1, False), ("c", 2, False), ("d", 1, False),
+    ]  # fmt: skip
+
+
+def test_tasks_take_the_first_free_rows() -> None:
+    # GIVEN three requests, two at a time, each with a part inside
+    bars = [
+        Bar(start, end, name, "operation", 0, task)
+        for task, begin in enumerate((0, 5, 10))
+        for start, end, name in ((begin, begin + 9, "request"), (begin + 1, begin + 4, "part"))
+    ]
+    # THEN the third takes the rows of the first
+    assert packed_rows(bars) == 4
+    assert [(b.task, b.row) for b in bars] == [
+        (0, 0), (0, 1), (1, 2), (1, 3), (2, 0), (2, 1),
+    ]  # fmt: skip
+
+
+def test_the_page_of_a_training_run() -> None:
+    profile = training_run(steps=3)
+    assert list(findings(profile)) == []
+    page = gantt_payload(profile, "run.json")
+    assert [(lane["name"], lane["rows"], len(lane["start"])) for lane in page["lanes"]] == [
+        ("MainThread", 3, 18),
+        ("loader", 1, 3),
+        ("compilation", 1, 3),
+    ]
+    thread = page["lanes"][0]
+    bars = [
+        (page["strings"][n], KINDS[k], r)
+        for n, k, r in zip(thread["name_of"], thread["kind"], thread["row"], strict=True)
+    ]
+    assert bars[:6] == [
+        ("step", "operation", 0),
+        ("forward", "operation", 1),
+        ("0/0 forward", "warm-up", 2),
+        ("backward", "operation", 1),
+        ("0/0 backward", "backward", 2),
+        ("1/0 inference", "inference", 1),
+    ]
+    assert [b for b in bars if b[0] == "0/0 forward"] == [
+        ("0/0 forward", "warm-up", 2),
+        ("0/0 forward", "recording", 2),
+        ("0/0 forward", "forward replay", 2),
+    ]
+    assert max(page["concurrency"]["count"]) == 2
+    assert page["concurrency"]["count"][-1] == 0
+    assert [m["name"] for m in page["marks"]] == ["warm up", "record", "replay", "skip", "epoch 1"]
+    assert [s["path"] for s in page["summary"]] == [
+        "load batch", "step", "step/forward", "step/backward",
+    ]  # fmt: skip
+
+
+def test_bytes_are_those_of_the_timeline() -> None:
+    profile = training()
+    timeline = Timeline(profile, "cpu")
+    (device,) = gantt_payload(profile)["devices"]
+    for k in range(len(timeline)):
+        kind = device["kinds"][device["kind"][k]]
+        n = len(timeline.changes(k)) + 1
+        assert kind["totals"] == [timeline.live_at(k, i).nbytes for i in range(n)]
+        assert kind["between"] == timeline.bytes_over_time().between[k]
+    assert max(max(kind["totals"]) for kind in device["kinds"]) == 26 * MIB
+    assert len(device["kinds"]) < len(timeline)
+
+
+def test_a_server_has_as_many_rows_as_requests_at_once() -> None:
+    (lane,) = gantt_payload(server(300))["lanes"]
+    assert lane["name"] == "tasks of MainThread"
+    assert len(lane["start"]) == 1200
+    assert 16 <= lane["rows"] <= 20
+
+
+def test_nothing_and_parts() -> None:
+    page = gantt_payload(Profile())
+    assert (page["lanes"], page["end"], page["curves"]) == ([], 0, [])
+    page = gantt_payload(training(), "", 3, 5)
+    assert len(page["lanes"][0]["start"]) == 3
+    assert page["notes"] == ["Calls 3 to 5 of 9 are shown."]
+    with pytest.raises(IndexError, match="the log has calls 0 to 8"):
+        gantt_payload(training(), "", 3, 9)
+
+
+# How calls ran
+
+
+def test_calls_without_trees_just_ran() -> None:
+    assert set(call_modes(training())) == {CallMode.RUN}
+
+
+def test_more_calls_than_replays_are_not_called_replays() -> None:
+    # GIVEN a function that replayed four times and was skipped again and again
+    profile = training_run(steps=10)
+    replay = profile.ledger[5]
+    profile.ledger[5] = LedgerEntry(replay.time_ns, LedgerKind.REPLAY, 0, "replayed", 4)
+    modes = call_modes(profile)
+    assert modes[0::3][:2] == [CallMode.WARM_UP, CallMode.RECORD]
+    assert set(modes[0::3][2:]) == {CallMode.REPLAY_OR_RUN}
+    assert set(modes[1::3]) == {CallMode.RUN}
+
+
+def test_without_a_common_clock_nothing_is_claimed() -> None:
+    profile = training_run(steps=4)
+    profile.perf_origin_ns = 0
+    assert set(call_modes(profile)[0::3]) == {CallMode.REPLAY_OR_RUN}
+    assert gantt_payload(profile)["marks"][0]["name"] == "epoch 1"
+    assert ORIGIN
+
+
+# The command
+
+
+def test_the_command(tmp_path: Path) -> None:
+    write_profile(training_run(), tmp_path / "p.json.gz")
+    args = ["gantt", str(tmp_path / "p.json.gz"), "-o", str(tmp_path / "out.html")]
+    result = CliRunner().invoke(main, args)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("one file that any browser opens offline\n")
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+    assert CliRunner().invoke(main, [*args, "--calls", "3:5"]).exit_code == 0
+    result = CliRunner().invoke(main, [*args, "--calls", "90:99"])
+    assert result.exit_code == 2
+    assert "the log has calls 0 to 35" in result.output
+    result = CliRunner().invoke(main, [*args[:3], str(tmp_path / "no" / "out.html")])
+    assert result.exit_code == 2
+    assert "check the path" in result.output

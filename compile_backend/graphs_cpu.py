@@ -49,6 +49,7 @@ from memprof.cudagraph_trees.arena_tensors import (
 )
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
+from memprof.profiler.replay_memory import register
 
 from . import _torch_compat
 from .arena_code import WrapperCode, evaluate, read_wrapper, rewritten
@@ -73,6 +74,7 @@ _COST_OF_LEASE = 8_000
 
 POOL = LeasePool(lambda: current_settings().pool_budget)
 SCRATCHES = ScratchPool(POOL)
+register(lambda: [POOL.replay_memory()])
 
 
 class CpuGraphs:

@@ -32,11 +32,14 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from memprof.profiler.replay_memory import Lease, ReplayMemory
 
 from .device.protocol import Block, Segment
 from .planner import ALIGNMENT
@@ -47,6 +50,9 @@ MIN_SEGMENT = 2 << 20
 
 HUGE = 4 << 20
 """Bytes from which a segment asks for huge pages; it has at least one whole one then."""
+
+KEPT_LEASES = 1 << 15
+"""Leases that are over and still known, for whoever wants to know what was live when."""
 
 SUPPORTED = sys.platform != "win32"
 """Whether anonymous private mappings can be had here."""
@@ -269,10 +275,12 @@ class Tokens(list[None]):
 class _Lease(weakref.ref[memoryview]):
     """A weak reference to a block that somebody holds; its callback takes the block back."""
 
-    __slots__ = ("address", "arena", "label", "tokens")
+    __slots__ = ("address", "arena", "born_ns", "label", "nbytes", "tokens")
     address: int
     arena: Arena
+    born_ns: int
     label: str
+    nbytes: int
     tokens: Tokens
 
 
@@ -281,10 +289,12 @@ class LeasePool:
 
     Attributes:
         users: functions that use the pool.
+        ended: the last leases that are over, oldest first.
     """
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.users = 0
+        self.ended: deque[Lease] = deque(maxlen=KEPT_LEASES)
         self._budget = budget
         self._on_trim: list[Callable[[], None]] = []
         self._start()
@@ -325,12 +335,16 @@ class LeasePool:
             return None
         lease = _Lease(view, self._died)
         lease.address, lease.arena, lease.tokens, lease.label = address, arena, tokens, label
+        lease.nbytes, lease.born_ns = nbytes, time.time_ns()
         self._leases[id(arena), address] = lease
         return view
 
-    def _died(self, lease: _Lease) -> None:
+    def _died(self, lease: _Lease, now: Callable[[], int] = time.time_ns) -> None:
         # In any thread, at any time, perhaps in the middle of ``lease``: no lock here.
         self._leases.pop((id(lease.arena), lease.address), None)
+        self.ended.append(
+            Lease(lease.label, lease.nbytes, lease.address, lease.born_ns, died_ns=now())
+        )
         self._returned.append(lease)
         lease.tokens.append(None)
         if not self.users:
@@ -393,6 +407,17 @@ class LeasePool:
         """Labels of the blocks that are out, by address."""
         arena = self._arena
         return {x.address: x.label for x in list(self._leases.values()) if x.arena is arena}
+
+    def replay_memory(self) -> ReplayMemory:
+        """Where the pool lies, and who had which block of it when."""
+        segments = self.segments()
+        live = [Lease(x.label, x.nbytes, x.address, x.born_ns) for x in list(self._leases.values())]
+        return ReplayMemory(
+            device="cpu",
+            reserved=sum(s.nbytes for s in segments),
+            ranges=[(s.address, s.address + s.nbytes) for s in segments],
+            leases=[*self.ended, *live],
+        )
 
 
 _abandoned: list[object] = []

@@ -24,6 +24,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from memprof.profiler.replay_memory import SCRATCH
+
 from . import _torch_compat as compat
 from .arena import LeasePool, Tokens
 
@@ -147,7 +149,7 @@ class Scratch:
         with torch.inference_mode(False), torch.no_grad():
             if plan.nbytes > self.nbytes:
                 self.release()
-                view = self._pool.lease(plan.nbytes, Tokens(1), "scratch")
+                view = self._pool.lease(plan.nbytes, Tokens(1), SCRATCH)
                 if view is None:
                     return None
                 self._base = torch.frombuffer(view, dtype=torch.uint8)

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry
+from memprof.profiler.replay_memory import ReplayMemory, register
 
 if TYPE_CHECKING:
     from .ledger import TreeLedger
@@ -50,3 +51,23 @@ def forget_the_dead() -> None:
         alive = [(ledger, ref) for ledger, ref in _known if ref() is not None]
         _known.clear()
         _known.extend(alive)
+
+
+def replay_memory() -> list[ReplayMemory]:
+    """The pools of all managers that live."""
+    with _lock:
+        managers = [manager for _, ref in _known if (manager := ref()) is not None]
+    found = []
+    for manager in managers:
+        segments = manager.pool.segments()
+        found.append(
+            ReplayMemory(
+                device=manager.ledger.device,
+                reserved=sum(s.nbytes for s in segments),
+                ranges=[(s.address, s.address + s.nbytes) for s in segments],
+            )
+        )
+    return found
+
+
+register(replay_memory)

@@ -21,6 +21,7 @@ RecordScope: Any = _kineto.RecordScope
 BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
 
 STRIDED: torch.layout = torch.strided
+device = torch.device
 
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """Name of the autograd node that writes ``.grad``."""

@@ -53,7 +53,8 @@ class Categories:
         by_key: one a storage.
         by_version: one a value.
         given: one a storage, known from elsewhere (compiled code); beats all others.
-        present: storages that take part: in the graph or named by a rule by id.
+        present: storages that take part: in the graph or named by a rule by id, and not
+            counted as memory of replays already.
         of_value: the category of each value, all rules applied.
     """
 
@@ -68,7 +69,9 @@ class Categories:
 class _Deduction:
     """The rules, run once in order by ``deduce``."""
 
-    def __init__(self, columns: EventColumns, graph: Graph, given: Bytes | None) -> None:
+    def __init__(
+        self, columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
+    ) -> None:
         self.columns, self.graph = columns, graph
         keys = columns.keys
         ids = int(keys.tensor_index.max()) + 1 if len(keys) else 0
@@ -78,6 +81,7 @@ class _Deduction:
         self.given = np.zeros(len(keys), np.uint8) if given is None else given
         self.present = np.zeros(len(keys), np.bool_)
         self.present[graph.edge_key] = True
+        self.replayed = replayed
         self.id_of_value = keys.tensor_index[graph.value_key]
 
         values = graph.in_value
@@ -209,8 +213,15 @@ class _Deduction:
         self.set_ids(np.flatnonzero(named), PARAMETER)
 
     def activations(self) -> None:
-        """Flood forward from the inputs."""
-        category = bytearray(self.current().tobytes())
+        """Flood forward from the inputs, and from what replayed forwards have left.
+
+        One address may have held an activation and then a gradient there, which the trace
+        takes for one storage; what is read outside of the backward is the former.
+        """
+        start = self.current().copy()
+        if self.replayed is not None:
+            start[self.replayed[self.graph.value_key]] = ACTIVATION
+        category = bytearray(start.tobytes())
         reads, read_bounds = self.reads.data, self.read_bounds.data
         makes, make_bounds = self.makes.data, self.make_bounds.data
         backward = self.graph.backward.tobytes()
@@ -256,7 +267,9 @@ class _Deduction:
             by_key=frozen(self.by_key, np.uint8),
             by_version=frozen(self.by_version, np.uint8),
             given=frozen(self.given, np.uint8),
-            present=frozen(self.present, np.bool_),
+            present=frozen(
+                self.present if self.replayed is None else self.present & ~self.replayed, np.bool_
+            ),
             of_value=frozen(self.current(), np.uint8),
         )
 
@@ -266,11 +279,17 @@ def _bounds(chosen: Bools, bounds: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(chosen, dtype=np.int32)])[bounds]
 
 
-def deduce(columns: EventColumns, graph: Graph, given: Bytes | None = None) -> Categories:
+def deduce(
+    columns: EventColumns,
+    graph: Graph,
+    given: Bytes | None = None,
+    replayed: Bools | None = None,
+) -> Categories:
     """Categories of every value.
 
     Args:
         columns, graph: a trace and its data-flow graph.
         given: category of storages that are known from elsewhere, 0 where not.
+        replayed: storages that are counted as memory of replays, see ``replays.py``.
     """
-    return _Deduction(columns, graph, given).run()
+    return _Deduction(columns, graph, given, replayed).run()

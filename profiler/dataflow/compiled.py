@@ -6,11 +6,8 @@ A fused kernel is not an operator, so the profiler sees what a compiled graph al
 but not what reads or writes it. torch's rules then mistake saved activations for inputs
 or parameters. Three things are known all the same:
 
-* The generated function is a Python call whose name holds its file, and memprof knows
-  the graph of that file and, from observing it, the order and sizes of everything it
-  allocates. Allocations of the trace inside the call are put against the ALLOC events of
-  the graph's programs; if the sizes agree one by one they are the same. Where the trace
-  has more (scratch memory that was not observed), the longest common order is taken.
+* Which program a call of generated code ran, and which of its allocations is which:
+  ``calls.py``. What a replayed call does not allocate: ``replays.py``.
 * AOTAutograd's autograd function is an operator event and lists the tensors that go in,
   in the order of the graph's inputs, whose roles memprof knows.
 * Without a memprof profile, or where nothing fits: memory released within the call is
@@ -20,19 +17,15 @@ or parameters. Three things are known all the same:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
-from pathlib import PurePath
 
 import numpy as np
 
 from memprof.profiler.model import Category as ModelCategory
-from memprof.profiler.model import EventKind, GraphKind, GraphRecord, Profile, Role
+from memprof.profiler.model import EventKind, GraphKind, GraphRecord, NodeProvenance, Role
 from memprof.profiler.model import Storage as ModelStorage
 
-from . import _torch_compat as compat
+from .calls import GeneratedCall
 from .categories import (
     ACTIVATION,
     AUTOGRAD_DETAIL,
@@ -43,7 +36,7 @@ from .categories import (
     TEMPORARY,
     UNKNOWN,
 )
-from .columns import FORWARD, Bytes, EventColumns, Ints, ScopeKind
+from .columns import FORWARD, Bools, Bytes, EventColumns
 from .context import PHASE_BACKWARD, Context
 from .storages import Storages
 
@@ -62,10 +55,6 @@ FROM_MODEL = {
     ModelCategory.UNKNOWN: UNKNOWN,
 }
 
-_NEAREST_CALL_NS = 50_000_000
-"""How far a logged call may lie from a traced one and still be taken for it: the clocks
-of the log and the trace are different ones, read at different times."""
-
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -73,15 +62,28 @@ class Owner:
 
     Attributes:
         graph: the graph that made it.
-        storage: the storage in the graph's program, None if it was not observed.
+        storage: the storage in the graph's program.
         buffer: name in the generated code, None for scratch memory.
         line: line of the generated code, 0 if unknown.
+        since: ns; from when on, until the next owner's.
     """
 
     graph: GraphRecord
-    storage: ModelStorage | None
+    storage: ModelStorage
     buffer: str | None
     line: int
+    since: int = 0
+
+    @property
+    def node(self) -> NodeProvenance | None:
+        """The FX node whose value is in it."""
+        name = self.buffer or self.graph.buffer_of_line(self.line)
+        buffer = self.graph.buffers.get(name or "")
+        if buffer is None:
+            return None
+        # Nodes are in graph order: without a primary one, the buffer holds the last's value.
+        primary = buffer.primary or (buffer.nodes[-1] if buffer.nodes else "")
+        return self.graph.nodes.get(primary)
 
 
 @dataclass(slots=True)
@@ -93,113 +95,66 @@ class CompiledCalls:
         block: category of each storage (keys, then blocks) made in a compiled call.
         by_program: the category comes from an observed program, not from the phase.
         roles: names of graph inputs, by key.
-        owner: by allocation row.
+        owners: by allocation row, in order of time: a buffer that takes over another's
+            memory (``reuse``) owns it from then on.
         calls: compiled calls in the trace.
-        matched: of them, those whose allocations agree with an observed program.
-        unmatched: why the others do not, with counts.
+        matched: of them, those whose allocations agree with an observed program, replays
+            included.
+        replayed: of them, those whose memory ``replays.py`` added.
+        unmatched: why the others do not agree, with counts.
     """
 
     given: Bytes
     block: Bytes
     by_program: Bytes
     roles: dict[int, str] = field(default_factory=dict)
-    owner: dict[int, Owner] = field(default_factory=dict)
+    owners: dict[int, tuple[Owner, ...]] = field(default_factory=dict)
     calls: int = 0
     matched: int = 0
+    replayed: int = 0
     unmatched: dict[str, int] = field(default_factory=dict)
 
 
-class _Programs:
-    """The graphs of a profile, found by generated file."""
-
-    def __init__(self, profile: Profile | None) -> None:
-        self.graphs: dict[str, list[GraphRecord]] = {}
-        self.calls: dict[int, Ints] = {}
-        if profile is None:
-            return
-        for graph in profile.graphs:
-            if graph.code_path:
-                self.graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
-        # The call log counts from an arbitrary instant, traces from the epoch.
-        offset = time.time_ns() - time.perf_counter_ns()
-        graph_of = np.asarray(profile.calls.graph, np.int64)
-        starts = np.asarray(profile.calls.start_ns, np.int64) + offset
-        for id in np.unique(graph_of).tolist():
-            self.calls[id] = np.sort(starts[graph_of == id])
-
-    def candidates(self, module: str, start: int) -> list[GraphRecord]:
-        """Graphs whose code is in this file, those called nearest to ``start`` first."""
-        found = self.graphs.get(module, [])
-        if len(found) < 2:
-            return found
-
-        def distance(graph: GraphRecord) -> int:
-            calls = self.calls.get(graph.id)
-            if calls is None or not len(calls):
-                return _NEAREST_CALL_NS
-            return min(int(np.abs(calls - start).min()), _NEAREST_CALL_NS)
-
-        return sorted(found, key=distance)
-
-
 def find_compiled(
-    columns: EventColumns, context: Context, storages: Storages, profile: Profile | None
+    columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
     """What is known of the compiled code of a trace.
 
     Args:
         columns, context, storages: the trace.
-        profile: memprof's profile of the process that was traced, None without one.
+        calls: its calls of generated code.
     """
     keys = len(columns.keys)
     out = CompiledCalls(
         given=np.zeros(keys, np.uint8),
         block=np.zeros(len(storages), np.uint8),
         by_program=np.zeros(len(storages), np.uint8),
+        calls=len(calls),
     )
-    calls = np.unique(context.compiled)
-    calls = calls[calls >= 0]
-    out.calls = _count_calls(columns)
     _by_phase(columns, context, storages, out)
-    programs = _Programs(profile)
-    graph_of_call: dict[int, GraphRecord] = {}
-    storage_of_row = _storage_rows(columns, storages)
-    for scope, rows in _generated_calls(columns):
-        name = columns.names[int(columns.scopes.name[scope])]
-        candidates = programs.candidates(
-            compat.generated_module(name), int(columns.scopes.start[scope])
-        )
-        reason = "no memprof profile was given" if profile is None else ""
-        if not reason and not candidates:
-            reason = "not compiled by memprof"
-        if not reason:
-            best = _best_match(columns.allocations.size[rows].tolist(), candidates)
-            if best is None:
-                reason = "no program observed, or none that fits"
-                graph_of_call[scope] = candidates[0]
-            else:
-                graph, pairs, complete = best
-                graph_of_call[scope] = graph
-                out.matched += complete
-                if not complete:
-                    reason = "a program fits in part"
-                _apply(pairs, rows, graph, context, storage_of_row, storages, out)
-        if reason:
-            out.unmatched[reason] = out.unmatched.get(reason, 0) + 1
-    silent = out.calls - out.matched - sum(out.unmatched.values())
-    if silent:
-        # Replayed out of memory that was planned once, see docs/dataflow.md.
-        out.unmatched["it allocates nothing"] = silent
-    _inputs(columns, context, storages, graph_of_call, out)
+    storage_of_row = _storage_rows(storages)
+    for call in calls:
+        out.replayed += call.replayed
+        if call.why:
+            out.unmatched[call.why] = out.unmatched.get(call.why, 0) + 1
+        else:
+            out.matched += 1
+        if call.program is not None:
+            _apply(columns, call, context, storage_of_row, storages, out)
+    _inputs(columns, context, storages, calls, out)
     out.given[:] = out.block[:keys]
     return out
 
 
-def _count_calls(columns: EventColumns) -> int:
-    return int((columns.scopes.kind == ScopeKind.GENERATED_CODE).sum())
+def _gradients(columns: EventColumns) -> Bools:
+    """Keys of tensors that ``.grad`` was seen to name."""
+    index = columns.keys.tensor_index
+    named = np.zeros(int(index.max()) + 1 if len(index) else 0, np.bool_)
+    named[index[columns.gradients]] = True
+    return np.asarray(named[index])
 
 
-def _storage_rows(columns: EventColumns, storages: Storages) -> dict[int, int]:
+def _storage_rows(storages: Storages) -> dict[int, int]:
     """The storage that each allocating row makes."""
     made = np.flatnonzero(storages.created >= 0)
     return dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
@@ -221,70 +176,11 @@ def _by_phase(
         TEMPORARY,
         np.where(optimizer, OPTIMIZER_STATE, np.where(backward, AUTOGRAD_DETAIL, ACTIVATION)),
     ).astype(np.uint8)
-    gradient = np.zeros(int(columns.keys.tensor_index.max()) + 1 if storages.keys else 0, np.bool_)
-    gradient[columns.keys.tensor_index[columns.gradients]] = True
     keyed = made < storages.keys
     is_gradient = np.zeros(len(made), np.bool_)
-    is_gradient[keyed] = gradient[columns.keys.tensor_index[made[keyed]]]
+    is_gradient[keyed] = _gradients(columns)[made[keyed]]
     category[backward & ~inside & is_gradient] = GRADIENT
     out.block[made] = category
-
-
-def _generated_calls(columns: EventColumns) -> Iterable[tuple[int, Ints]]:
-    """Scope rows of generated functions, with the allocations inside, frees left out."""
-    scopes, allocations = columns.scopes, columns.allocations
-    outer: list[int] = []
-    for kind, parent in zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True):
-        around = outer[parent] if parent >= 0 else -1
-        outer.append(len(outer) if around < 0 and kind == ScopeKind.GENERATED_CODE else around)
-    call = np.asarray([*outer, -1], np.int64)[allocations.scope]
-    rows = np.flatnonzero((call >= 0) & (allocations.size > 0))
-    rows = rows[np.argsort(call[rows], kind="stable")]
-    found, first = np.unique(call[rows], return_index=True)
-    return zip(found.tolist(), np.split(rows, first[1:]) if len(found) else [], strict=True)
-
-
-_Pairs = list[tuple[int, ModelStorage, str | None, int]]
-
-
-def _best_match(
-    sizes: list[int], candidates: list[GraphRecord]
-) -> tuple[GraphRecord, _Pairs, bool] | None:
-    """The program that explains the most of these allocations, in order.
-
-    Returns:
-        the graph, (position in ``sizes``, storage, buffer, line) of each allocation that
-        is explained, and whether all are and the program is used up.
-    """
-    best: tuple[GraphRecord, _Pairs, bool] | None = None
-    best_bytes = 0
-    for graph in candidates:
-        for program in graph.programs:
-            events = [e for e in program.events if e.kind is EventKind.ALLOC]
-            expected = [program.storages[e.storage].nbytes for e in events]
-            if expected == sizes:
-                blocks = [(0, 0, len(sizes))]
-            else:
-                matcher = SequenceMatcher(None, sizes, expected, autojunk=False)
-                blocks = [(b.a, b.b, b.size) for b in matcher.get_matching_blocks()]
-            # What the trace has besides is scratch memory that was not observed.
-            complete = sum(n for _, _, n in blocks) == len(expected)
-            pairs = [
-                (
-                    a + i,
-                    program.storages[events[b + i].storage],
-                    events[b + i].owner,
-                    events[b + i].line,
-                )
-                for a, b, n in blocks
-                for i in range(n)
-            ]
-            explained = sum(sizes[p[0]] for p in pairs)
-            if expected == sizes:
-                return graph, pairs, True
-            if explained > best_bytes or (complete and best is None):
-                best, best_bytes = (graph, pairs, complete), explained
-    return best
 
 
 _MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
@@ -296,17 +192,35 @@ def _dies_in_backward(context: Context, storages: Storages, storage: int) -> boo
 
 
 def _apply(
-    pairs: _Pairs,
-    rows: Ints,
-    graph: GraphRecord,
+    columns: EventColumns,
+    call: GeneratedCall,
     context: Context,
     storage_of_row: dict[int, int],
     storages: Storages,
     out: CompiledCalls,
 ) -> None:
-    for position, storage, buffer, line in pairs:
-        row = int(rows[position])
-        out.owner[row] = Owner(graph, storage, buffer, line)
+    """Owners and categories of what a call allocates."""
+    graph, program = call.graph, call.program
+    assert graph is not None
+    assert program is not None
+    taken_over: dict[int, list[int]] = {}
+    for i, e in enumerate(program.events):
+        if e.kind is EventKind.REUSE:
+            taken_over.setdefault(e.storage, []).append(i)
+    times = call.times(columns).tolist() if taken_over else []
+    for row, event in zip(call.rows, call.events, strict=True):
+        if event < 0:
+            continue
+        made = program.events[event]
+        storage = program.storages[made.storage]
+        born = int(columns.allocations.start[row])
+        out.owners[row] = tuple(
+            Owner(graph, storage, e.owner, e.line, since)
+            for e, since in [
+                (made, born),
+                *((program.events[i], times[i]) for i in taken_over.get(made.storage, ())),
+            ]
+        )
         which = storage_of_row.get(row)
         if which is None:
             continue
@@ -336,7 +250,7 @@ def _inputs(
     columns: EventColumns,
     context: Context,
     storages: Storages,
-    graph_of_call: dict[int, GraphRecord],
+    calls: list[GeneratedCall],
     out: CompiledCalls,
 ) -> None:
     """Roles of the tensors that go into compiled forwards."""
@@ -344,13 +258,13 @@ def _inputs(
         return
     members = set(columns.parameters.tolist()) | set(columns.optimizer_states.tolist())
     starts = columns.scopes.start
-    calls = sorted(graph_of_call, key=lambda s: int(starts[s]))
-    times = np.asarray([int(starts[s]) for s in calls], np.int64)
+    calls = [c for c in calls if c.graph is not None]
+    times = np.asarray([int(starts[c.scope]) for c in calls], np.int64)
     for function in columns.function_calls:
         if function.backward:
             continue
         i = int(np.searchsorted(times, function.start))
-        graph = graph_of_call[calls[i]] if i < len(calls) and times[i] <= function.end else None
+        graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
         if graph is not None and graph.kind is GraphKind.BACKWARD:
             graph = None
         if graph is None or len(graph.inputs) != len(function.keys):

@@ -15,6 +15,7 @@ from .columns import Ints
 from .corrections import Rule
 from .over_time import LABELS, by_category, by_category_us, deltas
 from .profile import DataFlowProfile
+from .replays import ADDED_PTR
 from .storages import INCREMENT_VERSION
 from .timeline import Action
 
@@ -116,7 +117,8 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
     ``time_ns`` (-1: before the trace), ``action``, ``device``, ``bytes``, ``tensor_id``,
     ``allocation_id`` and ``address`` (-1: unknown), ``version``, ``category`` and
     ``category_after`` ("unknown" where there is none; they differ only for increments),
-    ``rule``, ``module``, ``operator`` and ``name`` (None: unknown).
+    ``rule``, ``module``, ``operator`` and ``name`` (None: unknown), and ``buffers``: the names
+    in generated code that the memory has had, in order of time, separated by spaces.
     """
     t, s, keys = profile.timeline, profile.storages, profile.columns.keys
     before, after = profile.entry_categories()
@@ -143,9 +145,15 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         used, inverse = np.unique(storage, return_inverse=True)
         return np.asarray([of(i) for i in used.tolist()] or [None], object)[inverse]
 
+    def _buffers(storage: int) -> str | None:
+        names = [o.buffer for o in profile.owners(storage) if o.buffer]
+        return " ".join(names) or None
+
     address = of_key(keys.ptr)
     if len(s.block_ptr):
         address = np.where(keyed, address, s.block_ptr[np.where(keyed, 0, t.block)])
+        added = (address <= ADDED_PTR) & (address > ADDED_PTR - (1 << 40))
+        address = np.where(added, -1, address)
     return {
         "time_ns": t.time,
         "action": actions[t.action],
@@ -161,6 +169,7 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         "module": per_storage(profile.module),
         "operator": per_storage(profile.operator),
         "name": per_storage(profile.name),
+        "buffers": per_storage(_buffers),
     }
 
 

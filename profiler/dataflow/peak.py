@@ -105,6 +105,8 @@ class PeakReport:
         allocator_reserved, allocator_allocated: what the caching allocator held then,
             None on devices without one. Their difference is what it holds idle or lost
             to fragmentation.
+        replay_reserved: what pools of CUDA graphs and the CPU arena hold from the system when
+            the trace is analysed, bytes; what is live in it is part of ``bytes``.
     """
 
     device: str
@@ -119,6 +121,7 @@ class PeakReport:
     leaks: list[LeakSuspect] = field(default_factory=list)
     allocator_reserved: int | None = None
     allocator_allocated: int | None = None
+    replay_reserved: int = 0
 
 
 def bytes_over_time(profile: DataFlowProfile, device: int) -> tuple[Ints, Ints]:
@@ -203,7 +206,9 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
     )[:largest]
     lines = {
         s: frame.location
-        for s, frame in frames(profile, [i.storage for i in live] + [k[0] for k in leaks]).items()
+        for s, frame in frames(
+            profile, [i.storage for i in live] + [k[0] for k in leaks], time
+        ).items()
     }
 
     def by(name: Callable[[LiveStorage], str]) -> list[Share]:
@@ -220,8 +225,8 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         time=time,
         bytes=total,
         categories=by(lambda i: i.category.name.lower() if i.category else "unknown"),
-        modules=by(lambda i: _place(profile, i.storage, profile.module)),
-        operators=by(lambda i: _place(profile, i.storage, profile.operator)),
+        modules=by(lambda i: profile.module(i.storage, time) or _before(profile, i.storage)),
+        operators=by(lambda i: profile.operator(i.storage, time) or _before(profile, i.storage)),
         lines=by(lambda i: lines.get(i.storage) or _before(profile, i.storage)),
     )
     for item in live:
@@ -231,7 +236,9 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
     for item in saved:
         s = item.storage
         report.saved.append(
-            SavedActivation(s, item.size, profile.module(s), profile.operator(s), lines.get(s))
+            SavedActivation(
+                s, item.size, profile.module(s, time), profile.operator(s, time), lines.get(s)
+            )
         )
     for row, made_in, held in leaks:
         last = (
@@ -251,6 +258,7 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
                 line=lines.get(row),
             )
         )
+    report.replay_reserved = sum(m.reserved for m in profile.memory if m.device == device)
     a = profile.columns.allocations
     told = np.flatnonzero((a.device == index) & (a.reserved >= 0) & (a.start <= time))
     if len(told):
@@ -258,10 +266,6 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         report.allocator_reserved = int(a.reserved[last_row])
         report.allocator_allocated = int(a.allocated[last_row])
     return report
-
-
-def _place(profile: DataFlowProfile, storage: int, of: Callable[[int], str | None]) -> str:
-    return of(storage) or _before(profile, storage)
 
 
 def _before(profile: DataFlowProfile, storage: int) -> str:
@@ -306,8 +310,11 @@ def _meant_to_stay(profile: DataFlowProfile, row: int) -> bool:
     return storage_category(profile, row, 0) in (Category.PARAMETER, Category.OPTIMIZER_STATE)
 
 
-def frames(profile: DataFlowProfile, storages: list[int]) -> dict[int, SourceFrame]:
-    """The line of user code that made each storage, where it is known.
+def frames(
+    profile: DataFlowProfile, storages: list[int], time: int | None = None
+) -> dict[int, SourceFrame]:
+    """The line of user code that made each storage, or whose value is in it at a time (ns),
+    where it is known.
 
     Compiled code names the line that its FX node came from; for the rest the trace is
     walked once more, down to these allocations only.
@@ -318,13 +325,10 @@ def frames(profile: DataFlowProfile, storages: list[int]) -> dict[int, SourceFra
         row = int(profile.storages.created[storage])
         if row < 0:
             continue
-        owner = profile.owner(storage)
-        if owner is not None and owner.buffer in owner.graph.buffers:
-            primary = owner.graph.buffers[owner.buffer].primary
-            node = owner.graph.nodes.get(primary or "")
-            if node is not None and node.frame is not None:
-                out[storage] = node.frame
-                continue
+        owner = profile.owner(storage, time)
+        if owner is not None and owner.node is not None and owner.node.frame is not None:
+            out[storage] = owner.node.frame
+            continue
         events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
     if profile.columns.kineto is not None:
         for event, frame in frames_of_events(profile.columns.kineto, set(events)).items():

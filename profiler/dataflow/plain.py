@@ -67,17 +67,17 @@ def _distinct(table: BytesByCategory) -> BytesByCategory:
 
 def _live(profile: DataFlowProfile, device: str, time: int, origin: int) -> list[DataFlowStorage]:
     live = live_at(profile, profile.device_index(device), time)
-    lines = frames(profile, [i.storage for i in live])
+    lines = frames(profile, [i.storage for i in live], time)
     out = []
     for item in live:
-        owner = profile.owner(item.storage)
+        owner = profile.owner(item.storage, time)
         known = int(profile.storages.created[item.storage]) >= 0
         out.append(
             DataFlowStorage(
                 nbytes=item.size,
                 category=_MODEL[item.category] if item.category else ModelCategory.UNKNOWN,
-                op=profile.operator(item.storage),
-                module=profile.module(item.storage),
+                op=profile.operator(item.storage, time),
+                module=profile.module(item.storage, time),
                 frame=lines.get(item.storage),
                 created_ns=profile.storages.life(item.storage)[0] - origin if known else None,
                 graph=None if owner is None else owner.graph.id,

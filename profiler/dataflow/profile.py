@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from memprof.profiler.model import Profile
+from memprof.profiler.replay_memory import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
+from .calls import GeneratedCall, match_calls
 from .categories import Categories, Category, deduce
-from .columns import Bytes, EventColumns, Ints, ScopeKind
+from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
 from .compiled import CompiledCalls, Owner, find_compiled
 from .context import Context, find_context
 from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
 from .graph import Graph, build_graph
 from .read import read_events
+from .replays import join_replays
 from .storages import Storages, lifetimes
 from .timeline import Timeline, build_timeline
 
@@ -27,7 +30,7 @@ class DataFlowProfile:
     """A memory profile of one profiler run, in columns.
 
     Attributes:
-        columns: what was read of the run.
+        columns: what was read of the run, and what replays.py added to it.
         graph: the data-flow graph.
         torch_categories: categories by torch's rules.
         corrected: categories after memprof's corrections; these are *the* categories.
@@ -36,6 +39,7 @@ class DataFlowProfile:
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
             rules for it are off.
+        memory: what pools and arenas hold from the system.
     """
 
     def __init__(
@@ -45,15 +49,14 @@ class DataFlowProfile:
         rules: Iterable[Rule] = ALL_RULES,
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
+        memory: Sequence[ReplayMemory] = (),
         keep_uses: bool = True,
     ) -> None:
         chosen = frozenset(rules)
         self.columns = columns
-        self.objects = objects or KnownObjects()
-        self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
-        self.context: Context = find_context(columns, self.graph)
-        self.storages: Storages = lifetimes(columns)
-        self.compiled: CompiledCalls | None = None
+        self.memory = memory
+        calls: list[GeneratedCall] | None = None
+        replayed: Bools | None = None
         if (
             chosen & {Rule.COMPILED_PHASE, Rule.COMPILED_PROGRAM}
             and np.isin(
@@ -61,9 +64,18 @@ class DataFlowProfile:
             ).any()
         ):
             known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
-            self.compiled = find_compiled(columns, self.context, self.storages, known)
+            calls = match_calls(columns, known)
+            if known is not None:
+                replayed = join_replays(columns, calls, known, memory)
+        self.objects = objects or KnownObjects()
+        self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
+        self.context: Context = find_context(columns, self.graph)
+        self.storages: Storages = lifetimes(columns)
+        self.compiled: CompiledCalls | None = None
+        if calls is not None:
+            self.compiled = find_compiled(columns, self.context, self.storages, calls)
         self.torch_categories: Categories = deduce(
-            columns, self.graph, self.compiled.given if self.compiled else None
+            columns, self.graph, self.compiled.given if self.compiled else None, replayed
         )
         self.timeline: Timeline = build_timeline(
             columns, self.graph, self.torch_categories, self.storages
@@ -115,10 +127,18 @@ class DataFlowProfile:
 
     # -- names ----------------------------------------------------------------------
 
-    def owner(self, storage: int) -> Owner | None:
-        """What memprof's own profile knows of a storage made by compiled code."""
+    def owners(self, storage: int) -> tuple[Owner, ...]:
+        """What memprof's own profile knows of a storage made by compiled code: who owned it,
+        in order of time; () if nothing."""
         row = int(self.storages.created[storage])
-        return self.compiled.owner.get(row) if self.compiled is not None and row >= 0 else None
+        return self.compiled.owners.get(row, ()) if self.compiled is not None and row >= 0 else ()
+
+    def owner(self, storage: int, time: int | None = None) -> Owner | None:
+        """Who owns a storage made by compiled code at a time (ns); None is when it is made."""
+        owners = self.owners(storage)
+        if not owners or time is None:
+            return owners[0] if owners else None
+        return next((o for o in reversed(owners) if o.since <= time), owners[0])
 
     def module_path(self, scope: int) -> str:
         """Name of a module call: its path where the caller named the model, else the
@@ -136,26 +156,22 @@ class DataFlowProfile:
             scope = int(scopes.parent[scope])
         return ".".join(reversed(parts))
 
-    def module(self, storage: int) -> str | None:
-        """The module that a storage was made for, None if none is known."""
-        owner = self.owner(storage)
-        if owner is not None and owner.buffer in owner.graph.buffers:
-            primary = owner.graph.buffers[owner.buffer].primary
-            node = owner.graph.nodes.get(primary or "")
-            if node is not None and node.module_path is not None:
-                return node.module_path
+    def module(self, storage: int, time: int | None = None) -> str | None:
+        """The module that a storage was made for, or is used for at a time (ns); None if
+        none is known."""
+        owner = self.owner(storage, time)
+        if owner is not None and owner.node is not None and owner.node.module_path is not None:
+            return owner.node.module_path
         row = int(self.storages.created[storage])
         scope = int(self.context.module[row]) if row >= 0 else -1
         return self.module_path(scope) if scope >= 0 else None
 
-    def operator(self, storage: int) -> str | None:
-        """The operator that made a storage, None if none is known."""
-        owner = self.owner(storage)
-        if owner is not None and owner.buffer in owner.graph.buffers:
-            primary = owner.graph.buffers[owner.buffer].primary
-            node = owner.graph.nodes.get(primary or "")
-            if node is not None:
-                return node.original_aten or node.target
+    def operator(self, storage: int, time: int | None = None) -> str | None:
+        """The operator that made a storage, or whose value is in it at a time (ns); None if
+        none is known."""
+        owner = self.owner(storage, time)
+        if owner is not None and owner.node is not None:
+            return owner.node.original_aten or owner.node.target
         row = int(self.storages.created[storage])
         if row < 0:
             return None
@@ -250,6 +266,7 @@ def profile_memory(
         rules=rules,
         memprof_profile=memprof_profile,
         objects=KnownObjects.of(_several(modules), _several(optimizers)),
+        memory=replay_memory(),
         keep_uses=False,
     )
 

@@ -8,6 +8,7 @@ answers: what dies in the forward may be called an activation or a temporary.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +67,17 @@ def _ptr(t: torch.Tensor) -> int:
     return int(t.untyped_storage().data_ptr())
 
 
-def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None) -> Truth:
-    """Train, and note addresses and times. Batches are made beforehand and kept."""
+def train(
+    case: Case,
+    opt: torch.optim.Optimizer,
+    steps: int,
+    model: Any = None,
+    step: Callable[[], Any] | None = None,
+) -> Truth:
+    """Train, and note addresses and times. Batches are made beforehand and kept.
+
+    ``step`` is what to call instead of ``opt.step``.
+    """
     truth = Truth(batches=[case.batch() for _ in range(steps)])
     module = case.model
     for x in truth.batches:
@@ -79,7 +89,7 @@ def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None)
         t2 = time.time_ns()
         gradients = {_ptr(p.grad) for p in module.parameters() if p.grad is not None}
         t3 = time.time_ns()
-        opt.step()
+        (step or opt.step)()
         t4 = time.time_ns()
         del loss
         truth.steps.append(Step(t0, t1, t3 if t3 > t2 else t2, t4, gradients, {_ptr(x)}))

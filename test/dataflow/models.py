@@ -50,7 +50,7 @@ class Block(nn.Module):
         return torch.relu(self.bn2(self.conv2(y)) + self.short(x))
 
 
-def convnet(width: int = 8, blocks: int = 4) -> Case:
+def convnet(width: int = 8, blocks: int = 3) -> Case:
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
     c = width
     for i in range(blocks):
@@ -69,6 +69,12 @@ def transformer(width: int = 32, layers: int = 2) -> Case:
 
 
 MODELS: dict[str, Callable[[], Case]] = {"mlp": mlp, "convnet": convnet, "transformer": transformer}
+SHALLOW: dict[str, Callable[[], Case]] = {
+    "mlp": mlp,
+    "convnet": lambda: convnet(blocks=1),
+    "transformer": lambda: transformer(layers=1),
+}
+"""The same with fewer layers, for many steps: torch's own analysis takes its time."""
 
 
 def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -101,7 +107,7 @@ def profile_training(
 ) -> tuple[torch.profiler.profile, Case, torch.optim.Optimizer]:
     """Train ``steps`` steps under the profiler."""
     torch.manual_seed(0)
-    case = MODELS[name]()
+    case = (MODELS if steps < 8 else SHALLOW)[name]()
     opt = optimizer(kind, case.model)
     train(case, opt, warmup)
     with profiled() as prof:

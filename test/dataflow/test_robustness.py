@@ -246,7 +246,7 @@ class TestContradictions:
             return time.process_time() - start
 
         seconds(1000)
-        small, large = seconds(10_000), seconds(80_000)
+        small, large = seconds(4_000), seconds(32_000)
         assert large / small < 8 * 2
 
     def test_a_node_of_the_backward_is_a_leaf(self) -> None:

@@ -1,0 +1,286 @@
+"""Replayed calls: what they use of a pool or arena joins the timeline.
+
+Note [Replayed calls in a trace]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A CUDA graph, and compiled CPU code in the arena, allocate nothing when they run: the memory
+was there. A trace shows such calls without allocations, and tensors that they return as if
+they had been there before it began. But memprof knows what runs in them: the program that was
+observed says which buffers are live from which statement to which, each as much as if it had
+been allocated. So for every traced call of a graph that memprof's ledger says is replayed, the
+allocations of its program that the trace lacks are added to the trace, as allocations without
+a tensor. From there on they are like others: matched with the program, owned by an FX node,
+given a category and put on the timeline.
+
+* What is live counts, as everywhere in this profile, not what is reserved: an idle pool is no
+  part of the timeline. ``PeakReport.replay_reserved`` says how much pools and arenas hold.
+* Times of what dies within the call come from the program (Note [A call and its program]).
+* What leaves a call lives on. In the arena it is a lease whose beginning and end are known
+  exactly. In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves
+  ends where its backward releases it, and everything else when the same graph runs again,
+  which is when the pool's memory is written anew.
+* A storage of the trace that was "there before" and lies in memory that was added this way is
+  the same memory, and is left out.
+
+A call is not replayed, however few allocations it has, if the ledger does not say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.profiler.model import (
+    Category,
+    EventKind,
+    GraphKind,
+    LedgerKind,
+    Origin,
+    Profile,
+)
+from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
+
+from . import _torch_compat as compat
+from .calls import NEAREST_CALL_NS, GeneratedCall
+from .columns import Bools, EventColumns, frozen
+
+ADDED_PTR = -(1 << 62)
+"""Where the address of an added row is not known, it counts down from here; no real one is
+there."""
+
+_REPLAYING = frozenset((LedgerKind.RECORD, LedgerKind.RERECORD, LedgerKind.REPLAY))
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block to be added.
+
+    Attributes:
+        nbytes, device: of it.
+        scope: row of the call.
+        born, died: ns; None outside the trace.
+        address: of a lease, 0 if unknown.
+    """
+
+    nbytes: int
+    device: int
+    scope: int
+    born: int
+    died: int | None
+    address: int = 0
+
+
+def join_replays(
+    columns: EventColumns,
+    calls: list[GeneratedCall],
+    profile: Profile,
+    memory: Sequence[ReplayMemory],
+) -> Bools:
+    """Add the memory of replayed calls to a trace, and to ``calls``.
+
+    Args:
+        columns: the trace; its leaves and allocations get more rows.
+        calls: its calls of generated code.
+        profile: memprof's profile of the process.
+        memory: of pools and arenas.
+
+    Returns:
+        Storages of the key table that are memory of replays and now counted as such.
+    """
+    since: dict[int, int] = {}
+    for entry in profile.ledger:
+        if entry.kind in _REPLAYING and entry.tree is not None and entry.graph is not None:
+            since[entry.graph] = min(entry.time_ns, since.get(entry.graph, entry.time_ns))
+    starts = columns.scopes.start
+    replays = [
+        c
+        for c in calls
+        if c.graph is not None
+        and c.graph.id in since
+        and since[c.graph.id] <= int(starts[c.scope])
+        and c.missing
+    ]
+    if not replays:
+        return np.zeros(len(columns.keys), np.bool_)
+    devices = {str(d): i for i, d in enumerate(columns.devices)}
+    leases = _Leases(memory)
+    ends = _Ends(columns, calls)
+    blocks: list[_Block] = []
+    made: list[tuple[GeneratedCall, int]] = []  # of each block: call and event
+    for call in replays:
+        program, graph = call.program, call.graph
+        assert program is not None
+        assert graph is not None
+        times = call.times(columns)
+        freed = {e.storage: i for i, e in enumerate(program.events) if e.kind is EventKind.FREE}
+        for event in call.missing:
+            storage = program.storages[program.events[event].storage]
+            if storage.origin is Origin.INTERNAL and storage.device == "cpu":
+                continue  # the arena has none of it: other threads, other scratch memory
+            device = devices.get(storage.device)
+            if device is None:  # nothing in the trace is on it
+                device = devices[storage.device] = len(columns.devices)
+                columns.devices.append(compat.device(storage.device))
+            born = int(times[event])
+            died: int | None
+            address = 0
+            if storage.id in freed:
+                died = int(times[freed[storage.id]])
+            else:
+                lease = leases.take(f"{graph.label}: {storage.name}", storage.nbytes, born)
+                if lease is not None:
+                    born, died, address = lease.born_ns, lease.died_ns, lease.address
+                else:
+                    died = ends.of(call, storage.outputs, storage.category)
+            made.append((call, event))
+            blocks.append(_Block(storage.nbytes, device, call.scope, born, died, address))
+        call.replayed, call.why = True, ""
+    for row, (call, event) in zip(_append(columns, blocks), made, strict=True):
+        call.rows.append(row)
+        call.events.append(event)
+    return _inside(columns, memory, leases)
+
+
+class _Leases:
+    """Leases by label, each to be taken once."""
+
+    def __init__(self, memory: Sequence[ReplayMemory]) -> None:
+        self.free: dict[tuple[str, int], list[Lease]] = {}
+        self.taken: set[tuple[int, int]] = set()
+        """First address and address after the last."""
+        for lease in (x for m in memory for x in m.leases):
+            self.free.setdefault((lease.label, lease.nbytes), []).append(lease)
+
+    def take(self, label: str, nbytes: int, born: int) -> Lease | None:
+        """The lease that began nearest to ``born``."""
+        found = self.free.get((label, nbytes))
+        if not found:
+            return None
+        nearest = min(found, key=lambda x: abs(x.born_ns - born))
+        if abs(nearest.born_ns - born) > NEAREST_CALL_NS:
+            return None
+        found.remove(nearest)
+        self.taken.add((nearest.address, nearest.address + nearest.nbytes))
+        return nearest
+
+
+class _Ends:
+    """When what a replay returns is over, where nobody knows better."""
+
+    def __init__(self, columns: EventColumns, calls: list[GeneratedCall]) -> None:
+        self.columns = columns
+        self.next: dict[int, int] = {}
+        """By scope: start of the next call of the same graph."""
+        self.backward: dict[int, GeneratedCall] = {}
+        """By scope of a forward: its backward. They pair up last in, first out."""
+        latest: dict[int, int] = {}
+        waiting: dict[int, list[int]] = {}
+        for call in calls:
+            graph = call.graph
+            if graph is None:
+                continue
+            if graph.id in latest:
+                self.next[latest[graph.id]] = int(columns.scopes.start[call.scope])
+            latest[graph.id] = call.scope
+            if graph.graph_id is None:
+                continue
+            if graph.kind is GraphKind.FORWARD:
+                waiting.setdefault(graph.graph_id, []).append(call.scope)
+            elif graph.kind is GraphKind.BACKWARD and waiting.get(graph.graph_id):
+                self.backward[waiting[graph.graph_id].pop()] = call
+
+    def of(self, call: GeneratedCall, outputs: tuple[int, ...], category: Category) -> int | None:
+        """ns; None if it is not within the trace."""
+        partner = self.backward.get(call.scope)
+        if category is Category.ACTIVATION and partner is not None:
+            return self._released(partner, set(outputs))
+        return self.next.get(call.scope)
+
+    def _released(self, backward: GeneratedCall, outputs: set[int]) -> int:
+        graph, program = backward.graph, backward.program
+        assert graph is not None
+        end = int(self.columns.scopes.end[backward.scope])
+        if program is None:
+            return end
+        mine = {
+            s.id
+            for s in program.storages
+            if any(
+                i < len(graph.inputs) and graph.inputs[i].forward_output in outputs
+                for i in s.inputs
+            )
+        }
+        for i, e in enumerate(program.events):
+            if e.kind is EventKind.FREE and e.storage in mine:
+                return int(backward.times(self.columns)[i])
+        return end
+
+
+def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
+    """Add rows for blocks, by time; returns the rows that make them."""
+    leaves, allocations, scopes = columns.leaves, columns.allocations, columns.scopes
+    # Of each row: when, whether it releases, which block.
+    order = sorted(
+        (at, releases, i)
+        for i, b in enumerate(blocks)
+        for releases, at in ((False, b.born), (True, b.died))
+        if at is not None
+    )
+    which = [i for _, _, i in order]
+    n = len(which)
+    scope = np.asarray([blocks[i].scope for i in which], np.int32)
+    size = np.asarray([-blocks[i].nbytes if r else blocks[i].nbytes for _, r, i in order], np.int64)
+    start = np.asarray([at for at, _, _ in order], np.int64)
+    device = np.asarray([blocks[i].device for i in which], np.int16)
+    ptr = np.asarray([blocks[i].address or ADDED_PTR - i for i in which], np.int64)
+    none = np.full(n, -1, np.int32)
+    new_leaves = {
+        "event": none,  # of no event
+        "start": start,
+        "name": none,
+        "backward": scopes.backward[scope],
+        "scope": scope,
+        "sequence": none,
+    }
+    new_rows = {
+        "event": scopes.event[scope],
+        "leaf": len(leaves) + np.arange(n, dtype=np.int32),
+        "key": none,
+        "size": size,
+        "device": device,
+        "start": start,
+        "op": none,
+        "scope": scope,
+        "reserved": none,
+        "allocated": none,
+        "unnamed_ptr": ptr,
+    }
+    for table, new in ((leaves, new_leaves), (allocations, new_rows)):
+        for name, values in new.items():
+            old = getattr(table, name)
+            setattr(table, name, frozen(np.concatenate([old, values.astype(old.dtype)])))
+    first = len(allocations) - n
+    made = {i: first + row for row, (_, releases, i) in enumerate(order) if not releases}
+    return [made[i] for i in range(len(blocks))]
+
+
+def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leases) -> Bools:
+    """Storages without an allocation in the trace that lie in memory that was added."""
+    keys, allocations = columns.keys, columns.allocations
+    out = np.ones(len(keys), np.bool_)
+    made = (allocations.key >= 0) & (allocations.size > 0)
+    out[allocations.key[made]] = False
+    inside = np.zeros(len(keys), np.bool_)
+    for m in memory:
+        device = [i for i, d in enumerate(columns.devices) if str(d) == m.device]
+        if not device:
+            continue
+        here = keys.device == device[0]
+        ranges = set(m.ranges)
+        if m.leases:  # one that began before the trace was not added
+            scratch = {(x.address, x.address + x.nbytes) for x in m.leases if x.label == SCRATCH}
+            ranges = leases.taken | scratch
+        for first, end in ranges:
+            inside |= here & (keys.ptr >= first) & (keys.ptr < end)
+    return out & inside

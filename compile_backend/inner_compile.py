@@ -174,6 +174,8 @@ class InnerCompile:
 
     def _finish(self, graph: LiveGraph, compiled: Any, took: int) -> None:
         record = graph.record
+        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
+        # backward writes to, Inductor alone can tell.
         mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
         record.inputs = tuple(
             dataclasses.replace(v, mutated=True) if v.index in mutated else v for v in record.inputs

@@ -265,7 +265,7 @@ class Attribution:
         if storage.at_entry and owner not in graph.buffers:
             return self._input(graph, storage)
         if owner is None:
-            owner = _buffer_of_line(graph, line)
+            owner = graph.buffer_of_line(line)
             if owner is None:
                 return _unknown(
                     graph, storage, f"line {line} of the generated code computes no known buffer"
@@ -384,15 +384,6 @@ def _unknown(graph: GraphRecord, storage: Storage, reason: str) -> Site:
     if storage.category is Category.UNKNOWN:
         why[View.CATEGORY] = "category unknown"
     return Site(graph=graph.id, category=storage.category, why=why)
-
-
-def _buffer_of_line(graph: GraphRecord, line: int) -> str | None:
-    found = graph.buffer_of_line(line)
-    if found is None:
-        # Inside a statement of several lines: it is known by its first.
-        first = max((s.line for s in graph.statements if s.line <= line), default=None)
-        found = None if first is None or first == line else graph.buffer_of_line(first)
-    return found
 
 
 def _fqn(value: GraphValue | None) -> str | None:

@@ -14,7 +14,7 @@ its own, which AOTAutograd copies into the input and releases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -92,15 +92,6 @@ class GraphIO:
             self.outputs,
             tuple((d.text, i) for i, d in enumerate(self.input_descriptors) if d is not None),
         )
-
-    def with_mutated(self, indices: Iterable[int]) -> GraphIO:
-        """The same where exactly the inputs at ``indices`` are written by the graph.
-
-        Inductor knows this only after it has compiled.
-        """
-        written = frozenset(indices)
-        inputs = tuple(replace(v, mutated=v.index in written) for v in self.inputs)
-        return replace(self, inputs=inputs)
 
 
 def describe_graph(

@@ -170,10 +170,12 @@ class GraphRecord:
         """The buffer that a line of the generated code computes, None if it computes none.
 
         That is what the statement assigns; a kernel launch assigns nothing and has its
-        outputs after its inputs, so its last argument that is a buffer stands for it.
+        outputs after its inputs, so its last argument that is a buffer stands for it. A
+        statement of several lines is known by its first.
         """
+        first = max((s.line for s in self.statements if s.line <= line), default=None)
         for statement in self.statements:
-            if statement.line != line or statement.kind is StatementKind.DELETE:
+            if statement.line != first or statement.kind is StatementKind.DELETE:
                 continue
             for name in (*statement.targets, *reversed(statement.reads)):
                 if name in self.buffers:

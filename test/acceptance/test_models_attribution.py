@@ -121,7 +121,7 @@ def _attributed(graph: GraphRecord, program: AllocationProgram) -> tuple[int, in
         if event.kind is not EventKind.ALLOC:
             continue
         storage = program.storages[event.storage]
-        owner = event.owner or _owner_of_line(graph, event.line)
+        owner = event.owner or graph.buffer_of_line(event.line)
         buffer = graph.buffers.get(owner or "")
         name = (buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)) if buffer else None
         node = graph.nodes.get(name or "")
@@ -134,9 +134,3 @@ def _attributed(graph: GraphRecord, program: AllocationProgram) -> tuple[int, in
         else:
             missing.append(f"{storage.nbytes} bytes of {owner}, {node.name}: no source")
     return to_node, to_source, missing
-
-
-def _owner_of_line(graph: GraphRecord, line: int) -> str | None:
-    """A statement of several lines is known by its first."""
-    first = max((s.line for s in graph.statements if s.line <= line), default=None)
-    return None if first is None else graph.buffer_of_line(first)

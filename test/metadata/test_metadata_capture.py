@@ -252,10 +252,6 @@ def test_roles_of_a_module() -> None:
     ]
 
 
-def test_with_mutated_replaces_what_was_thought_before() -> None:
-    io = captured("batch_norm").forward.io
-    assert [v.index for v in io.with_mutated([0, 4]).inputs if v.mutated] == [0, 4]
-
 
 PARAMETER = ("parameter", "parameter")
 STATE = ("optimizer_state", "optimizer_state")

@@ -26,7 +26,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from memprof.compiled_autograd.input_roles import InputRole, LiftedInput, input_roles
+from memprof.compiled_autograd.input_roles import (
+    InputRole,
+    LiftedInput,
+    input_roles,
+    taken_gradients,
+)
 from memprof.compiled_autograd.nodes import accumulated_leaf, is_getitem
 from memprof.compiled_autograd.origin import is_engine_frame, origin_of
 from memprof.compiled_autograd.tensor_names import NAMES
@@ -35,12 +40,14 @@ from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 from . import _torch_compat
 from .metadata.dynamo_input import DynamoInput, DynamoOutput
 from .provenance.aot_nodes import (
+    CAPTURED_TAG,
     borrow,
     by_sequence_number,
     nearest,
     own_provenance,
     tag_captured_nodes,
     tag_inlined_nodes,
+    tag_of,
     with_forward,
 )
 
@@ -132,11 +139,13 @@ class CapturedIO:
 
     Attributes:
         inputs: by index in the captured graph's ``inputs``.
+        taken: first gradients that are not copied: name of the node -> index of the leaf.
         nodes: by name in the captured graph.
     """
 
     def __init__(self, captured: GraphModule) -> None:
         self.inputs: Mapping[int, LiftedInput] = input_roles(captured.graph)
+        self.taken: Mapping[str, int] = taken_gradients(captured.graph)
         self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
         tag_captured_nodes(captured.graph)
 
@@ -149,7 +158,7 @@ class CapturedIO:
         """
         tag_inlined_nodes(gm.graph)
         described = self._inputs(inputs)
-        return CapturedGraph(described, _outputs(gm, described), self.nodes)
+        return CapturedGraph(described, self._outputs(gm, described), self.nodes)
 
     def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
         by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
@@ -189,18 +198,25 @@ class CapturedIO:
             )
         return replace(known, is_saved_for_backward=True)
 
-
-def _outputs(gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, DynamoOutput]:
-    described = {d.source: d for d in inputs}
-    (output,) = gm.graph.find_nodes(op="output")
-    found = {}
-    for position, node in enumerate(output.args[0]):
-        leaf = accumulated_leaf(node) if isinstance(node, Node) else None
-        if leaf is not None:
-            of = described.get(_source_of(leaf))
+    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, DynamoOutput]:
+        described = {d.source: d for d in inputs}
+        (output,) = gm.graph.find_nodes(op="output")
+        found = {}
+        for position, node in enumerate(output.args[0]):
+            if not isinstance(node, Node):
+                continue
+            taken = self.taken.get(tag_of(node, CAPTURED_TAG) or "")
+            leaf = accumulated_leaf(node)
+            if taken is not None:
+                source = f"L['inputs'][{taken}]"
+            elif leaf is not None:
+                source = _source_of(leaf)
+            else:
+                continue
+            of = described.get(source)
             is_parameter = of is not None and of.is_parameter
             found[position] = DynamoOutput(is_parameter, of.fqn if of is not None else None)
-    return found
+        return found
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInput | None]:

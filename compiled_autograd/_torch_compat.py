@@ -35,6 +35,21 @@ call_backward: Callable[..., Any] = _external.call_backward
 """``call_backward(ctx, saved_tensors, *grads)``: the backward of an autograd.Function."""
 call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
 """Up to 2.11 ``(variable, grad, has_post_hooks)``, then with ``variable_grad`` before ``grad``."""
+
+
+def call_first_accumulate_grad(
+    variable: torch.Tensor, gradient: torch.Tensor, has_post_hooks: bool
+) -> Any:
+    """``call_accumulate_grad`` for a variable without a gradient."""
+    if _TAKES_CURRENT:
+        return call_accumulate_grad(variable, None, gradient, has_post_hooks)
+    call_accumulate_grad(variable, gradient, has_post_hooks)
+    return variable.grad
+
+
+_TAKES_CURRENT = call_accumulate_grad.__code__.co_varnames[1] == "variable_grad"
+
+
 run_final_callbacks: Callable[..., Any] = (
     _external.FakeCompiledAutogradEngine._exec_final_callbacks_stub
 )

@@ -7,9 +7,16 @@ from enum import Enum
 
 from torch.fx import Graph, Node
 
-from .nodes import accumulated, is_accumulate_grad, is_aot_prologue, is_getitem, placeholders
+from .nodes import (
+    accumulated,
+    is_accumulate_grad,
+    is_aot_prologue,
+    is_getitem,
+    placeholders,
+    takes_gradient,
+)
 from .origin import origin_of
-from .value import INPUT_GROUP, TENSOR_NAME
+from .value import GRADIENT_GROUP, INPUT_GROUP, TENSOR_NAME
 
 
 class InputRole(Enum):
@@ -51,6 +58,7 @@ def input_roles(graph: Graph) -> dict[int, LiftedInput]:
     for node in placeholders(graph)["inputs"].users:
         if is_getitem(node) and isinstance(index := node.args[1], int):
             items[node] = index
+    of_group = {n.meta[INPUT_GROUP]: n for n in items if INPUT_GROUP in n.meta}
     leaves: dict[Node, int] = {}
     gradients: dict[Node, Node] = {}
     saved: dict[Node, tuple[int, int]] = {}
@@ -59,6 +67,8 @@ def input_roles(graph: Graph) -> dict[int, LiftedInput]:
             variable, current, _ = accumulated(node)
             if variable in items:
                 leaves[variable] = items[variable]
+                if current is None:  # up to torch 2.11 it is an input, but no argument
+                    current = of_group.get(variable.meta.get(GRADIENT_GROUP))
                 if current is not None:
                     gradients[current] = variable
         elif is_aot_prologue(node) and (origin := origin_of(node)) is not None:
@@ -87,6 +97,21 @@ def input_roles(graph: Graph) -> dict[int, LiftedInput]:
             found[index] = LiftedInput(
                 InputRole.SAVED, name, None if shared is None else leaves[shared], aot_saved
             )
+    return found
+
+
+def taken_gradients(graph: Graph) -> dict[str, int]:
+    """First gradients that are taken and not copied: name of the node -> index of the leaf.
+
+    Dynamo makes an attribute assignment of ``take_gradient``, after which nothing in its
+    graph leads from the gradient to the leaf.
+    """
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if takes_gradient(node):
+            variable, _, new = accumulated(node)
+            if new is not None and isinstance(index := variable.args[1], int):
+                found[new.name] = index
     return found
 
 

@@ -24,7 +24,14 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from .nodes import accumulated, aliased_inputs, is_accumulate_grad, is_hook, is_item_of_argument
+from .nodes import (
+    accumulated,
+    aliased_inputs,
+    is_accumulate_grad,
+    is_hook,
+    is_item_of_argument,
+    takes_gradient,
+)
 from .value import INPUT_GROUP, value_of
 
 
@@ -137,12 +144,18 @@ class Blocks:
         self.blocks.append(Block((value.nbytes or 0) if value is not None else 0))
 
     def _accumulation(self, node: Node) -> None:
-        variable, current, _ = accumulated(node)
+        variable, current, new = accumulated(node)
         if current is not None:
             existing = self._of.get(current)
             if existing is not None:
                 self.blocks[existing].outside = True
             self._of[node] = existing
+            self.made.pop(node, None)
+            return
+        taken = self._of.get(new) if new is not None and takes_gradient(node) else None
+        if taken is not None:
+            self.blocks[taken].stays = True
+            self._of[node] = taken
             self.made.pop(node, None)
             return
         value = value_of(variable)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from . import _torch_compat
+from .nodes import is_accumulate_grad
 
 
 class NanCheck:
@@ -31,7 +31,7 @@ class NanCheck:
 
     def read(self, graph: Graph) -> None:
         """Find the parameters that ``graph`` accumulates into, or the gradients it returns."""
-        for node in graph.find_nodes(op="call_function", target=_torch_compat.call_accumulate_grad):
+        for node in filter(is_accumulate_grad, graph.nodes):
             parameter: Any = node.args[0]
             if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
                 self._parameters.append(parameter.args[1])

@@ -22,9 +22,49 @@ def is_hook(node: Node, kind: str | None = None) -> bool:
     )
 
 
+def take_gradient(
+    variable: torch.Tensor, gradient: torch.Tensor, has_post_hooks: bool
+) -> torch.Tensor | None:
+    """Make ``gradient`` that of ``variable``, which has none; a copy where strides differ.
+
+    Called from captured graphs where nobody else holds ``gradient``. Dynamo inlines it and
+    decides while it traces.
+    """
+    if (
+        variable.layout is torch.strided
+        and gradient.layout is torch.strided
+        and gradient.dtype is variable.dtype
+        and gradient.size() == variable.size()
+        and _same_order(variable, gradient)
+    ):
+        variable.grad = gradient.detach()
+        return variable.grad
+    accumulated: torch.Tensor | None = _torch_compat.call_first_accumulate_grad(
+        variable, gradient, has_post_hooks
+    )
+    return accumulated
+
+
+def _same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both are dense in the same memory format, of the two that parameters have."""
+    if a.is_contiguous():
+        return b.is_contiguous()
+    channels_last = torch.channels_last
+    return (
+        a.dim() == 4
+        and a.is_contiguous(memory_format=channels_last)
+        and b.is_contiguous(memory_format=channels_last)
+    )
+
+
 def is_accumulate_grad(node: Node) -> bool:
-    """Whether ``node`` accumulates into a parameter's gradient."""
-    return node.target is _torch_compat.call_accumulate_grad
+    """Whether ``node`` accumulates into a parameter's gradient, or makes its first."""
+    return node.target is _torch_compat.call_accumulate_grad or takes_gradient(node)
+
+
+def takes_gradient(node: Node) -> bool:
+    """Whether ``node`` hands a parameter its first gradient without a copy."""
+    return node.target is take_gradient
 
 
 def accumulated(node: Node) -> tuple[Node, Node | None, Node | None]:
@@ -33,6 +73,7 @@ def accumulated(node: Node) -> tuple[Node, Node | None, Node | None]:
     The gradient until now is an argument from torch 2.13 on, and None where there was none.
     """
     nodes: list[Any] = [a if isinstance(a, Node) else None for a in node.args[:-1]]
+    # take_gradient() and, up to 2.11, an accumulation have two.
     variable, current, new = (nodes[0], None, nodes[1]) if len(nodes) == 2 else nodes
     return variable, current, new
 

@@ -37,6 +37,7 @@ from .origin import META, NodeOrigin
 from .tensor_names import NAMES
 from .value import (
     GRADIENT_GROUP,
+    HAS_GRADIENT,
     INPUT_GROUP,
     TENSOR_NAME,
     ValueInfo,
@@ -118,8 +119,10 @@ class GraphTracer:
             if (name := NAMES.of(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
-            if current is not None and (key := _torch_compat.storage_key(current)) is not None:
-                node.meta[GRADIENT_GROUP] = groups.setdefault(key, len(groups))
+            if current is not None:
+                node.meta[HAS_GRADIENT] = True
+                if (key := _torch_compat.storage_key(current)) is not None:
+                    node.meta[GRADIENT_GROUP] = groups.setdefault(key, len(groups))
             self._last_item = node
             self.bind(fake, node)
             tensors[i] = fake

@@ -18,6 +18,8 @@ INPUT_GROUP = "autograd_input_group"
 """Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
 TENSOR_NAME = "autograd_tensor_name"
 """Key in ``meta`` of ``inputs[i]``: the tensor's name in ``tensor_names``, if it has one."""
+HAS_GRADIENT = "autograd_has_gradient"
+"""Key in ``meta`` of a leaf among the inputs which has a gradient until now."""
 GRADIENT_GROUP = "autograd_gradient_group"
 """Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
 

@@ -16,6 +16,7 @@ from .cpu_scalars_to_gpu import cpu_scalars_to_gpu
 from .dead_code import remove_dead_code
 from .hooks_as_eager import hooks_as_eager
 from .memory_order import MemoryOrder, memory_order
+from .take_gradients import take_gradients
 from .unpack_hooks_late import unpack_hooks_late
 from .unused_sizes import remove_unused_sizes
 
@@ -30,6 +31,7 @@ __all__ = [
     "remove_dead_code",
     "remove_unused_sizes",
     "run_passes",
+    "take_gradients",
     "unpack_hooks_late",
 ]
 
@@ -62,5 +64,6 @@ def run_passes(graph: Graph, *, cuda_graphs: bool = False) -> PassResult:
     remove_dead_code(graph)
     used_sizes = remove_unused_sizes(graph)
     aot_names(graph)
+    take_gradients(graph)
     order = memory_order(graph)
     return PassResult(used_sizes, to_cuda, order)

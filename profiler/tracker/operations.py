@@ -45,8 +45,9 @@ MAX_NAMES = 2_000
 MAX_LANES = 256
 """Threads, and likewise tasks at a time, with a lane of their own."""
 OTHER = "(other operations)"
-DETAIL_SHARE = 0.005
-_DETAIL_BURST_NS = 50_000_000
+DETAIL_SHARE = 0.002
+_DETAIL_BURST_NS = 20_000_000
+_SAME_INSTANT_NS = 20_000
 
 _clock = time.perf_counter_ns
 
@@ -111,7 +112,6 @@ class Operation:
             self.summary,
             self.lane,
             parent.number if parent is not None else -1,
-            self.depth,
             self.start_ns,
             self.end_ns,
             *self.tensors_before,
@@ -133,7 +133,7 @@ class OperationLog:
 
     Attributes:
         enabled: whether operations that begin are tracked.
-        lanes, summaries: as in the record.
+        lanes: as in the record.
         thread_of_lane: ``threading.get_ident()`` of the first thread of a thread's lane.
         seen, dropped: invocations so far, and those that are no longer kept.
         cost_ns: time that the edges took.
@@ -149,7 +149,7 @@ class OperationLog:
         self.enabled = True
         self.lanes: list[Lane] = []
         self.thread_of_lane: dict[int, int] = {}
-        self.summaries: list[OperationSummary] = []
+        self._sums: list[_Sums] = []
         self.seen = 0
         self.dropped = 0
         self.cost_ns = 0
@@ -170,6 +170,8 @@ class OperationLog:
         self._allowed_at = _clock()
         self._edges = 0
         self._edges_at_look = 0
+        self._reading: dict[str, tuple[int, int]] = {}
+        self._read_at = 0
 
     # --- the edges ------------------------------------------------------------------------
 
@@ -198,8 +200,8 @@ class OperationLog:
             self._running[operation.number] = operation
             self._rows.append(operation)
             self._edge(counted)
-            if len(self._rows) > self._limit + self._limit // 8 + 8:
-                self._thin()
+            if len(self._rows) > 4 * self._limit + 64:
+                self._thin()  # the tracker's thread, which does it, does not get its turn
         operation.tensors_before = counted
         for device, (now, mark) in self._in_use().items():
             operation.memory[device] = [now, now, now, 0, mark]
@@ -247,10 +249,16 @@ class OperationLog:
             figures[3] = int(figures[2] >= mark)
 
     def _in_use(self) -> dict[str, tuple[int, int]]:
+        """By device: bytes in use and the highest mark. Edges that follow one another at once
+        (a parent begins and its first child, one ends and the next begins) share a reading."""
+        now = _clock()
+        if now - self._read_at < _SAME_INSTANT_NS:
+            return self._reading
         found = self._accelerators.brief()
         resident = self._process.resident()
         if resident is not None:
             found["cpu"] = (resident, self._process.highest() or resident)
+        self._reading, self._read_at = found, now
         return found
 
     def _count_tensors(self, now: int) -> tuple[int, int]:
@@ -292,12 +300,12 @@ class OperationLog:
     def _place(self, parent: int, name: str) -> int:
         place = self._by_place.get((parent, name))
         if place is None:
-            if len(self.summaries) >= MAX_NAMES:
+            if len(self._sums) >= MAX_NAMES:
                 parent, name = -1, OTHER
                 place = self._by_place.get((parent, name))
             if place is None:
-                place = self._by_place[parent, name] = len(self.summaries)
-                self.summaries.append(OperationSummary(name, parent))
+                place = self._by_place[parent, name] = len(self._sums)
+                self._sums.append(_Sums(name, parent))
                 self._changed.add(place)
         return place
 
@@ -338,35 +346,14 @@ class OperationLog:
     # --- what is kept ---------------------------------------------------------------------
 
     def _sum_up(self, o: Operation) -> None:
-        s = self.summaries[o.summary]
-        took = o.end_ns - o.start_ns
-        devices = dict(s.devices)
-        for device, (before, after, peak, _, _) in o.memory.items():
-            d = devices.get(device)
-            delta = after - before
-            devices[device] = DeviceSummary(
-                total_delta=(d.total_delta if d else 0) + delta,
-                max_delta=max(d.max_delta, delta) if d else delta,
-                max_peak=max(d.max_peak if d else 0, peak),
-                measured=(d.measured if d else 0) + 1,
-            )
-        known = o.tensors_before[0] >= 0 and o.tensors_after[0] >= 0
-        self.summaries[o.summary] = OperationSummary(
-            name=s.name,
-            parent=s.parent,
-            count=s.count + 1,
-            failed=s.failed + o.failed,
-            total_ns=s.total_ns + took,
-            max_ns=max(s.max_ns, took),
-            min_ns=min(s.min_ns, took) if s.count else took,
-            tensor_bytes_delta=s.tensor_bytes_delta
-            + (o.tensors_after[0] - o.tensors_before[0] if known else 0),
-            tensors_delta=s.tensors_delta
-            + (o.tensors_after[1] - o.tensors_before[1] if known else 0),
-            tensors_measured=s.tensors_measured + known,
-            devices=devices,
-        )
+        self._sums[o.summary].add(o)
         self._changed.add(o.summary)
+
+    def thin(self) -> None:
+        """Drop what is too much, if it is much."""
+        with self._lock:
+            if len(self._rows) > self._limit + self._limit // 8 + 8:
+                self._thin()
 
     def _thin(self) -> None:
         drop = operations_to_drop(self._rows, self._limit)
@@ -379,7 +366,7 @@ class OperationLog:
         """Names from the root to a summary, joined by ``/``; "" for -1."""
         names: list[str] = []
         while summary >= 0:
-            s = self.summaries[summary]
+            s = self._sums[summary]
             names.append(s.name)
             summary = s.parent
         return "/".join(reversed(names))
@@ -395,16 +382,86 @@ class OperationLog:
             kept = {o.number for o in self._rows}
             return [o.row(kept) for o in self._rows]
 
-    def news(self) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """What changed since the last time this was asked: rows and summaries."""
+    def summaries(self) -> list[OperationSummary]:
+        """The tree of operations, as in the record."""
+        with self._lock:
+            return [s.summary() for s in self._sums]
+
+    def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
+        """What changed since it was last asked: rows, at most ``limit`` of those that have
+        ended, and summaries. Ask again until there is nothing more."""
         with self._lock:
             rows = []
-            while self._ended:
+            while self._ended and len(rows) < limit:
                 rows.append(self._ended.popleft().row())
-            rows += [o.row() for o in self._running.values()] if self._limit else []
-            changed = {i: self.summaries[i] for i in sorted(self._changed)}
-            self._changed.clear()
+            changed = {i: self._sums[i].summary() for i in sorted(self._changed)[:limit]}
+            self._changed.difference_update(changed)
             return rows, changed
+
+
+class _Sums:
+    """What adds up to an ``OperationSummary``."""
+
+    __slots__ = (
+        "count",
+        "devices",
+        "failed",
+        "max_ns",
+        "measured",
+        "min_ns",
+        "name",
+        "nbytes",
+        "parent",
+        "tensors",
+        "total_ns",
+    )
+
+    def __init__(self, name: str, parent: int) -> None:
+        self.name = name
+        self.parent = parent
+        self.count = self.failed = self.total_ns = self.max_ns = self.min_ns = 0
+        self.nbytes = self.tensors = self.measured = 0
+        # device: [total delta, highest delta, highest peak, measured]
+        self.devices: dict[str, list[int]] = {}
+
+    def add(self, o: Operation) -> None:
+        """Add an invocation that has ended."""
+        took = o.end_ns - o.start_ns
+        self.min_ns = min(self.min_ns, took) if self.count else took
+        self.max_ns = max(self.max_ns, took)
+        self.total_ns += took
+        self.count += 1
+        self.failed += o.failed
+        if o.tensors_before[0] >= 0 and o.tensors_after[0] >= 0:
+            self.nbytes += o.tensors_after[0] - o.tensors_before[0]
+            self.tensors += o.tensors_after[1] - o.tensors_before[1]
+            self.measured += 1
+        for device, (before, after, peak, _, _) in o.memory.items():
+            delta = after - before
+            sums = self.devices.get(device)
+            if sums is None:
+                self.devices[device] = [delta, delta, peak, 1]
+                continue
+            sums[0] += delta
+            sums[1] = max(sums[1], delta)
+            sums[2] = max(sums[2], peak)
+            sums[3] += 1
+
+    def summary(self) -> OperationSummary:
+        """As it is written."""
+        return OperationSummary(
+            name=self.name,
+            parent=self.parent,
+            count=self.count,
+            failed=self.failed,
+            total_ns=self.total_ns,
+            max_ns=self.max_ns,
+            min_ns=self.min_ns,
+            tensor_bytes_delta=self.nbytes,
+            tensors_delta=self.tensors,
+            tensors_measured=self.measured,
+            devices={name: DeviceSummary(*sums) for name, sums in self.devices.items()},
+        )
 
 
 class _Holder:

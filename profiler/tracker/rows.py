@@ -17,7 +17,6 @@ class OperationRow:
         number: of the invocation, in order of start.
         summary, lane: as in ``OperationColumns``.
         parent: number of the invocation around it, -1 if there is none.
-        depth: how many are around it.
         start_ns, end_ns, tensor_bytes_before, tensors_before, tensor_bytes_after,
             tensors_after, failed: as in ``OperationColumns``.
         memory: by device: before, after, peak, and whether the peak is exact.
@@ -27,7 +26,6 @@ class OperationRow:
     summary: int
     lane: int
     parent: int
-    depth: int
     start_ns: int
     end_ns: int
     tensor_bytes_before: int = -1

@@ -62,9 +62,13 @@ class Photographer:
         """
         begin = time.perf_counter_ns()
         at = clock()
+        pause = pause or _no_pause
         complete = self._tensors.look(operation, pause)
+        pause()
         self._tensors.recheck(pause)
+        pause()
         largest = tuple(self._describe(s, t) for s, t in self._tensors.largest(pause))
+        pause()
         resident = self._process.resident()
         devices = self._devices(resident)
         nbytes, tensors = self._tensors.sums()
@@ -144,3 +148,7 @@ class Photographer:
             node=known.node if known else None,
             category=known.category if known else None,
         )
+
+
+def _no_pause() -> None:
+    pass

@@ -34,6 +34,7 @@ from .journal import Entry, Header, Journal
 from .memory import Accelerators, ProcessMemory
 from .operations import OperationLog, TrackedOperation
 from .operators import OperatorTable, OperatorWindow
+from .pace import Pace
 from .rows import as_columns
 from .settings import TrackerSettings
 from .snapshots import Photographer
@@ -44,7 +45,8 @@ from .thinning import thin_snapshots
 log = logging.getLogger("memprof")
 
 MAX_PROBLEMS = 100
-_BREATH = 0.0002
+_ROWS = 500
+"""Operations in one line of the journal: its JSON is written in one piece."""
 _METADATA_EVERY_NS = 60_000_000_000
 
 
@@ -308,17 +310,19 @@ class MemoryTracker:
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and hand it to the journal."""
-        periodic = kind is SnapshotKind.PERIODIC
         cpu = time.thread_time_ns()
+        pace = Pace() if kind is SnapshotKind.PERIODIC else None
         running = self._log.running()
         snapshot = self._photographer.take(
             kind,
             name,
             operation=self._log.made_in(),
             running=dict.fromkeys(self._log.path(o.summary) for o in running),
-            pause=_breathe if periodic else None,
+            pause=pace,
             clock=self._clock,
         )
+        if pace is not None:
+            pace.rest()
         for operation in running:
             for device, memory in snapshot.devices.items():
                 if memory.highest_bytes is not None:
@@ -332,7 +336,6 @@ class MemoryTracker:
             limit = self.settings.max_snapshots
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
-            rows, summaries = self._log.news()
             operators = None
             if len(self._operators.windows) != self._operators_written:
                 self._operators_written = len(self._operators.windows)
@@ -342,8 +345,21 @@ class MemoryTracker:
             if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
                 self._metadata_at, self._lanes_written = now, lanes
                 meta = self._current_metadata()
-            self._write(Entry(meta, snapshot, rows, summaries, operators))
+            unfinished = [o.row() for o in running[:_ROWS]]
+            self._write(Entry(meta, snapshot, unfinished, pytorch_operations=operators))
+        self._write_operations(pace)
         self._cost_ns += time.thread_time_ns() - cpu
+
+    def _write_operations(self, pace: Pace | None) -> None:
+        while True:
+            if pace is not None:
+                pace.rest()
+            with self._lock:
+                rows, summaries = self._log.news(_ROWS)
+                if not rows and not summaries:
+                    break
+                self._write(Entry(operations=rows, summaries=summaries))
+        self._log.thin()
 
     def _write(self, entry: Entry) -> None:
         if self._journal is None:
@@ -357,14 +373,13 @@ class MemoryTracker:
             )
 
     def _everything(self) -> list[Entry]:
+        rows, s = self._log.rows(), list(enumerate(self._log.summaries()))
         return [
             Entry(metadata=self._current_metadata()),
             *(Entry(snapshot=s) for s in self._snapshots),
-            Entry(
-                operations=self._log.rows(),
-                summaries=dict(enumerate(self._log.summaries)),
-                pytorch_operations=self._operators.record(),
-            ),
+            *(Entry(operations=rows[i : i + _ROWS]) for i in range(0, len(rows), _ROWS)),
+            *(Entry(summaries=dict(s[i : i + _ROWS])) for i in range(0, len(s), _ROWS)),
+            Entry(pytorch_operations=self._operators.record()),
         ]
 
     # --- what users call ------------------------------------------------------------------
@@ -441,7 +456,7 @@ class MemoryTracker:
                 self._current_metadata(),
                 thin_snapshots(self._snapshots, self.settings.max_snapshots),
                 as_columns(self._log.rows()),
-                list(self._log.summaries),
+                self._log.summaries(),
                 self._operators.record(),
             )
 
@@ -455,11 +470,6 @@ class MemoryTracker:
         if found is not None:
             self._compiled, self._call_threads = True, found[1]
         return with_tracker(found[0] if found is not None else Profile(), self.record())
-
-
-def _breathe() -> None:
-    """Let other threads have the GIL."""
-    time.sleep(_BREATH)
 
 
 def _own_version() -> str:

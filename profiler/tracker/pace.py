@@ -1,0 +1,25 @@
+"""Long work of the tracker's thread in short pieces, so that other threads get the GIL."""
+
+from __future__ import annotations
+
+import time
+
+STRETCH_NS = 500_000
+"""Longest piece."""
+_BREATH = 0.0002
+
+
+class Pace:
+    """``pace()`` every some dozen steps of long work sleeps when a piece is over."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter_ns()
+
+    def __call__(self) -> None:
+        if time.perf_counter_ns() - self._since >= STRETCH_NS:
+            self.rest()
+
+    def rest(self) -> None:
+        """Sleep a moment, which gives the GIL away."""
+        time.sleep(_BREATH)
+        self._since = time.perf_counter_ns()

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..attribution import Attribution, View
 from ..live import LiveItem
-from ..model import Profile
+from ..model import Category, Profile
 from ..timeline import Timeline
 from . import pickle_stream as pk
 from .address_space import AddressSpace, Segment
@@ -66,6 +66,8 @@ def write_memory_viz(
         for d in devices
     }
     file.write(pk.START + pk.DICT + pk.MARK)
+    # A key of ours, which no reader looks at: the strings that every event repeats.
+    file.write(pk.encode("memprof_names") + _NAMES.definition)
     file.write(pk.encode("device_traces") + pk.LIST)
     for i in range(max(traces, default=-1) + 1):
         file.write(pk.MARK)
@@ -98,7 +100,9 @@ class _Sites:
     def __init__(self, profile: Profile) -> None:
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._remembered = 0
+        self._contexts: dict[int, int] = {}
+        # Numbers below 256 are the names'.
+        self._remembered = 256
 
     def frames(self, item: LiveItem) -> list[dict[str, Any]]:
         """Innermost first: the FX node or what else made it, its module, the user's stack."""
@@ -122,9 +126,13 @@ class _Sites:
         out += [_frame(f.function, f.file, f.line) for f in reversed(stack)]
         return out
 
-    def context(self, item: LiveItem) -> str:
-        """Dynamo's compile id of the graph that explains a block."""
-        return self._graphs[item.graph].label
+    def context(self, item: LiveItem) -> tuple[bytes, bytes]:
+        """The name of the graph that explains a block, now and from now on."""
+        known = self._contexts.get(item.graph)
+        if known is not None:
+            return pk.get(known), pk.get(known)
+        known = self._contexts[item.graph] = self.number()
+        return pk.encode(self._graphs[item.graph].label) + pk.put(known), pk.get(known)
 
     def number(self) -> int:
         """One under which nothing is remembered in the pickle yet."""
@@ -156,7 +164,7 @@ class _Trace:
             stamp = _TIME + pk.encode_int((moment.time_ns + self._origin_ns) // 1000) + pk.SET_ITEMS
             if not begun:
                 begun = True
-                yield _event("snapshot", addr=0, size=0, category="unknown", frames=[]) + stamp
+                yield _plain("snapshot", Category.UNKNOWN, 0, 0) + stamp
             change = moment.change
             address = 0
             for block in change.freed:
@@ -189,15 +197,12 @@ class _Trace:
             frames = pk.encode(self._sites.frames(item)) + pk.put(known)
         else:
             frames = pk.get(known)
-        first = _event(
-            action,
-            size=item.storage.nbytes,
-            category=item.storage.category.value,
-            compile_context=self._sites.context(item),
+        begin = (
+            _event(action, item.storage.category, item.storage.nbytes) + _NAMES["compile_context"]
         )
-        rest = _FRAMES + pk.get(known) + _ADDRESS
-        self._heads[key] = first + rest
-        return first + _FRAMES + frames + _ADDRESS
+        context, again = self._sites.context(item)
+        self._heads[key] = begin + again + _FRAMES + pk.get(known) + _ADDRESS
+        return begin + context + _FRAMES + frames + _ADDRESS
 
     def segments(self) -> Iterator[bytes]:
         """Opcodes of each segment, as it is after the last event."""
@@ -245,22 +250,39 @@ class _Trace:
             )
 
 
-_TIME = pk.encode("time_us")
-_FRAMES = pk.encode("frames")
-_ADDRESS = pk.encode("addr")
+_KEYS = ("action", "addr", "category", "compile_context", "frames", "size", "stream", "time_us")
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "snapshot")
+_NAMES = pk.Names((*_KEYS, *_ACTIONS, *(c.value for c in Category)))
+_TIME = _NAMES["time_us"]
+_FRAMES = _NAMES["frames"]
+_ADDRESS = _NAMES["addr"]
 
 
 def _pairs(**values: Any) -> bytes:
     return b"".join(pk.encode(k) + pk.encode(v) for k, v in values.items())
 
 
-def _event(action: str, **values: Any) -> bytes:
-    """The beginning of an event."""
-    return pk.DICT + pk.MARK + _pairs(action=action, stream=0, **values)
+def _event(action: str, category: Category | None, size: int) -> bytes:
+    """The beginning of an event: what it is and how large."""
+    parts = [
+        pk.DICT + pk.MARK,
+        _NAMES["action"] + _NAMES[action],
+        _NAMES["stream"] + pk.encode_int(0),
+        _NAMES["size"] + pk.encode_int(size),
+    ]
+    if category is not None:
+        parts.append(_NAMES["category"] + _NAMES[category.value])
+    return b"".join(parts)
+
+
+def _plain(action: str, category: Category | None, address: int, size: int) -> bytes:
+    """An event without frames, up to its time."""
+    frames = _FRAMES + pk.LIST
+    return _event(action, category, size) + frames + _ADDRESS + pk.encode_int(address)
 
 
 def _segment_alloc(s: Segment) -> bytes:
-    return _event("segment_alloc", addr=s.address, size=s.nbytes, frames=[])
+    return _plain("segment_alloc", None, s.address, s.nbytes)
 
 
 def _frame(name: str, filename: str, line: int) -> dict[str, Any]:

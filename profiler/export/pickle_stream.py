@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
 
-__all__ = ["encode", "encode_int", "get", "put", "write_list"]
+__all__ = ["Names", "encode", "encode_int", "get", "put", "write_list"]
 
 PROTOCOL = 4
 START = b"\x80\x04"
@@ -51,6 +51,29 @@ def put(index: int) -> bytes:
 def get(index: int) -> bytes:
     """Push what was remembered under a number."""
     return b"j" + index.to_bytes(4, "little")
+
+
+class Names:
+    """Short strings that stand again and again, two bytes each after their first time.
+
+    Args:
+        names: at most 256 of them; ``definition`` must be written before they are used.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._index = {name: i for i, name in enumerate(names)}
+        if len(self._index) > 256:
+            raise ValueError(f"{len(self._index)} names; one byte numbers them, so at most 256")
+
+    @property
+    def definition(self) -> bytes:
+        """Opcodes that push the list of all names."""
+        items = (encode(name) + b"q" + bytes([i]) for name, i in self._index.items())
+        return LIST + MARK + b"".join(items) + APPENDS
+
+    def __getitem__(self, name: str) -> bytes:
+        """Opcodes that push a name."""
+        return b"h" + bytes([self._index[name]])
 
 
 def write_list(write: Callable[[bytes], object], items: Iterable[bytes]) -> None:

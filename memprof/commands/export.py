@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.export import FORMATS, devices_of, export_profile
 
-from ._common import BadFile, file_argument, read
-
-
-def _calls(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, ...]:
-    if value is None:
-        return (None, None)
-    found = re.fullmatch(r"(\d*):(\d*)", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no range of calls; write FIRST:LAST, e.g. 100:199")
-    return tuple(int(n) if n else None for n in found.groups())
+from ._common import BadFile, calls_option, file_argument, read
 
 
 @click.command()
@@ -44,12 +33,7 @@ def _calls(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     multiple=True,
     help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
 )
-@click.option(
-    "--calls",
-    callback=_calls,
-    metavar="FIRST:LAST",
-    help="Calls of the log to export, both included, from 0. Default: all.",
-)
+@calls_option
 @click.option(
     "--allocated",
     is_flag=True,

@@ -1,0 +1,91 @@
+"""Jobs of several processes under torchrun, on the CPU: one file a rank, no collective of ours."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memprof.cli import main
+from memprof.profiler.file import read_profile, read_profiles
+from memprof.profiler.ranks import compare_ranks
+
+ROOT = Path(__file__).parents[2]
+STEPS = 5
+
+
+def torchrun(processes: int, kind: str, out: str) -> str:
+    """Run the job; what rank 0 printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # A free port of its own: two jobs may run at once.
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += [str(Path(__file__).parent / "worker.py"), kind, out, str(STEPS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def collectives() -> dict[str, str]:
+    """What the same jobs run with inductor."""
+    return {kind: torchrun(2, kind, "-") for kind in ("ddp", "fsdp2")}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_one_file_a_rank(
+    kind: str, processes: int, tmp_path: Path, collectives: dict[str, str]
+) -> None:
+    # WHEN a job is profiled, streamed in one case and at the end in the other
+    suffix = "memprof" if kind == "ddp" else "json.gz"
+    ran = torchrun(processes, kind, str(tmp_path / f"{{rank}}.{suffix}"))
+    # THEN it ran the collectives of the job and no other
+    assert ran == collectives[kind]
+    assert ran.startswith("collectives ")
+    assert int(ran.split()[1]) >= STEPS
+    # AND each rank has its file
+    paths = sorted(tmp_path.iterdir())
+    assert [p.name for p in paths] == [f"{r}.{suffix}" for r in range(processes)]
+    profiles = [read_profile(p) for p in paths]
+    for r, profile in enumerate(profiles):
+        assert profile.complete
+        assert profile.process is not None
+        assert (profile.process.rank, profile.process.local_rank) == (r, r)
+        assert profile.process.world_size == processes
+    assert len({p.process.pid for p in profiles if p.process}) == processes
+    # AND they merge and compare
+    out = str(tmp_path / "all.memprof")
+    assert CliRunner().invoke(main, ["merge", out, *map(str, paths)]).exit_code == 0
+    found = compare_ranks(read_profiles(out))
+    assert found.warnings == []
+    assert [row.rank for row in found.rows] == list(range(processes))
+    # fsdp2 calls the compiled layer once a layer, with more than one graph in a step
+    assert all(row.steps >= STEPS - 1 for row in found.rows)
+    assert all(row.step_ns for row in found.rows)
+    # AND rank 1, whose batch is larger by half, is named as the one with the most
+    peak = next(i for i in found.imbalance if i.name == "peak")
+    activations = next(i for i in found.imbalance if i.name == "activation")
+    assert peak.highest_rank == activations.highest_rank == 1
+    assert activations.highest == 1.5 * activations.lowest
+    report = CliRunner().invoke(main, ["report", out])
+    assert report.exit_code == 0
+    assert f"{processes} of {processes} ranks" in report.output
+
+
+def test_memprof_asks_the_process_group_for_its_place_only() -> None:
+    # Whatever a job looks like: nothing else of torch.distributed is used on any path.
+    allowed = {"is_available", "is_initialized", "get_rank", "get_world_size"}
+    used = set()
+    folders = ("memprof", "compile_backend", "cudagraph_trees", "compiled_autograd", "profiler")
+    for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(
+                ("torch.distributed", "dist")
+            ):
+                used.add(node.attr)
+    assert used <= allowed
+    assert used >= {"get_rank", "get_world_size"}

@@ -1,0 +1,73 @@
+"""One rank of a job, on gloo: python -m torch.distributed.run … worker.py KIND OUT STEPS.
+
+KIND is ``ddp`` or ``fsdp2``. With ``-`` for OUT the job runs with inductor instead, and nothing is
+profiled. Rank 0 prints how many collectives its process group ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import memprof
+
+WIDTH, LAYERS = 64, 2
+
+
+class Layer(nn.Module):
+    """Uneven, so that shards of two and of four ranks differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH + 1), nn.Linear(3 * WIDTH + 1, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(torch.nn.functional.gelu(self.up(x)))
+        return x + y
+
+
+def build(kind: str, backend: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Layer() for _ in range(LAYERS)], nn.Linear(WIDTH, 8))
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(model)
+        return torch.compile(wrapped, backend=backend)  # type: ignore[return-value]
+    for layer in model:
+        layer.compile(backend=backend)
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def collectives() -> int:
+    """Collectives that the process group has run so far, whoever started them."""
+    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+
+
+def main(kind: str, out: str, steps: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = build(kind, "inductor" if out == "-" else "memprof")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    # Each rank has its own data; rank 1 has more of it.
+    x = torch.randn(48 if rank == 1 else 32, WIDTH)
+    with memprof.profile(out) if out != "-" else nullcontext():
+        for _ in range(steps):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    # Leaving the session is counted as well.
+    if rank == 0:
+        print("collectives", collectives())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -57,7 +57,7 @@
     const overviewStrip = strip(".gantt-overview", overview.canvas);
     const countStrip = strip(".gantt-time", count.canvas, "running at once");
     const marksStrip = marks && strip(".gantt-time", marks.canvas);
-    const memoryStrip = memory && el("div.gantt-time", { class: "gantt-strip gantt-time" }, memory.canvas.node);
+    const memoryStrip = memory && strip(".gantt-time", memory.canvas, "memory");
     const plot = el(
       "div.gantt-plot",
       {
@@ -84,13 +84,14 @@
       drawAxis(axis, view);
       marks?.draw();
       // The sticky canvas takes its own place in the flow; the spacer is what is left below it.
-      const height = Math.min(lanes.total, Math.max(160, innerHeight - 400));
+      const room = Math.max(160, innerHeight - 400);
+      const height = Math.min(lanes.total, room);
       scroll.style.height = `${height}px`;
       lanes.scroll = scroll.scrollTop;
       lanes.draw(height);
       spacer.style.height = `${Math.max(0, lanes.total - height)}px`;
       count.draw(COUNT);
-      memory?.draw(MEMORY);
+      memory?.draw(MEMORY + Math.min(150, room - height));
       describe(plot, view);
     });
     view.onChange(redraw);

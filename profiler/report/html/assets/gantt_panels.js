@@ -301,10 +301,16 @@
       for (const v of marksTo(most, memprof.columns.byteStep)) tag(c, memprof.format.bytes(v), y(v), view.width);
     }
 
+    /** The highest value of each column as a line, and what is below it in those that hold more. */
     line(c, style, { high, low }, y, source) {
       c.strokeStyle = style;
       c.fillStyle = style;
-      c.lineWidth = 1.5;
+      c.globalAlpha = 0.25;
+      for (let x = 0; x < high.length; x++) {
+        if (high[x] > low[x]) c.fillRect(x, y(high[x]), 1, y(low[x]) - y(high[x]));
+      }
+      c.globalAlpha = 1;
+      c.lineWidth = 1.25;
       c.beginPath();
       let open = false;
       let before = -1;
@@ -317,8 +323,7 @@
         if (open && source.step !== false) c.lineTo(x, y(before));
         if (open) c.lineTo(x, y(high[x]));
         else c.moveTo(x, y(high[x]));
-        if (low[x] < high[x]) c.lineTo(x, y(low[x]));
-        before = low[x];
+        before = high[x];
         open = true;
       }
       if (open) c.lineTo(high.length, y(before));

@@ -47,12 +47,14 @@ from memprof.cudagraph_trees.arena_tensors import (
     ScratchPool,
     TensorShape,
 )
+from memprof.cudagraph_trees.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 from memprof.profiler.replay_memory import register
 
 from . import _torch_compat
 from .arena_code import WrapperCode, evaluate, read_wrapper, rewritten
+from .call_log import Counter
 from .ledger import Ledger
 
 BoxedCall = Callable[[list[Any]], Any]
@@ -218,8 +220,15 @@ class CpuGraphs:
         )
         compiled = self.compiled
 
+        replays = Counter()
+        tick = replays.tick
+
         def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
-            return _torch_compat.realign_inputs(lambda inputs: clone(inputs, tensors), compiled)
+            def replay(inputs: list[Any]) -> Any:
+                tick()
+                return clone(inputs, tensors)
+
+            return _torch_compat.realign_inputs(replay, compiled)
 
         call = (
             _with_scratch(
@@ -241,6 +250,14 @@ class CpuGraphs:
             f"in blocks of {sum(s.nbytes for s in leased)} bytes; {outside} bytes a call are "
             "allocated outside of it",
             tree=self._detail(program, plan.scratch_bytes),
+        )
+        sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
+        self.ledger.count(
+            LedgerKind.REPLAY,
+            self.record.id,
+            f"ran in the arena{sizes}",
+            replays,
+            tree=self._detail(program),
         )
         return call
 
@@ -326,25 +343,25 @@ def nanoseconds_per_fault() -> float:
     return _price[0]
 
 
-def explain_arena() -> dict[str, int]:
-    """Every byte that the arena has from the system, by what it is for; they add up to
-    ``POOL.reserved_bytes``.
+def explain_arena() -> PoolParts:
+    """What the arena's bytes are now; ``pools.explain_pools`` has this beside other pools.
 
-    Returns:
-        Bytes by ``<graph>: <buffer>`` for blocks that tensors own, ``scratch`` for the memory
-        of temporaries, ``rounding`` of blocks, ``free``: kept for the next call, and
-        ``unattributed``: blocks that nobody knows, 0 always.
+    The arena has no ``workspace``: what operators take for themselves is not from it. A block
+    that nobody knows would be ``unattributed``; there is none.
     """
     segments, labels = POOL.segments(), POOL.leased()
-    parts = {"rounding": 0, "free": 0, "unattributed": 0}
+    nodes: dict[int | str, int] = {}
+    rounding = free = unattributed = 0
     for block in (b for segment in segments for b in segment.blocks):
+        label = labels.get(block.address)
         if not block.live:
-            parts["free"] += block.nbytes
-            continue
-        label = labels.get(block.address, "unattributed")
-        parts[label] = parts.get(label, 0) + block.requested
-        parts["rounding"] += block.nbytes - block.requested
-    return parts
+            free += block.nbytes
+        elif label is None:
+            unattributed += block.nbytes
+        else:
+            nodes[label] = nodes.get(label, 0) + block.requested
+            rounding += block.nbytes - block.requested
+    return PoolParts(nodes, rounding, workspace=0, unattributed=unattributed, free=free)
 
 
 def reset() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
 
+from .call_log import Counter
+
 log = logging.getLogger("memprof")
 
 MAX_ENTRIES = 10_000
@@ -23,6 +25,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[LedgerKey, LedgerEntry] = {}
+        self._counted: dict[LedgerKey, list[Counter]] = {}
         self._logged: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
@@ -46,6 +49,34 @@ class Ledger:
             self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
             return True
 
+    def count(
+        self,
+        kind: LedgerKind,
+        graph: int | None,
+        reason: str,
+        counter: Counter,
+        tree: TreeDetail | None = None,
+    ) -> None:
+        """An entry whose count is ``counter``'s whenever the ledger is read: for what
+        happens too often to write it down each time. It is none while the count is 0."""
+        key = (kind, graph, reason)
+        with self._lock:
+            if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
+                self.dropped += 1
+                return
+            if key not in self._entries:
+                self._entries[key] = LedgerEntry(
+                    time.time_ns(), kind, graph, reason, count=0, tree=tree
+                )
+            self._counted.setdefault(key, []).append(counter)
+
+    def _now(self) -> dict[LedgerKey, LedgerEntry]:
+        """All entries with their counts as they are now; call it with the lock."""
+        for key, counters in self._counted.items():
+            count = sum(c.value for c in counters)
+            self._entries[key] = dataclasses.replace(self._entries[key], count=count)
+        return self._entries
+
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
         """memprof failed at ``what``: count it, and log it the first time with its traceback.
 
@@ -68,7 +99,7 @@ class Ledger:
     def counts(self) -> dict[LedgerKey, int]:
         """How often each entry was written so far; ``entries_since`` takes it."""
         with self._lock:
-            return {key: entry.count for key, entry in self._entries.items()}
+            return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
         """What was written after ``before`` was taken, in order of first writing.
@@ -79,6 +110,6 @@ class Ledger:
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))
-                for key, entry in self._entries.items()
+                for key, entry in self._now().items()
                 if entry.count > before.get(key, 0)
             ]

@@ -23,7 +23,7 @@ that was not split off counts as free then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,12 @@ class PoolParts:
     """What a pool's bytes are, see Note [The five parts of a pool].
 
     Attributes:
-        nodes: bytes by number of the recording (negative: warm-up) that made them.
+        nodes: bytes by number of the recording (negative: warm-up) that made them; in the
+            arena by ``<graph>: <buffer>``, and by ``scratch`` for the memory of temporaries.
         rounding, workspace, unattributed, free: bytes.
     """
 
-    nodes: dict[int, int]
+    nodes: Mapping[int | str, int]
     rounding: int
     workspace: int
     unattributed: int
@@ -152,7 +153,7 @@ def _rounded(nbytes: int) -> int:
 def _parts(
     live: Iterable[_Live], reserved: int, workspace: int = 0, unattributed: int = 0
 ) -> PoolParts:
-    nodes: dict[int, int] = {}
+    nodes: dict[int | str, int] = {}
     rounding = 0
     for x in live:
         nodes[x.node] = nodes.get(x.node, 0) + x.requested

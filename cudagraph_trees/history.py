@@ -53,12 +53,16 @@ def forget_the_dead() -> None:
         _known.extend(alive)
 
 
+def managers() -> list[CUDAGraphTreeManager]:
+    """All managers that live."""
+    with _lock:
+        return [manager for _, ref in _known if (manager := ref()) is not None]
+
+
 def replay_memory() -> list[ReplayMemory]:
     """The pools of all managers that live."""
-    with _lock:
-        managers = [manager for _, ref in _known if (manager := ref()) is not None]
     found = []
-    for manager in managers:
+    for manager in managers():
         segments = manager.pool.segments()
         found.append(
             ReplayMemory(

@@ -310,8 +310,7 @@ def _trees(page: Page, s: Summary) -> None:
             f.device,
             f"{f.keys:,}",
             *(f"{n:,}" for n in (f.warm_ups, f.recordings, f.rerecordings)),
-            # An arena counts no replays: each call of the function is one.
-            f"{f.replays:,}" if f.replays or f.device != "cpu" else "-",
+            f"{f.replays:,}",
             page.bytes(f.marginal_bytes),
         )
     if hidden := s.trees[page.top :]:

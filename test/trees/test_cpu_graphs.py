@@ -21,9 +21,11 @@ import memprof
 from memprof.compile_backend import graphs_cpu
 from memprof.compile_backend.arena_code import read_wrapper
 from memprof.compile_backend.graphs_cpu import POOL, SCRATCHES
+from memprof.compile_backend.pools import explain_pools
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.cudagraph_trees.settings import configure, restore_settings
 from memprof.profiler.model import LedgerEntry, LedgerKind
+from memprof.profiler.trees import graphed_functions
 from memprof.profiler.validate import validate
 
 ALWAYS = {"graphs": True}
@@ -145,19 +147,44 @@ def test_every_byte_of_the_arena_is_explained() -> None:
     for _ in range(CALLS):
         compiled(x).sum().backward()
     loss = compiled(x).sum()
-    parts = graphs_cpu.explain_arena()
-    assert sum(parts.values()) == POOL.reserved_bytes
-    assert parts["unattributed"] == 0
+    parts = explain_pools()["cpu arena"]
+    assert parts.reserved == POOL.reserved_bytes
+    assert (parts.workspace, parts.unattributed) == (0, 0)
     # Six results of layers: five are saved, and GELU's last leaves with the user.
-    saved = {k: n for k, n in parts.items() if "forward: buf" in k}
+    saved = {k: n for k, n in parts.nodes.items() if "forward: buf" in str(k)}
     assert sorted(saved.values()) == [64000] * 5
-    assert parts["scratch"] >= 64000
+    assert parts.nodes["scratch"] >= 64000
+    assert parts.free > 0
     loss.backward()
-    parts = graphs_cpu.explain_arena()
-    assert sum(parts.values()) == POOL.reserved_bytes
-    assert not [k for k in parts if "forward: buf" in k]
+    parts = explain_pools()["cpu arena"]
+    assert parts.reserved == POOL.reserved_bytes
+    assert not [k for k in parts.nodes if "forward: buf" in str(k)]
     for p in model.parameters():
         p.grad = None
+
+
+def test_calls_in_the_arena_are_counted_as_replays() -> None:
+    compiled = torch.compile(chain, backend="memprof", options=ALWAYS)
+    x = torch.randn(256, 64)
+    for _ in range(CALLS):
+        compiled(x)
+    ledger = RUNTIME.profile().ledger
+    # THEN there is one entry, whose count goes on with the calls
+    [entry] = entries(LedgerKind.REPLAY)
+    assert entry.count == CALLS - 2
+    compiled(x)
+    [entry] = entries(LedgerKind.REPLAY)
+    assert entry.count == CALLS - 1
+    [function] = [f for f in graphed_functions(ledger) if f.function.endswith("inference")][-1:]
+    assert (function.device, function.recordings, function.replays) == ("cpu", 1, CALLS - 2)
+    # and a session has its own calls only.
+    with memprof.profile() as session:
+        compiled(x)
+        compiled(x)
+    [entry] = [e for e in session.profile().ledger if e.kind is LedgerKind.REPLAY]
+    assert entry.count == 2
+    assert entry.tree is not None
+    assert entry.tree.device == "cpu"
 
 
 def test_training_is_bitwise_equal() -> None:

@@ -51,7 +51,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-gpu bench bench-autograd bench-arena bench-profile doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu bench bench-autograd bench-arena bench-ranks bench-profile doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -87,8 +87,11 @@ typecheck: $(STAMP) ## mypy --strict, incremental
 	  ln -s $(CURDIR)/$$folder build/typecheck/memprof/$$folder; done
 	MYPYPATH=build/typecheck $(VENV)/bin/mypy --strict -p memprof
 
-test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included where it has them (needs ../shared/simgpu)
-	$(if $(filter 2.11.%,$(SIMGPU_TORCH)),SIMGPU_VALUES=1 )$(SIMGPU_PY) $(PYTEST) -m simgpu
+test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included (needs ../shared/simgpu)
+	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and not slow"
+
+test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of the zoo, half an hour
+	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
@@ -101,6 +104,9 @@ bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compi
 
 bench-arena: $(ENVIRONMENT) ## measure the CPU arena beside inductor on glibc and on tcmalloc
 	$(PY) benchmarks/cpu_arena.py $(ARGS)
+
+bench-ranks: $(ENVIRONMENT) ## measure a step of a job of four ranks beside inductor
+	$(PY) benchmarks/ranks_overhead.py $(ARGS)
 
 bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state, live peak
 	$(PY) benchmarks/autograd_overhead.py $(ARGS)

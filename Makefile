@@ -20,6 +20,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 DEFAULT_TORCH := 2.13.0
+# Asked where it comes from below: named by the user, 2.13.0 is simulated too.
 TORCH ?= $(DEFAULT_TORCH)
 TORCH_INDEX ?=
 PYTHON ?= python3
@@ -31,7 +32,7 @@ SIMGPU ?= ../shared/simgpu
 
 SIMGPU_THERE := $(wildcard $(SIMGPU)/run.sh)
 # Simulated tests default to the version that the simulated device was written against.
-SIMGPU_TORCH := $(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),$(TORCH),2.11.0)
+SIMGPU_TORCH := $(if $(filter file,$(origin TORCH)),2.11.0,$(TORCH))
 OTHER_TORCH := $(filter-out $(DEFAULT_TORCH),$(TORCH))
 
 VENV := .venv$(addprefix -,$(OTHER_TORCH))
@@ -51,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu bench bench-autograd bench-arena bench-ranks bench-profile doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu bench bench-autograd bench-arena bench-ranks bench-profile doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -92,6 +93,12 @@ test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values inclu
 
 test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of the zoo, half an hour
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
+
+fuzz-trees: $(ENVIRONMENT) ## random programs on the graph trees: ARGS='--device cpu --operations 100000 --seed 0'
+	PYTHONPATH=test $(PY) -m trees.programs $(or $(ARGS),--device cpu)
+
+fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, with values
+	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.programs $(or $(ARGS),--device cuda)
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

@@ -43,6 +43,10 @@ def build(name: str, seed: int = 0) -> Case:
     return MODELS[name]()
 
 
+def _cross_entropy(target: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda logits: F.cross_entropy(logits, target.to(logits.device))
+
+
 def mlp() -> Case:
     """Three linear layers with dropout."""
     model = nn.Sequential(
@@ -50,9 +54,7 @@ def mlp() -> Case:
         nn.Linear(128, 10),
     )  # fmt: skip
     target = torch.randint(10, (32,))
-    return Case(
-        model, {"input": torch.randn(32, 64)}, lambda logits: F.cross_entropy(logits, target)
-    )
+    return Case(model, {"input": torch.randn(32, 64)}, _cross_entropy(target))
 
 
 class _BasicBlock(nn.Module):
@@ -95,11 +97,7 @@ class _ResNet(nn.Module):
 def resnet() -> Case:
     """Convolutions and BatchNorm, whose statistics the forward writes."""
     target = torch.randint(10, (8,))
-    return Case(
-        _ResNet(),
-        {"x": torch.randn(8, 3, 32, 32)},
-        lambda logits: F.cross_entropy(logits, target),
-    )
+    return Case(_ResNet(), {"x": torch.randn(8, 3, 32, 32)}, _cross_entropy(target))
 
 
 def _own_loss(output: Any) -> Tensor:

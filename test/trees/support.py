@@ -1,8 +1,7 @@
 """Helpers of the tests on a CUDA device, simulated or real.
 
 On the simulated device kernels compute only in values mode (SIMGPU_VALUES=1): without it
-``same`` compares shapes and types, so that the bookkeeping can be tested quickly and on
-versions of torch that values mode does not cover.
+``same`` compares shapes and types, so that the bookkeeping can be tested quickly.
 """
 
 from __future__ import annotations

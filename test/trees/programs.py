@@ -1,0 +1,570 @@
+"""Random programs of calls, holds, drops, steps and resets, on trees and on a simple reference.
+
+A program is a list of pairs of numbers: an operation and what it is done with. The reference
+is the same functions on the CPU: each tensor that the program holds has a *mirror*, which
+shares memory with other mirrors exactly where the tensors do, so that writing is mirrored
+too. What must be true after every operation:
+
+* a tensor of the current step, and any that owns its memory, has its mirror's value;
+* one of a former step has its value or says that it was overwritten; with
+  ``outputs="clone"`` and torch from 2.12 on, it has its value;
+* held tensors share memory only where their mirrors do;
+* in the end nothing is left: no block, no pool, no lease.
+
+``python -m trees.programs --help`` runs many of them, from a seed; ``make fuzz-trees``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import itertools
+import logging
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memprof.cudagraph_trees import _torch_compat as compat
+from memprof.cudagraph_trees.arena import LeasePool
+from memprof.cudagraph_trees.arena_tensors import LeasedTensors, TensorShape
+from memprof.cudagraph_trees.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.entry import cudagraphify_impl
+from memprof.cudagraph_trees.settings import configure
+
+from .support import VALUES
+
+N = 300
+MOST_HELD = 14
+
+Program = Sequence["tuple[int, int]"]
+
+
+# ---- functions. Values stay bounded and exact: halves, and small numbers added.
+
+
+def split(x: Tensor) -> list[Tensor]:
+    y = x * 0.5
+    return [y + 1, y[: N // 2], y[N // 2 :]]
+
+
+def chain(x: Tensor) -> list[Tensor]:
+    for k in range(4):
+        x = x * 0.5 + k
+    return [x, x - 3]
+
+
+def alias_of_input(x: Tensor) -> list[Tensor]:
+    return [x[1:], x * 0.5 + 5, x.new_zeros(0)]
+
+
+def add(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [x[: N // 4] * 0.5 + y[: N // 4]]
+
+
+def keep_nothing(x: Tensor, y: Tensor) -> list[Tensor]:
+    z = (x - y) * 0.5
+    return [z * 0.5, z.sum() * 0.0]
+
+
+def write(x: Tensor, y: Tensor) -> list[Tensor]:
+    x.mul_(0.5)
+    return [x * 0.5 + y * 0.5]
+
+
+def with_weight(w: Tensor, x: Tensor) -> list[Tensor]:
+    return [w + x * 0.5, w[3:]]
+
+
+def of_size(x: Tensor, k: int) -> list[Tensor]:
+    return [x[:k] * 0.5 + k, torch.full((k,), float(k), device=x.device)]
+
+
+def forward(x: Tensor) -> list[Tensor]:
+    return [x * 0.5 + 1, x * 0.25]
+
+
+def backward(saved: Tensor, g: Tensor) -> list[Tensor]:
+    return [saved * 0.5 + g * 0.5, g * 0.5]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A function that programs call.
+
+    Attributes:
+        fn: what it computes.
+        inputs: how many tensors of N elements it takes.
+        writes: inputs that it writes to.
+        weight: its first input is the machine's weight, static.
+        sizes: what its last input, a number, can be.
+        backward: it runs as a backward.
+    """
+
+    fn: Callable[..., list[Tensor]]
+    inputs: int
+    writes: tuple[int, ...] = ()
+    weight: bool = False
+    sizes: tuple[int, ...] = ()
+    backward: bool = False
+
+
+SPECS = (
+    Spec(split, 1),
+    Spec(chain, 1),
+    Spec(alias_of_input, 1),
+    Spec(add, 2),
+    Spec(keep_nothing, 2),
+    Spec(write, 2, writes=(0,)),
+    Spec(with_weight, 1, weight=True),
+    Spec(of_size, 1, sizes=(7, 200, N)),
+)
+FORWARD, BACKWARD = Spec(forward, 1), Spec(backward, 2, backward=True)
+
+
+@dataclass(eq=False)
+class Held:
+    """A tensor that the program holds.
+
+    Attributes:
+        tensor: on the trees' device.
+        mirror: of the reference.
+        step: in which it was made; None for memory of its own.
+        shared: a function returned a view of it, or it is such a view. It depends on how the
+            function ran whether the two share memory (a graph may have read a copy), so nobody
+            writes to it. Compilers return no such views.
+    """
+
+    tensor: Tensor
+    mirror: Tensor
+    step: int | None
+    shared: bool = False
+
+
+class Machine:
+    """A program under way: the trees, and what must be true.
+
+    Args:
+        device: "cuda" or "cpu".
+        outputs: the setting of that name.
+        marks: steps are marked; otherwise each is an invocation of a compiled function.
+        values: the device computes.
+    """
+
+    def __init__(
+        self, device: str, outputs: str = "error", *, marks: bool = True, values: bool = True
+    ) -> None:
+        configure(outputs=outputs)
+        reset_cudagraph_trees()
+        self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self.on_cpu = device == "cpu"
+        self.marks = marks
+        self.values = values
+        self.keeps_all = self.on_cpu or (outputs == "clone" and compat.can_swap_storage())
+        self.held: list[Held] = []
+        self.step = 0
+        self.calls = 0
+        self.moved = False
+        self.pending = False
+        self.leases = LeasePool()
+        self.user: Any = type("User", (), {})()
+        self.leases.add_user(self.user)
+        self.weight = torch.full((N,), 0.5)
+        self.weight_there = self.weight.to(self.device)
+        if self.on_cpu:
+            self.weight_there = self.weight.clone()
+        self.functions: dict[Spec, Callable[[list[Any]], list[Any]]] = {}
+        self.operations: tuple[Callable[[int], None], ...] = (
+            *([self.call] * 9),
+            *([self.new_step] * 4),
+            *([self.drop] * 3),
+            self.forward_and_backward,
+            self.drop_old,
+            self.keep_view,
+            self.write_in_place,
+            self.hold_outside,
+            self.drop_in_cycle,
+            self.let_function_die,
+            self.sometimes_reset,
+        )
+
+    # ---- functions
+
+    def function(self, spec: Spec) -> Callable[[list[Any]], list[Any]]:
+        """``spec`` on the trees, wrapped when it is first needed."""
+        if spec not in self.functions:
+            count = spec.inputs + spec.weight
+            example: list[Any] = [self.weight_there] * count
+            if spec.sizes:
+                example.append(spec.sizes[0])
+            self.functions[spec] = cudagraphify_impl(
+                self.boxed(spec),
+                example,
+                (0,) if spec.weight else (),
+                device_index=self.device if self.on_cpu else 0,
+                is_backward=spec.backward,
+                is_inference=not spec.backward and spec is not FORWARD,
+                mutated_input_idxs=spec.writes,
+            )
+        return self.functions[spec]
+
+    def boxed(self, spec: Spec) -> Callable[[list[Any]], list[Tensor]]:
+        fn = self.leased(spec.fn) if self.on_cpu else spec.fn
+
+        def run(args: list[Any]) -> list[Tensor]:
+            own = list(args)
+            args.clear()
+            return call_and_drop(fn, own)
+
+        return run
+
+    def leased(self, fn: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+        """``fn`` with its fresh outputs in blocks of the arena, as compiled CPU code has them."""
+        sites: dict[tuple[int, int], LeasedTensors] = {}
+
+        def run(*args: Any) -> list[Tensor]:
+            theirs = {x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)}
+            moved: dict[int, Tensor] = {}
+            out = []
+            for i, t in enumerate(fn(*args)):
+                storage = t.untyped_storage()
+                if storage._cdata in theirs or storage.nbytes() == 0:
+                    out.append(t)
+                    continue
+                if storage._cdata not in moved:
+                    n = storage.nbytes() // 4
+                    site = sites.get((i, n))
+                    if site is None:
+                        shape = TensorShape.of((n,), (1,), torch.float32)
+                        site = sites[i, n] = LeasedTensors(self.leases, shape, fn.__name__)
+                    moved[storage._cdata] = site()
+                    moved[storage._cdata].copy_(t.as_strided((n,), (1,), 0))
+                flat = moved[storage._cdata]
+                out.append(flat.as_strided(t.shape, t.stride(), t.storage_offset()))
+            return out
+
+        return run
+
+    # ---- operations
+
+    def usable(self) -> list[Held]:
+        """What a program may use now: nothing of a former step, unless that owns its memory."""
+        return [h for h in self.held if h.step in (None, self.step) or self.keeps_all]
+
+    def argument(self, p: int, *, to_write: bool = False) -> tuple[Tensor, Tensor]:
+        usable = [h for h in self.usable() if h.mirror.numel() == N and not (to_write and h.shared)]
+        if usable and p % 5 < 3:
+            h = usable[p // 5 % len(usable)]
+            return h.tensor, h.mirror
+        mirror = torch.full((N,), float(p // 5 % 100))
+        return mirror.to(self.device, copy=True), mirror
+
+    def begin_call(self, is_backward: bool = False) -> None:
+        """What the rules of generations say about a call that comes now."""
+        self.calls += 1
+        if self.moved and (self.marks or not self.pending):
+            self.step += 1
+        self.moved = False
+        if is_backward:
+            self.pending = False
+
+    def run(self, spec: Spec, arguments: list[tuple[Tensor, Tensor]], p: int = 0) -> None:
+        self.begin_call(spec.backward)
+        inputs: list[Any] = [self.weight_there] if spec.weight else []
+        mirrors: list[Any] = [self.weight] if spec.weight else []
+        inputs += [a for a, _ in arguments]
+        mirrors += [b for _, b in arguments]
+        arguments.clear()
+        if spec.sizes:
+            size = spec.sizes[p % len(spec.sizes)]
+            inputs.append(size)
+            mirrors.append(size)
+        expected = spec.fn(*mirrors)
+        theirs = {storage_of(m) for m in mirrors if isinstance(m, Tensor)}
+        shared = theirs & {storage_of(m) for m in expected if m.numel()}
+        for h in self.held:
+            h.shared |= storage_of(h.mirror) in shared
+        del mirrors
+        out = self.function(spec)(inputs)
+        assert not inputs
+        if spec is FORWARD:
+            self.pending = True
+        for i, (t, m) in enumerate(zip(out, expected, strict=True)):
+            assert t.shape == m.shape
+            if (p >> i) % 4 and len(self.held) < MOST_HELD:
+                self.held.append(Held(t, m, self.step, storage_of(m) in shared))
+
+    def call(self, p: int) -> None:
+        spec = SPECS[p % len(SPECS)]
+        p //= len(SPECS)
+        # An argument of the call that begins a step may be an output of the last one.
+        arguments = [
+            self.argument(p + 3 * i, to_write=i in spec.writes) for i in range(spec.inputs)
+        ]
+        if spec.writes and len({storage_of(m) for _, m in arguments}) < 2:
+            return
+        if p % 2:
+            self.drop(p)
+        self.run(spec, arguments, p)
+
+    def forward_and_backward(self, p: int) -> None:
+        x = [self.argument(p)]
+        before = len(self.held)
+        self.run(FORWARD, x, 0b11)
+        if p % 3 == 0 or len(self.held) - before < 2:
+            return  # its backward never comes
+        if p % 3 == 1:
+            self.new_step(p)  # of another compiled function: the backward holds the step
+            if self.marks:
+                return
+        saved = self.held.pop()
+        arguments = [(saved.tensor, saved.mirror), self.argument(1)]
+        del saved
+        self.run(BACKWARD, arguments, p)
+
+    def new_step(self, p: int) -> None:
+        self.moved = True
+        if self.marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        else:
+            from torch._dynamo.mutation_guard import GenerationTracker
+
+            GenerationTracker.generation += 1
+
+    def drop(self, p: int) -> None:
+        if self.held:
+            self.held.pop(p % len(self.held))
+
+    def drop_old(self, p: int) -> None:
+        self.held = [h for h in self.held if h.step in (None, self.step)]
+
+    def keep_view(self, p: int) -> None:
+        usable = self.usable()
+        if usable and len(self.held) < MOST_HELD:
+            h = usable[p % len(usable)]
+            if h.mirror.dim():
+                self.held.append(Held(h.tensor[1:], h.mirror[1:], h.step, h.shared))
+
+    def write_in_place(self, p: int) -> None:
+        """The user's own code writes to what it holds: a weight is not among that."""
+        mine = [
+            h
+            for h in self.usable()
+            if storage_of(h.mirror) != storage_of(self.weight)
+            and h.step in (None, self.step)
+            and not h.shared
+        ]
+        if mine:
+            h = mine[p % len(mine)]
+            h.tensor.mul_(0.5)
+            h.mirror.mul_(0.5)
+
+    def hold_outside(self, p: int) -> None:
+        if len(self.held) < MOST_HELD:
+            mirror = torch.full((N,), float(p % 100))
+            self.held.append(Held(mirror.to(self.device, copy=True), mirror, None))
+
+    def drop_in_cycle(self, p: int) -> None:
+        if self.held:
+            cycle: list[Any] = [self.held.pop(p % len(self.held))]
+            cycle.append(cycle)
+
+    def let_function_die(self, p: int) -> None:
+        if p % 4 == 0:
+            gc.collect()
+        for spec in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
+            del self.functions[spec]
+        if not self.functions:
+            self.manager_is_gone()
+
+    def sometimes_reset(self, p: int) -> None:
+        if p % 3 == 0:
+            reset_cudagraph_trees()
+            self.manager_is_gone()
+            if self.marks:
+                torch.compiler.cudagraph_mark_step_begin()
+
+    def manager_is_gone(self) -> None:
+        """What was valid owns its memory from now on."""
+        for h in self.held:
+            if h.step == self.step:
+                h.step = None
+        self.step += 1
+        self.moved = self.pending = False
+
+    # ---- checks
+
+    def check(self) -> None:
+        valid = []
+        for h in self.held:
+            try:
+                address = h.tensor.untyped_storage().data_ptr()
+                value = h.tensor if self.on_cpu else h.tensor.cpu()
+            except RuntimeError as e:
+                if "overwritten by a subsequent run" not in str(e):
+                    raise
+                assert h.step is not None, "a tensor that owns its memory was given up"
+                assert h.step < self.step, "a tensor of the current step was given up"
+                assert not self.keeps_all, "a tensor was given up that should be kept"
+                continue
+            if self.values:
+                assert torch.equal(value, h.mirror), f"wrong value, {h.step=} {self.step=}"
+            valid.append((address, h))
+        spans = sorted(
+            (a, a + h.tensor.untyped_storage().nbytes(), storage_of(h.mirror))
+            for a, h in valid
+            if h.mirror.numel()
+        )
+        for (_, end, a), (begin, _, b) in itertools.pairwise(spans):
+            assert a == b or end <= begin, "live tensors overlap"
+
+    def run_program(self, program: Program) -> None:
+        """Run it, with all checks after every operation.
+
+        Raises:
+            AssertionError: something is not as it must be; the message tells the operation.
+        """
+        for i, (what, p) in enumerate(program):
+            operation = self.operations[what % len(self.operations)]
+            try:
+                operation(p)
+                self.check()
+            except Exception as e:
+                raise AssertionError(f"operation {i}, {operation.__name__}({p}): {e}") from e
+
+    def finish(self) -> None:
+        """Let go of everything and look what is left."""
+        self.held.clear()
+        self.functions.clear()
+        self.operations = ()
+        gc.collect()
+        reset_cudagraph_trees()
+        if self.on_cpu:
+            self.user = None
+            assert self.leases.leased() == {}
+            assert self.leases.reserved_bytes == 0
+            return
+        segments = [
+            s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)
+        ]
+        assert all(b["state"] == "inactive" for s in segments for b in s["blocks"])
+        torch.cuda.empty_cache()
+        assert not any(tuple(s["segment_pool_id"]) != (0, 0) for s in torch.cuda.memory_snapshot())
+
+
+def storage_of(mirror: Tensor) -> int:
+    """Which storage it is; that of a tensor that lives is nobody else's."""
+    return mirror.untyped_storage()._cdata
+
+
+def call_and_drop(fn: Callable[..., list[Tensor]], own: list[Any]) -> list[Tensor]:
+    """Call, and let go of the arguments."""
+    out = fn(*own)
+    own.clear()
+    return out
+
+
+def run(
+    program: Program, device: str, outputs: str = "error", *, marks: bool = True, values: bool
+) -> None:
+    """One program from nothing to nothing."""
+    machine = Machine(device, outputs, marks=marks, values=values)
+    try:
+        machine.run_program(program)
+    except BaseException:
+        machine.held.clear()
+        machine.functions.clear()
+        reset_cudagraph_trees()
+        raise
+    machine.finish()
+
+
+def random_program(rng: random.Random, operations: int) -> Program:
+    """Of that many operations."""
+    return [(rng.randrange(1 << 10), rng.randrange(1 << 16)) for _ in range(operations)]
+
+
+def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """A part of a failing program that still fails, from which no operation can be taken."""
+    size = max(len(program) // 2, 1)
+    while True:
+        i = 0
+        while i < len(program):
+            less = [*program[:i], *program[i + size :]]
+            if fails(less):
+                program = less
+            else:
+                i += size
+        if size == 1:
+            return program
+        size = max(size // 2, 1)
+
+
+def main() -> None:
+    """Run programs from seeds until so many operations are done; shrink one that fails."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--length", type=int, default=200, help="most operations in a program")
+    options = parser.parse_args()
+    values = options.device == "cpu" or VALUES
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    begin, done, seed = time.monotonic(), 0, options.seed
+    while done < options.operations:
+        rng = random.Random(seed)
+        how = {
+            "outputs": rng.choice(["error", "clone"]),
+            "marks": rng.random() < 0.6,
+            "values": values,
+        }
+        program = random_program(rng, rng.randrange(10, options.length + 1))
+        try:
+            run(program, options.device, **how)
+        except AssertionError as e:
+            sys.stderr.write(f"seed {seed}, {how}: {e}\n")
+            e.__cause__ = None
+            traceback.clear_frames(e.__traceback__)
+            gc.collect()
+            shortest = shrink(program, functools.partial(_fails, options.device, how))
+            sys.stderr.write(f"run({shortest!r}, {options.device!r}, **{how!r})\n")
+            raise
+        if seed == options.seed:
+            gc.freeze()  # imports are done: what programs leave behind is collected in no time
+        done += len(program)
+        seed += 1
+        if seed % 100 == 0:
+            print(f"{done} operations, {time.monotonic() - begin:.0f} s", flush=True)
+    print(
+        f"{options.device}, torch {torch.__version__}, values {values}: {done} operations in "
+        f"{seed - options.seed} programs from seed {options.seed}, "
+        f"{time.monotonic() - begin:.0f} s: no overlap, no wrong value, no leak"
+    )
+
+
+def _fails(device: str, how: dict[str, Any], program: Program) -> bool:
+    try:
+        run(program, device, **how)
+    except AssertionError as e:
+        e.__cause__ = None
+        traceback.clear_frames(e.__traceback__)
+        failed = True
+    else:
+        failed = False
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return failed
+
+
+if __name__ == "__main__":
+    main()

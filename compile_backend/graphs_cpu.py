@@ -35,6 +35,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from memprof.cudagraph_trees.arena_tensors import (
     TensorShape,
 )
 from memprof.cudagraph_trees.attribution import PoolParts
+from memprof.cudagraph_trees.placement import keep, placement_of_plan
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 from memprof.profiler.replay_memory import register
@@ -240,6 +242,9 @@ class CpuGraphs:
             else bound(())
         )
         POOL.add_user(call)
+        if scratch:
+            used = replace(plan, sites=tuple(s for s, _ in scratch))
+            keep(self.record, placement_of_plan(self.record.id, program, used))
         outside = sum(plan.left_out.values())
         self.ledger.add(
             LedgerKind.RECORD,

@@ -22,6 +22,7 @@ Reading order, one idea a file:
 ``node_recorded``      one recording: what was captured, and what of the path it relies on
 ``node_replay``        its replays: the hot path
 ``node_program``       its allocation program
+``placement``          where a recording's, or an arena's, memory lies, for a profile
 ``node_names``         what torch's node calls what ours keeps in another form
 ``pool_check``         does a pool hold just what the trees know?
 ``manager``            the tree: which function runs how

@@ -38,9 +38,9 @@ def program_of(
     inputs: Mapping[int, TensorSpec],
     outputs: Sequence[Output],
     events: Sequence[AllocatorEvent],
-) -> tuple[AllocationProgram, frozenset[int]]:
-    """The program of one recording, and which of its storages are workspaces that a library
-    keeps until it is told to drop them.
+) -> tuple[AllocationProgram, frozenset[int], tuple[int, ...]]:
+    """The program of one recording, which of its storages are workspaces that a library
+    keeps until it is told to drop them, and the address of each storage.
 
     Args:
         function: what was recorded.
@@ -55,6 +55,7 @@ def program_of(
         if isinstance(o, torch.Tensor):
             by_output.setdefault(o.untyped_storage().data_ptr(), []).append(i)
     storages: list[Storage] = []
+    addresses: list[int] = []
     live: dict[int, int] = {}
     at_entry: dict[int, tuple[int, list[int]]] = {}
     for i, spec in inputs.items():
@@ -62,6 +63,7 @@ def program_of(
             at_entry.setdefault(spec.address, (spec.nbytes, []))[1].append(i)
     for address, (nbytes, which) in at_entry.items():
         live[address] = len(storages)
+        addresses.append(address)
         storages.append(
             Storage(
                 id=len(storages),
@@ -91,6 +93,7 @@ def program_of(
         returned = tuple(by_output.get(e.address, ())) if last_alloc[e.address] == k else ()
         owner, origin = _owner(function, line, name)
         live[e.address] = len(storages)
+        addresses.append(e.address)
         out.append(Event(EventKind.ALLOC, len(storages), line, owner))
         storages.append(
             Storage(
@@ -103,7 +106,8 @@ def program_of(
                 outputs=returned,
             )
         )
-    return AllocationProgram(function.key, tuple(storages), tuple(out)), frozenset(workspaces)
+    program = AllocationProgram(function.key, tuple(storages), tuple(out))
+    return program, frozenset(workspaces), tuple(addresses)
 
 
 def _line(e: AllocatorEvent) -> tuple[int, str | None]:

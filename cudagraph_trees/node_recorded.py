@@ -141,10 +141,15 @@ class CUDAGraphNode(TorchNames):
         self._lay_out()
         self.program: AllocationProgram | None = None
         self.workspaces: frozenset[int] = frozenset()
+        self.addresses: tuple[int, ...] = ()
         if learn_program:
-            self.program, self.workspaces = program_of(
-                function, self.specs | in_pool, outputs, [*input_events, *events]
-            )
+            try:
+                self.program, self.workspaces, self.addresses = program_of(
+                    function, self.specs | in_pool, outputs, [*input_events, *events]
+                )
+            except Exception:
+                # The recording is good; only what a profile says of its inside is missing.
+                compat.log.warning("no program of %s", function.label, exc_info=True)
         self.first_outputs: list[Output] | None = outputs
 
     # ---- recording

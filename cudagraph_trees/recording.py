@@ -21,6 +21,7 @@ from .locks import capture_lock
 from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
 from .path_state import ExecutionState
+from .placement import keep, placement_of
 from .recovery import Attempt, Unrecoverable
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def record(
                 demoted=manager.places.demoted((_number(parent), function)),
                 step=manager.step,
                 check=compat.triton_config.slow_path_cudagraph_asserts,
-                learn_program=manager.settings.programs,
+                # Who has a record wants to know, and it costs milliseconds, once.
+                learn_program=manager.settings.programs or function.record is not None,
             )
         except Exception as e:
             return _failed(manager, function, "recording", e, attempt)
@@ -114,6 +116,7 @@ def record(
         manager.arrive(node, ExecutionState.RECORDING)
         manager.device.synchronize()
         node.marginal_bytes = manager.pool.reserved_bytes() - measured.pool_before
+        _place(node)
         manager.note(
             LedgerKind.RERECORD if again else LedgerKind.RECORD,
             function,
@@ -125,6 +128,20 @@ def record(
         )
         manager.spent(function)
         return node.run_first_inputs()
+
+
+def _place(node: CUDAGraphNode) -> None:
+    """Tell the function's record where the recording has its memory."""
+    record = node.wrapped_function.record
+    if record is None:
+        return
+    try:
+        placement = placement_of(node, list(node._path_from_root))
+    except Exception:
+        compat.log.warning("no placement of %s", node.wrapped_function.label, exc_info=True)
+        return
+    if placement is not None:
+        keep(record, placement)
 
 
 def run_plainly(

@@ -40,7 +40,8 @@ class TreeSettings:
         pool_budget: bytes that a pool may reserve, None for no limit.
         pool_initial: bytes that a pool starts with, in one segment.
         programs: learn the allocation program of each recording, from the allocator's events
-            while it is captured. Costs milliseconds a recording, nothing a replay.
+            while it is captured. Costs milliseconds a recording, nothing a replay. Functions
+            of memprof's backend have theirs learned in any case, for profiles.
     """
 
     outputs: str = "error"

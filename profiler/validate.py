@@ -12,6 +12,7 @@ from .model import (
     EventKind,
     GraphRecord,
     GraphValue,
+    Placement,
     Profile,
 )
 from .validate_parts import Finding, part_findings
@@ -74,6 +75,8 @@ def _graph(graph: GraphRecord, at: str) -> Iterator[Finding]:
             yield f"{at}.programs[{p}].key", f"two programs have the key {list(program.key)}"
         keys.add(program.key)
         yield from _program(program, graph, f"{at}.programs[{p}]")
+    for p, placement in enumerate(graph.placements):
+        yield from _placement(placement, f"{at}.placements[{p}]")
 
 
 def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Finding]:
@@ -132,6 +135,21 @@ def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterato
                 yield where, f"{verb} storage {e.storage}, which is not live"
             if e.kind is EventKind.FREE:
                 live.discard(e.storage)
+
+
+def _placement(placement: Placement, at: str) -> Iterator[Finding]:
+    for i, (address, nbytes) in enumerate(placement.segments):
+        if address < 0 or nbytes < 0:
+            yield f"{at}.segments[{i}]", f"{nbytes} bytes at {address} are no piece of memory"
+    last = len(placement.lines) + 1
+    for i, b in enumerate(placement.blocks):
+        if b.address < 0 or b.nbytes < 0:
+            yield f"{at}.blocks[{i}]", f"{b.nbytes} bytes at {b.address} are no piece of memory"
+        if not 0 <= b.begin <= b.end <= last:
+            yield (
+                f"{at}.blocks[{i}]",
+                f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}",
+            )
 
 
 def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from .category import Category
 from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowStorage
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
 from .ledger import LedgerEntry, LedgerKind, TreeDetail
+from .placement import PlacedBlock, Placement
 from .process import Process
 from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
 from .program import AllocationProgram, Event, EventKind, LiveStorage, Origin, Storage
@@ -63,6 +64,8 @@ __all__ = [
     "OperatorShapes",
     "OperatorStatistics",
     "Origin",
+    "PlacedBlock",
+    "Placement",
     "PoolMemory",
     "Process",
     "Profile",

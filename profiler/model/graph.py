@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from .category import Category
+from .placement import Placement
 from .program import AllocationProgram
 from .provenance import BufferProvenance, NodeProvenance
 
@@ -140,6 +141,7 @@ class GraphRecord:
         data_dependent: why a program holds for the observed call alone, None if it stands
             for later calls too.
         calls: number of calls so far.
+        placements: where replays have their memory, the latest last; only some are kept.
     """
 
     id: int
@@ -160,6 +162,7 @@ class GraphRecord:
     unobservable: str | None = None
     data_dependent: str | None = None
     calls: int = 0
+    placements: list[Placement] = field(default_factory=list)
 
     @property
     def label(self) -> str:

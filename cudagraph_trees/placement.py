@@ -1,0 +1,136 @@
+"""Where a recording's memory lies, for a profile. Pure data but for what it reads from a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memprof.profiler.model import (
+    AllocationProgram,
+    EventKind,
+    GraphRecord,
+    PlacedBlock,
+    Placement,
+)
+
+if TYPE_CHECKING:
+    from .arena_plan import ArenaPlan
+    from .node_recorded import CUDAGraphNode
+
+MAX_PLACEMENTS = 16
+"""Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
+
+
+def keep(record: GraphRecord, placement: Placement) -> None:
+    """Add ``placement`` to the record; the one that it replaces goes, then the oldest."""
+    same = (placement.pool, placement.key, placement.node)
+    kept = [p for p in record.placements if (p.pool, p.key, p.node) != same]
+    record.placements[:] = [*kept, placement][-MAX_PLACEMENTS:]
+
+
+def placed(
+    graph: int,
+    program: AllocationProgram,
+    addresses: Mapping[int, int],
+    inputs_are_the_graphs: bool = True,
+) -> list[PlacedBlock]:
+    """The storages of ``program`` that have an address, by address.
+
+    Args:
+        graph: id of the graph that runs.
+        program: what it does.
+        addresses: by number of the storage.
+        inputs_are_the_graphs: input indices of the program are those of the whole graph.
+    """
+    out: list[PlacedBlock] = []
+    open_: dict[int, PlacedBlock] = {}
+    end = len(program.events) + 1
+
+    def begin(storage: int, at: int, owner: str | None, line: int) -> None:
+        s = program.storages[storage]
+        inputs = s.inputs if inputs_are_the_graphs else ()
+        open_[storage] = PlacedBlock(
+            addresses[storage], s.nbytes, at, end, s.category, graph, owner, line, inputs
+        )
+
+    for s in program.storages:
+        if s.at_entry and s.id in addresses:
+            begin(s.id, 0, s.name or None, 0)
+    for i, e in enumerate(program.events):
+        if e.storage not in addresses:
+            continue
+        before = open_.pop(e.storage, None)
+        if before is not None and before.begin < i + 1:
+            out.append(replace(before, end=i + 1))
+        if e.kind is not EventKind.FREE:
+            begin(e.storage, i + 1, e.owner, e.line)
+    return _sorted((*out, *open_.values()))
+
+
+def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placement | None:
+    """The placement of a recording that knows its program, else None.
+
+    Args:
+        node: just recorded.
+        path: from the root to it, ``node`` included.
+    """
+    function = node.wrapped_function
+    record, program = function.record, node.program
+    if record is None or program is None:
+        return None
+    blocks = placed(record.id, program, dict(enumerate(node.addresses)), function.partition is None)
+    blocks += _held(path[:-1], node, {b.address for b in blocks if not b.begin})
+    return Placement(
+        pool=str(node.pool.device),
+        key=function.key,
+        node=node.id.id,
+        segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
+        lines=tuple(e.line for e in program.events),
+        blocks=tuple(_sorted(blocks)),
+    )
+
+
+def placement_of_plan(graph: int, program: AllocationProgram, plan: ArenaPlan) -> Placement:
+    """The placement of a CPU graph's temporaries in its scratch memory. Outputs are in blocks
+    of their own, which are elsewhere at every call."""
+    offsets = {s.storage: s.offset for s in plan.sites if s.offset is not None}
+    return Placement(
+        pool="cpu arena",
+        key=program.key,
+        node=None,
+        segments=((0, plan.scratch_bytes),),
+        lines=tuple(e.line for e in program.events),
+        blocks=tuple(placed(graph, program, offsets)),
+    )
+
+
+def _held(
+    path: Sequence[CUDAGraphNode], node: CUDAGraphNode, passed: set[int]
+) -> Iterable[PlacedBlock]:
+    """Outputs of earlier recordings that lie there all the time, and are no inputs."""
+    assert node.program is not None
+    end = len(node.program.events) + 1
+    for depth, (earlier, live) in enumerate(
+        zip(path, node.recorded_liveness_before_graph, strict=False)
+    ):
+        made = _final_blocks(earlier)
+        for r, alive in zip(node.path_weakrefs[depth], live, strict=True):
+            if r is None or not alive or r.address in passed or r.address not in made:
+                continue
+            passed.add(r.address)
+            yield replace(made[r.address], begin=0, end=end, node=earlier.id.id)
+
+
+def _final_blocks(node: CUDAGraphNode) -> dict[int, PlacedBlock]:
+    """What is there when a recording has run, by address."""
+    record, program = node.wrapped_function.record, node.program
+    if record is None or program is None:
+        return {}
+    whole = node.wrapped_function.partition is None
+    blocks = placed(record.id, program, dict(enumerate(node.addresses)), whole)
+    return {b.address: b for b in blocks if b.end == len(program.events) + 1}
+
+
+def _sorted(blocks: Iterable[PlacedBlock]) -> list[PlacedBlock]:
+    return sorted(blocks, key=lambda b: (b.address, b.begin))

@@ -1,0 +1,134 @@
+"""Placements: no two blocks that are there at once overlap, and all lie in the pool."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.cudagraph_trees.arena_plan import plan_program
+from memprof.cudagraph_trees.placement import MAX_PLACEMENTS, keep, placed, placement_of_plan
+from memprof.profiler.model import (
+    AllocationProgram,
+    Category,
+    Event,
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    LedgerKind,
+    Origin,
+    PlacedBlock,
+    Placement,
+    Storage,
+)
+from memprof.profiler.validate import findings
+
+
+def check(placement: Placement) -> None:
+    """Everything that must hold of any placement."""
+    inside = [(a, a + n) for a, n in placement.segments]
+    for b in placement.blocks:
+        assert any(a <= b.address and b.address + b.nbytes <= end for a, end in inside), b
+        assert 0 <= b.begin < b.end <= len(placement.lines) + 1
+    for instant in range(len(placement.lines) + 1):
+        end = 0
+        for b in placement.live_at(instant):
+            assert b.address >= end, (instant, b)
+            end = b.address + b.nbytes
+
+
+def program(*steps: tuple[str, int, int]) -> AllocationProgram:
+    """``(name, bytes, line)`` allocates, with 0 bytes frees."""
+    storages: list[Storage] = []
+    events = []
+    for name, nbytes, line in steps:
+        if nbytes:
+            events.append(Event(EventKind.ALLOC, len(storages), line, name))
+            storages.append(
+                Storage(len(storages), nbytes, "cpu", Origin.BUFFER, name, Category.TEMPORARY)
+            )
+        else:
+            known = next(s.id for s in storages if s.name == name)
+            events.append(Event(EventKind.FREE, known, line))
+    return AllocationProgram((), tuple(storages), tuple(events))
+
+
+def test_blocks_of_a_program() -> None:
+    p = program(("a", 100, 1), ("b", 50, 2), ("a", 0, 3), ("c", 80, 4), ("b", 0, 5))
+    passed_on = Event(EventKind.REUSE, 1, 3, "d")
+    p = AllocationProgram((), p.storages, (*p.events[:3], passed_on, *p.events[3:]))
+    assert placed(7, p, {0: 0, 1: 128, 2: 0}) == [
+        PlacedBlock(0, 100, 1, 3, Category.TEMPORARY, 7, "a", 1),
+        PlacedBlock(0, 80, 5, 7, Category.TEMPORARY, 7, "c", 4),
+        PlacedBlock(128, 50, 2, 4, Category.TEMPORARY, 7, "b", 2),
+        PlacedBlock(128, 50, 4, 6, Category.TEMPORARY, 7, "d", 3),
+    ]
+
+
+def test_an_arena_plan() -> None:
+    p = program(("a", 100, 1), ("b", 50, 2), ("a", 0, 3), ("c", 80, 4), ("c", 0, 5), ("b", 0, 5))
+    plan = plan_program(p, {1: "a", 2: "b", 4: "c"}, set())
+    placement = placement_of_plan(3, p, plan)
+    check(placement)
+    assert placement.segments == ((0, plan.scratch_bytes),)
+    assert {b.owner for b in placement.blocks} == {"a", "b", "c"}
+    # a and c are never there at once and share an address.
+    assert len({b.address for b in placement.blocks}) == 2
+
+
+def test_only_the_latest_are_kept() -> None:
+    record = GraphRecord(0, GraphKind.FORWARD)
+    for node in (*range(MAX_PLACEMENTS + 3), 5):
+        keep(record, Placement("cuda:0", (), node, (), (), ()))
+    numbers = [p.node for p in record.placements]
+    assert numbers == [3, 4, *range(6, MAX_PLACEMENTS + 3), 5]
+
+
+def test_compiled_cpu_code_in_an_arena() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64))
+    compiled = torch.compile(model, backend="memprof", options={"graphs": True})
+    with memprof.profile() as session:
+        for _ in range(4):
+            compiled(torch.ones(512, 64)).sum().backward()
+    profile = session.profile()
+    placements = [(g, p) for g in profile.graphs for p in g.placements]
+    assert placements
+    for graph, placement in placements:
+        check(placement)
+        assert (placement.pool, placement.node) == ("cpu arena", None)
+        names = {b.owner for b in placement.blocks}
+        assert names <= set(graph.buffers)
+    assert not list(findings(profile))
+
+
+@pytest.mark.simgpu
+def test_recordings_of_graph_trees() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).cuda()
+    compiled = torch.compile(model, backend="memprof")
+    x = torch.ones(32, 64, device="cuda")
+    with memprof.profile() as session:
+        for _ in range(6):
+            model.zero_grad()
+            compiled(x).sum().backward()
+    profile = session.profile()
+    recorded = {
+        (e.tree.function, e.tree.node)
+        for e in profile.ledger
+        if e.tree is not None and e.kind is LedgerKind.RECORD
+    }
+    found = {(g.label, p.node) for g in profile.graphs for p in g.placements}
+    assert found == recorded
+    assert len(found) == 2
+    for graph in profile.graphs:
+        for placement in graph.placements:
+            check(placement)
+            assert placement.pool == "cuda:0"
+            assert any(b.owner in graph.buffers for b in placement.blocks)
+    # The forward's activations are there when the backward begins.
+    backward = next(g for g in profile.graphs if g.kind is GraphKind.BACKWARD)
+    (placement,) = backward.placements
+    assert any(b.category is Category.ACTIVATION for b in placement.live_at(0))
+    assert not list(findings(profile))

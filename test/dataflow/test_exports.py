@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from browser.fixtures import open_file
 
 from memprof.profiler import DataFlowProfile, export, peak_report, profile_memory
 from memprof.profiler.dataflow.export import chrome_trace
@@ -18,6 +19,9 @@ from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
 
 from .models import profile_training, profiled
 from .perfetto_wasm import query
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 
 @pytest.fixture(scope="module")
@@ -99,32 +103,40 @@ def test_counters_lie_over_torchs_own_trace(tmp_path: Path) -> None:
     assert add["ts"] <= counter["ts"] <= add["ts"] + add["dur"]
 
 
-def test_the_picture_is_drawn_by_a_browser(profile: DataFlowProfile, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    imaging = pytest.importorskip("PIL.Image", reason="reading the screenshot needs pillow")
+_COUNT = """async ([image, colors]) => {
+  const picture = new Image();
+  picture.src = "data:image/png;base64," + image;
+  await picture.decode();
+  const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+  canvas.drawImage(picture, 0, 0);
+  const pixels = new Uint32Array(
+    canvas.getImageData(0, 0, picture.width, picture.height).data.buffer);
+  const counts = new Map();
+  for (const p of pixels) counts.set(p, (counts.get(p) ?? 0) + 1);
+  // Pixels are RGBA, the first byte lowest.
+  return colors.map(([r, g, b]) => counts.get(((255 << 24) | (b << 16) | (g << 8) | r) >>> 0) ?? 0);
+}"""
+
+
+def test_the_picture_is_drawn_by_a_browser(
+    profile: DataFlowProfile, page: Page, tmp_path: Path
+) -> None:
     export(profile, tmp_path / "a.html", "cpu")
-    shot = tmp_path / "a.png"
-    subprocess.run(
-        [
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={tmp_path / 'browser'}", "--window-size=1300,1600",
-            f"--screenshot={shot}", (tmp_path / "a.html").as_uri(),
-        ],
-        check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
-    image = imaging.open(shot).convert("RGB")
+    open_file(page, tmp_path / "a.html")
+    image = base64.b64encode(page.screenshot(full_page=True)).decode()
     # THEN each category of the profile covers ground, in its color, in the picture
-    counts: dict[tuple[int, int, int], int] = {}
-    for n, color in image.getcolors(1 << 24):
-        counts[color] = n
-    drawn = by_category(profile, "cpu").bytes.max(axis=0)
-    largest = int(by_category(profile, "cpu").bytes.sum(axis=1).max())
-    for color, label, most in zip(COLORS, LABELS, drawn.tolist(), strict=True):
-        rgb = tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
+    rgb = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in COLORS]
+    counts = page.evaluate(_COUNT, [image, rgb])
+    table = by_category(profile, "cpu").bytes
+    drawn, largest = table.max(axis=0), int(table.sum(axis=1).max())
+    for label, most, pixels in zip(LABELS, drawn.tolist(), counts, strict=True):
         if most > 0.05 * largest:
-            assert counts.get(rgb, 0) > 400, label
+            assert pixels > 400, label
+    # and what is said at the peak is on the page.
+    box = page.locator("svg[aria-label='memory over time']").bounding_box()
+    assert box is not None
+    assert box["width"] > 800
+    assert "Peak" in page.inner_text("body")
 
 
 def test_the_page_loads_nothing_and_tells_the_peak(

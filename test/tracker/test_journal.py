@@ -1,0 +1,319 @@
+"""The journal, the final file, and what is left when a process was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memprof.profiler.errors import (
+    ProfileForeignError,
+    ProfileInvalidError,
+    ProfileTruncatedError,
+    ProfileVersionError,
+)
+from memprof.profiler.file import decode_profile, read_profile
+from memprof.profiler.model import (
+    Lane,
+    LaneKind,
+    OperationSummary,
+    Profile,
+    RunState,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.tracker import files
+from memprof.profiler.tracker import journal as journal_module
+from memprof.profiler.tracker.document import encode_document, tracker_schema
+from memprof.profiler.tracker.journal import Entry, Header, Journal, decode_journal
+from memprof.profiler.tracker.rows import as_columns
+
+from .records import row, snapshot
+
+METADATA = TrackerMetadata(
+    perf_origin_ns=1000, start_ns=5, end_ns=90, lanes=[Lane(LaneKind.THREAD, "main", 0)]
+)
+
+
+def profile() -> Profile:
+    record = TrackerRecord(
+        metadata=METADATA,
+        snapshots=[snapshot(10), snapshot(20, highest=7)],
+        operation_allocations=as_columns([row(0, 10, 30), row(1, 12, 20, parent=0, summary=1)]),
+        operation_summary=[OperationSummary("step", count=1), OperationSummary("forward", 0)],
+    )
+    return Profile(created_ns=3, memprof="0.1.0", tracker=record)
+
+
+# The final file
+
+
+def test_parts_stand_at_the_top_level() -> None:
+    document = json.loads(encode_document(profile()))
+    assert list(document)[:2] == ["format", "schema_version"]
+    assert {
+        "metadata", "snapshots", "operation_allocations", "operation_summary", "pytorch_operations"
+    } <= set(document)  # fmt: skip
+    assert document["profile"]["tracker"] is None
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "memory_profile_1.json"
+    path.write_bytes(encode_document(profile()))
+    found = read_profile(path)
+    assert found.tracker == profile().tracker
+    assert (found.created_ns, found.memprof, found.complete) == (3, "0.1.0", False)
+
+
+def test_pretty_printed_is_the_same() -> None:
+    text = json.dumps(json.loads(encode_document(profile())), indent=2)
+    assert decode_profile(text.encode()).tracker == profile().tracker
+
+
+def test_the_schema_takes_what_is_written() -> None:
+    document = json.loads(encode_document(profile()))
+    jsonschema.validate(document, tracker_schema())
+    del document["snapshots"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, tracker_schema())
+
+
+@pytest.mark.parametrize("tenth", range(1, 10))
+def test_truncated_at_every_tenth(tenth: int) -> None:
+    data = encode_document(profile())
+    with pytest.raises(ProfileTruncatedError, match="ends in the middle"):
+        decode_profile(data[: len(data) * tenth // 10])
+
+
+def changed(path: list[str | int], value: object) -> bytes:
+    document = json.loads(encode_document(profile()))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (["snapshots", 0, "kind"], "odd", "$.snapshots[0].kind"),
+        (["snapshots", 0, "time_ns"], "x", "$.snapshots[0].time_ns"),
+        (["metadata", "lanes", 0, "thread"], 3, "$.tracker.metadata.lanes[0].thread"),
+        (
+            ["operation_allocations", "summary"],
+            [0, 9],
+            "$.tracker.operation_allocations.summary[1]",
+        ),
+        (["operation_allocations", "lane"], [0], "$.tracker.operation_allocations"),
+        (["operation_summary", 1, "parent"], 1, "$.tracker.operation_summary[1].parent"),
+    ],
+)
+def test_contradictions_are_found(path: list[str | int], value: object, where: str) -> None:
+    with pytest.raises(ProfileInvalidError) as e:
+        decode_profile(changed(path, value))
+    assert e.value.where == where
+
+
+def test_other_versions_and_missing_parts() -> None:
+    with pytest.raises(ProfileVersionError, match="schema version 9"):
+        decode_profile(changed(["schema_version"], 9))
+    document = json.loads(encode_document(profile()))
+    del document["pytorch_operations"]
+    with pytest.raises(ProfileInvalidError, match="pytorch_operations missing"):
+        decode_profile(json.dumps(document).encode())
+
+
+# The journal
+
+
+def written(path: Path, entries: list[Entry], header: Header | None = None) -> Journal:
+    journal = Journal(path, header or Header(memprof="0.1.0"), lambda: entries)
+    for entry in entries:
+        journal.append(entry)
+    return journal
+
+
+ENTRIES = [
+    Entry(metadata=METADATA),
+    Entry(snapshot=snapshot(10), operations=[row(0, 10, -1)]),
+    Entry(snapshot=snapshot(20, highest=7)),
+    Entry(
+        operations=[row(1, 12, 20, parent=0, summary=1), row(0, 10, 30)],
+        summaries={0: OperationSummary("step", count=1), 1: OperationSummary("forward", 0)},
+    ),
+]
+
+
+def test_a_journal_reads_as_the_file_would_have(tmp_path: Path) -> None:
+    written(tmp_path / "j", ENTRIES).close()
+    found = read_profile(tmp_path / "j").tracker
+    assert found is not None
+    assert found.metadata.state is RunState.RUNNING
+    assert found.metadata.snapshots_taken == 2
+    wanted = profile().tracker
+    assert wanted is not None
+    assert found.snapshots == wanted.snapshots
+    assert found.operation_allocations == wanted.operation_allocations
+    assert found.operation_summary == wanted.operation_summary
+
+
+def test_the_final_path_reads_its_journal_while_there_is_no_file(tmp_path: Path) -> None:
+    written(tmp_path / "memory_profile_1.json.journal", ENTRIES).close()
+    found = read_profile(tmp_path / "memory_profile_1.json")
+    assert found.complete is False
+    assert found.tracker is not None
+
+
+def test_cut_anywhere_at_most_the_last_line_is_lost(tmp_path: Path) -> None:
+    entries = [Entry(metadata=METADATA), *(Entry(snapshot=snapshot(i)) for i in range(20))]
+    written(tmp_path / "j", entries).close()
+    data = (tmp_path / "j").read_bytes()
+    first = data.index(b"\n") + 1
+    with pytest.raises(ProfileTruncatedError):
+        decode_journal(data[: first - 1])
+    for cut in range(first, len(data), 7):
+        record = decode_journal(data[:cut]).tracker
+        assert record is not None
+        whole = data[:cut].count(b'"snapshot":{') - (not data[:cut].endswith(b"}\n"))
+        assert len(record.snapshots) >= whole
+        assert record.metadata.problems == []
+
+
+def test_a_damaged_line_is_left_out_and_said(tmp_path: Path) -> None:
+    written(tmp_path / "j", ENTRIES).close()
+    lines = (tmp_path / "j").read_bytes().split(b"\n")
+    lines[2] = lines[2][:30]
+    record = decode_journal(b"\n".join(lines)).tracker
+    assert record is not None
+    assert [s.time_ns for s in record.snapshots] == [20]
+    assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+
+
+def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = written(tmp_path / "j", ENTRIES[:2])
+    real = os.write
+
+    def half(file: int, data: bytes) -> int:
+        if len(data) > 40:
+            return real(file, bytes(data)[:40])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        journal.append(ENTRIES[2])
+    monkeypatch.setattr(os, "write", real)
+    journal.append(ENTRIES[3])
+    journal.close()
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert len(record.snapshots) == 1
+    assert len(record.operation_allocations) == 2
+    assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+
+
+def test_it_is_written_anew_when_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "REWRITE_AT", 10_000)
+    kept: list[Entry] = []
+    journal = Journal(tmp_path / "j", Header(), lambda: kept)
+    sizes = []
+    for i in range(2000):
+        kept.append(Entry(snapshot=snapshot(i)))
+        del kept[:-10]
+        journal.append(kept[-1])
+        sizes.append(journal.size)
+    journal.close()
+    assert 5_000 < max(sizes) <= 10_000
+    assert journal.size == (tmp_path / "j").stat().st_size
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert record.snapshots[-1].time_ns == 1999
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["j"]
+
+
+def test_a_reader_thins_as_the_tracker_does(tmp_path: Path) -> None:
+    entries = [
+        Entry(snapshot=snapshot(i), operations=[row(i, i, i + 1)], summaries={}) for i in range(500)
+    ]
+    entries.append(Entry(metadata=METADATA, summaries={0: OperationSummary("step", count=500)}))
+    written(tmp_path / "j", entries, Header(max_snapshots=30, max_operations=50)).close()
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert (len(record.snapshots), record.metadata.snapshots_taken) == (30, 500)
+    assert (len(record.operation_allocations), record.metadata.operations_dropped) == (50, 450)
+
+
+def test_foreign_files_and_versions(tmp_path: Path) -> None:
+    with pytest.raises(ProfileForeignError):
+        decode_profile(b'{"format":"memprof-tracker-journals"}\n{}')
+    journal = Journal(tmp_path / "j", Header(schema_version=9), list)
+    journal.close()
+    with pytest.raises(ProfileVersionError):
+        read_profile(tmp_path / "j")
+
+
+# Names and recovery
+
+
+def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
+    found = [files.open_journal(tmp_path, Header(), list) for _ in range(3)]
+    for _, journal in found:
+        journal.close()
+    names = sorted(p.name for p, _ in found)
+    assert len(set(names)) == 3
+    assert all(n.startswith("memory_profile_2") and n.endswith(".json") for n in names)
+
+
+def dead_pid() -> int:
+    process = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
+    )
+    return int(process.stdout)
+
+
+def test_what_a_killed_process_left_becomes_a_file(tmp_path: Path) -> None:
+    header = Header(memprof="0.1.0", host=platform.node(), pid=dead_pid())
+    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
+    assert files.recover(tmp_path) == [tmp_path / "memory_profile_1.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["memory_profile_1.json"]
+    found = read_profile(tmp_path / "memory_profile_1.json")
+    assert found.tracker is not None
+    assert found.complete is False
+    assert len(found.tracker.snapshots) == 2
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header(host=platform.node(), pid=os.getppid()),
+        Header(host=platform.node(), pid=os.getpid()),
+        Header(host="elsewhere", pid=1),
+        Header(host=platform.node(), pid=os.getppid(), started=files.started(os.getppid())),
+    ],
+)
+def test_what_may_still_be_written_is_left_alone(tmp_path: Path, header: Header) -> None:
+    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
+    assert files.recover(tmp_path) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["memory_profile_1.json.journal"]
+
+
+@pytest.mark.skipif(not files.started(os.getpid()), reason="needs /proc")
+def test_a_process_number_that_is_used_again(tmp_path: Path) -> None:
+    started = files.started(os.getppid()) - 1
+    header = Header(host=platform.node(), pid=os.getppid(), started=started)
+    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
+    assert len(files.recover(tmp_path)) == 1
+
+
+def test_damaged_journals_are_left_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "memory_profile_1.json.journal").write_bytes(b"hello")
+    assert files.recover(tmp_path) == []
+    assert "not a tracker's journal" in caplog.text

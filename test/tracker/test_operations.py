@@ -1,0 +1,441 @@
+"""Operations: nesting, threads, tasks, decorators; the memory around them; names of tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
+from memprof.profiler.tracker import operations as operations_module
+from memprof.profiler.tracker.operations import Operation, OperationLog
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+
+@pytest.fixture
+def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
+    found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    found.start(thread=False)
+    yield found
+    found.stop()
+
+
+def paths(record: TrackerRecord) -> list[str]:
+    """``path of each invocation``, in order of start."""
+    columns = record.operation_allocations
+    return [record.path(i) for i in columns.summary]
+
+
+def test_nested(tracker: MemoryTracker) -> None:
+    for _ in range(2):
+        with tracker.track_operation("step"):
+            with tracker.track_operation("forward"):
+                time.sleep(0.002)
+            with tracker.track_operation("backward"):
+                pass
+    record = tracker.record()
+    assert paths(record) == ["step", "step/forward", "step/backward"] * 2
+    columns = record.operation_allocations
+    assert columns.parent == [-1, 0, 0, -1, 3, 3]
+    for i, parent in enumerate(columns.parent):
+        if parent >= 0:
+            assert columns.start_ns[parent] <= columns.start_ns[i]
+            assert columns.end_ns[i] <= columns.end_ns[parent]
+    forward = record.operation_summary[1]
+    assert (forward.name, forward.parent, forward.count) == ("forward", 0, 2)
+    assert forward.total_ns >= 4_000_000
+    assert forward.min_ns <= forward.mean_ns <= forward.max_ns <= forward.total_ns
+    assert columns.lane == [0] * 6
+    assert record.metadata.lanes[0] == Lane(LaneKind.THREAD, threading.current_thread().name, 0)
+
+
+def test_recursion_is_a_tree(tracker: MemoryTracker) -> None:
+    again = tracker.track_operation("f")
+
+    def f(depth: int) -> None:
+        with again:
+            if depth:
+                f(depth - 1)
+
+    f(2)
+    assert paths(tracker.record()) == ["f", "f/f", "f/f/f"]
+
+
+def test_decorator(tracker: MemoryTracker) -> None:
+    @tracker.track_operation("double")
+    def double(x: int) -> int:
+        """Twice."""
+        return 2 * x
+
+    assert double(4) == 8
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert tracker.record().operation_summary[0].count == 1
+
+
+def test_generators_cannot_be_decorated(tracker: MemoryTracker) -> None:
+    with pytest.raises(TypeError, match="is a generator"):
+
+        @tracker.track_operation("g")
+        def g() -> Iterator[int]:
+            yield 1
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_names_are_texts(tracker: MemoryTracker, name: object) -> None:
+    with pytest.raises(ValueError, match="must be a text"):
+        tracker.track_operation(name)  # type: ignore[arg-type]
+
+
+def test_exceptions_pass_and_are_counted(tracker: MemoryTracker) -> None:
+    with pytest.raises(KeyError), tracker.track_operation("a"), tracker.track_operation("b"):
+        raise KeyError
+    record = tracker.record()
+    assert record.operation_allocations.failed == [True, True]
+    assert [s.failed for s in record.operation_summary] == [1, 1]
+    with tracker.track_operation("c"):
+        pass
+    assert paths(tracker.record()) == ["a", "a/b", "c"]
+
+
+def test_threads_have_lanes_and_no_common_parent(tracker: MemoryTracker) -> None:
+    def work() -> None:
+        with tracker.track_operation("work"):
+            time.sleep(0.01)
+
+    with tracker.track_operation("main"):
+        threads = [threading.Thread(target=work, name=f"worker {i}") for i in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    record = tracker.record()
+    assert sorted(paths(record)) == ["main", "work", "work", "work"]
+    assert sorted(record.operation_allocations.lane) == [0, 1, 2, 3]
+    assert {lane.name for lane in record.metadata.lanes[1:]} == {f"worker {i}" for i in range(3)}
+
+
+def test_lanes_of_threads_that_ended_are_used_again(tracker: MemoryTracker) -> None:
+    for _ in range(20):
+        thread = threading.Thread(
+            target=lambda: tracker.track_operation("w").__enter__().__exit__(None, None, None),
+            name="worker",
+        )
+        thread.start()
+        thread.join()
+    assert len(tracker.record().metadata.lanes) == 1
+
+
+def test_tasks_take_turns_on_a_thread(tracker: MemoryTracker) -> None:
+    @tracker.track_operation("request")
+    async def request(i: int) -> None:
+        await asyncio.sleep(0.01)
+        async with tracker.track_operation("inference"):
+            await asyncio.sleep(0.01)
+
+    async def serve() -> None:
+        for _ in range(3):
+            await asyncio.gather(*(request(i) for i in range(4)))
+
+    asyncio.run(serve())
+    record = tracker.record()
+    columns = record.operation_allocations
+    assert sorted(paths(record)) == ["request"] * 12 + ["request/inference"] * 12
+    lanes = record.metadata.lanes
+    # Lanes are places, not tasks: as many as ran at once.
+    assert [lane.kind for lane in lanes] == [LaneKind.THREAD] + [LaneKind.TASK] * 4
+    for i, parent in enumerate(columns.parent):
+        if parent >= 0:
+            assert columns.lane[i] == columns.lane[parent]
+    # In one lane nothing overlaps but parents and children.
+    for lane in range(1, 5):
+        roots = [
+            (columns.start_ns[i], columns.end_ns[i])
+            for i in range(len(columns))
+            if columns.lane[i] == lane and columns.parent[i] < 0
+        ]
+        roots.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(roots))
+
+
+def test_a_task_belongs_to_what_started_it(tracker: MemoryTracker) -> None:
+    async def child() -> None:
+        with tracker.track_operation("child"):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        with tracker.track_operation("parent"):
+            task = asyncio.create_task(child())
+        await task
+
+    asyncio.run(main())
+    record = tracker.record()
+    assert paths(record) == ["parent", "parent/child"]
+    assert record.operation_allocations.lane == [1, 2]
+
+
+def test_one_object_in_many_threads(tracker: MemoryTracker) -> None:
+    shared = tracker.track_operation("shared")
+
+    def work() -> None:
+        for _ in range(200):
+            with shared, tracker.track_operation("inner"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    record = tracker.record()
+    assert [(s.name, s.count) for s in record.operation_summary] == [
+        ("shared", 800),
+        ("inner", 800),
+    ]
+    assert -1 not in record.operation_allocations.end_ns
+
+
+def test_left_in_another_context(tracker: MemoryTracker) -> None:
+    # GIVEN a generator that a thread begins and another one ends
+    def generator() -> Iterator[int]:
+        with tracker.track_operation("g"):
+            yield 1
+
+    g = generator()
+    next(g)
+    thread = threading.Thread(target=g.close)
+    thread.start()
+    thread.join()
+    assert tracker.record().operation_allocations.end_ns[0] > 0
+
+
+def test_bytes_and_tensors_before_and_after(tracker: MemoryTracker) -> None:
+    with tracker.track_operation("make"):
+        kept = [torch.empty(1000) for _ in range(5)]
+    with tracker.track_operation("drop"):
+        kept.clear()
+    make, drop = tracker.record().operation_summary
+    assert (make.tensor_bytes_delta, make.tensors_delta, make.tensors_measured) == (20_000, 5, 1)
+    assert (drop.tensor_bytes_delta, drop.tensors_delta) == (-20_000, -5)
+    columns = tracker.record().operation_allocations
+    assert columns.tensor_bytes_after[0] - columns.tensor_bytes_before[0] == 20_000
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
+    mib = 1 << 20
+    # GIVEN an operation that sets a new highest mark, and one that stays below it
+    with tracker.track_operation("high"):
+        big = torch.ones(400 * mib, dtype=torch.uint8)
+        del big
+    with tracker.track_operation("low"), tracker.track_operation("inner"):
+        small = torch.ones(100 * mib, dtype=torch.uint8)
+        tracker.snapshot(SnapshotKind.PERIODIC)
+        del small
+    cpu = tracker.record().operation_allocations.memory["cpu"]
+    assert cpu.exact == [True, False, False]
+    assert cpu.peak[0] - cpu.before[0] == pytest.approx(400 * mib, abs=20 * mib)
+    # Not a new mark, but the snapshot saw it.
+    assert cpu.peak[1] - cpu.before[1] >= 90 * mib
+    assert cpu.after[0] - cpu.before[0] < 50 * mib
+
+
+class Devices:
+    """Allocators as a device would have them."""
+
+    mps = False
+
+    def __init__(self) -> None:
+        self.now = self.mark = 0
+
+    def brief(self) -> dict[str, tuple[int, int]]:
+        return {"cuda:0": (self.now, self.mark)}
+
+    def use(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.mark = max(self.mark, self.now)
+
+
+def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
+    devices = Devices()
+    log = OperationLog(tracker._tensors, tracker._process, devices, 100)  # type: ignore[arg-type]
+    tracker._log = log
+    with tracker.track_operation("first"):
+        with tracker.track_operation("inner"):
+            devices.use(100)
+        devices.use(-60)
+    with tracker.track_operation("second"):
+        devices.use(30)
+    with tracker.track_operation("reaches the mark again"):
+        devices.use(30)
+    with tracker.track_operation("mark was reset inside"):
+        devices.use(-50)
+        devices.mark = devices.now
+        devices.use(10)
+        devices.use(-10)
+    memory = tracker.record().operation_allocations.memory["cuda:0"]
+    assert memory.before == [0, 0, 40, 70, 100]
+    assert memory.after == [40, 100, 70, 100, 50]
+    assert memory.peak == [100, 100, 70, 100, 100]
+    assert memory.exact == [True, True, False, True, False]
+    summary = tracker.record().operation_summary[0].devices["cuda:0"]
+    assert (summary.total_delta, summary.max_peak, summary.measured) == (40, 100, 1)
+
+
+def test_tensors_are_counted_as_long_as_it_is_cheap(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracker.track_operation("first"):
+        pass
+    monkeypatch.setattr(tracker._log, "_allowance", -1e12)
+    with tracker.track_operation("later"):
+        pass
+    first, later = tracker.record().operation_summary
+    assert (first.tensors_measured, later.tensors_measured) == (1, 0)
+    assert tracker.record().operation_allocations.tensors_after[1] == -1
+    assert later.count == 1
+
+
+def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
+    kept = [torch.empty(30_000_000)]
+    with tracker.track_operation("step"):
+        kept.append(torch.empty(20_000_000))
+        with tracker.track_operation("forward"):
+            kept.append(torch.empty(40_000_000))
+    kept.append(torch.empty(10_000_000))
+    tracker.snapshot()
+    made = {t.nbytes // 4_000_000: t.operation for t in tracker.record().snapshots[-1].largest}
+    assert {n: made[n] for n in (10, 20, 30, 40)} == {
+        10: "", 20: "step", 30: "", 40: "step/forward"
+    }  # fmt: skip
+
+
+def test_where_it_cannot_be_known_it_is_not_said(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker._log, "_allowance", -1e12)
+    with tracker.track_operation("a"):
+        kept = torch.empty(40_000_000)
+        tracker.snapshot()
+    assert tracker.record().snapshots[-1].largest[0].operation == ""
+    del kept
+
+
+def test_running_operations_are_in_snapshots_and_in_the_journal(tracker: MemoryTracker) -> None:
+    with tracker.track_operation("outer"), tracker.track_operation("inner"):
+        tracker.snapshot()
+        assert tracker.record().snapshots[-1].operations == ("outer", "outer/inner")
+        assert tracker.record().operation_allocations.end_ns == [-1, -1]
+
+
+def test_more_names_and_lanes_than_allowed(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations_module, "MAX_NAMES", 5)
+    monkeypatch.setattr(operations_module, "MAX_LANES", 3)
+
+    def work(i: int) -> None:
+        with tracker.track_operation(f"name {i}"):
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=work, args=(i,), name=f"t{i}") for i in range(9)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    record = tracker.record()
+    assert len(record.operation_summary) == 6
+    assert record.operation_summary[-1].name == operations_module.OTHER
+    assert sum(s.count for s in record.operation_summary) == 9
+    assert len(record.metadata.lanes) == 3
+
+
+def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path), max_operations=100))
+    tracker.start(thread=False)
+    for i in range(3_000):
+        with tracker.track_operation("a"), tracker.track_operation("b"):
+            pass
+        assert len(tracker._log._rows) <= 4 * 100 + 66
+        if i % 500 == 0:
+            tracker.snapshot()
+    record = tracker.record()
+    assert len(record.operation_allocations) <= 4 * 100 + 66
+    assert record.metadata.operations_seen == 6_000
+    dropped = record.metadata.operations_dropped
+    assert dropped == 6_000 - len(record.operation_allocations)
+    assert [s.count for s in record.operation_summary] == [3_000, 3_000]
+    tracker.stop()
+    assert len(tracker._log._rows) <= 100 + 100 // 8 + 8
+
+
+def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:
+    for _ in range(10):
+        with tracker.track_operation("a"):
+            pass
+    assert not tracker._log._running
+    gc.collect()
+    assert sum(isinstance(o, Operation) for o in gc.get_objects()) == 10
+
+
+def test_off_it_does_nothing(tmp_path: Path) -> None:
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    with tracker.track_operation("a"):
+        pass
+    tracker.checkpoint("x")
+    tracker.scan()
+    tracker.disable()
+    with tracker.track_pytorch_ops():
+        torch.ones(3).sum()
+    tracker.stop()
+    assert list(tmp_path.iterdir()) == []
+    assert len(tracker.record().operation_allocations) == 0
+
+
+def test_disabled_and_enabled_at_run_time(tracker: MemoryTracker) -> None:
+    with tracker.track_operation("a"):
+        tracker.disable()
+        assert not tracker.enabled
+    with tracker.track_operation("b"):
+        tracker.checkpoint("lost")
+        kept = torch.empty(1_000_000)
+        gc.collect()
+        tracker.enable()
+    with tracker.track_operation("c"):
+        tracker.checkpoint("kept")
+    record = tracker.record()
+    assert paths(record) == ["a", "c"]
+    assert record.operation_allocations.end_ns[0] > 0
+    assert [s.name for s in record.snapshots if s.name] == ["kept"]
+    assert len(record.metadata.pauses) == 1
+    assert record.metadata.pauses[0].end_ns > record.metadata.pauses[0].start_ns
+    # What was made meanwhile is known.
+    assert record.snapshots[-1].largest[0].nbytes >= 4_000_000
+    del kept
+
+
+def test_inside_compiled_code_it_neither_breaks_nor_records(tracker: MemoryTracker) -> None:
+    torch._dynamo.reset()
+
+    @tracker.track_operation("inner")
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with tracker.track_operation("in"):
+            y = inner(x) + 1
+        tracker.checkpoint("in")
+        return y
+
+    with tracker.track_operation("out"):
+        assert f(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
+    assert paths(tracker.record()) == ["out"]

@@ -1,0 +1,264 @@
+"""Live tensors: all that Python can reach are found, none is kept alive, totals are exact."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memprof.profiler.tracker import tensors as tensors_module
+from memprof.profiler.tracker.tensors import LiveTensors
+
+
+@pytest.fixture
+def live() -> Iterator[LiveTensors]:
+    found = LiveTensors(top=3)
+    found.watch()
+    found.scan()
+    yield found
+    found.unwatch()
+
+
+def truth() -> tuple[int, int]:
+    """Bytes of distinct storages and number of all Python tensors."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+    tensors = [t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [t for t in tensors if t.layout is torch.strided and t.device.type != "meta"]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values()), len(tensors)
+
+
+def grown(live: LiveTensors, before: tuple[int, int]) -> tuple[int, int]:
+    live.look()
+    nbytes, tensors = live.sums()
+    return nbytes - before[0], tensors - before[1]
+
+
+def test_new_tensors_are_found_and_dead_ones_forgotten(live: LiveTensors) -> None:
+    live.look()
+    before = live.sums()
+    kept = [torch.empty(100), torch.nn.Parameter(torch.empty(10))]
+    assert grown(live, before) == (440, 2)
+    del kept[0]
+    assert grown(live, before) == (40, 1)
+    kept.clear()
+    assert grown(live, before) == (0, 0)
+
+
+def test_views_share_their_storage(live: LiveTensors) -> None:
+    live.look()
+    before = live.sums()
+    base = torch.empty(100)
+    views = [base[i] for i in range(5)]
+    assert grown(live, before) == (400, 6)
+    del base  # which its views keep alive
+    assert grown(live, before) == (400, 6)
+    del views[1:]
+    assert grown(live, before) == (400, 2)
+    views.clear()
+    assert grown(live, before) == (0, 0)
+
+
+def test_nothing_is_kept_alive(live: LiveTensors) -> None:
+    # The lists of objects that are looked through once held one another: a cycle, and every
+    # tensor in it lived until the next collection.
+    gc.disable()
+    try:
+        for _ in range(3):
+            tensor = torch.empty(10)
+            dead = weakref.ref(tensor)
+            live.look()
+            live.recheck()
+            live.largest()
+            live.scan()
+            del tensor
+            assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_a_training_step_leaves_what_python_says(live: LiveTensors) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = None
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 16)).sum()
+        live.look()
+        loss.backward()
+        optimizer.step()
+    live.look()
+    assert live.sums() == truth()
+    assert loss is not None
+
+
+def test_tensors_promoted_between_looks_are_found(live: LiveTensors) -> None:
+    kept = [torch.empty(4) for _ in range(50)]
+    gc.collect(0)
+    gc.collect(1)
+    gc.collect(2)
+    objects = gc.get_objects(0)
+    assert not any(o is kept[0] for o in objects)
+    del objects
+    live.look()
+    assert live.sums() == truth()
+
+
+def test_automatic_collections_lose_nothing(live: LiveTensors) -> None:
+    # GIVEN many allocations, so that the collector runs by itself in all generations
+    kept = []
+    for i in range(20_000):
+        kept.append((torch.empty(1), [i], {"i": i}))
+    live.look()
+    assert live.sums() == truth()
+
+
+def test_without_watching_they_are_lost_until_a_scan() -> None:
+    live = LiveTensors()
+    live.scan()
+    live.look()
+    before = live.sums()
+    kept = torch.empty(100)
+    gc.collect()
+    assert grown(live, before) == (0, 0)
+    live.scan()
+    assert grown(live, before) == (400, 1)
+    del kept
+
+
+def test_resized_and_exchanged_storages_are_read_again(live: LiveTensors) -> None:
+    live.look()
+    before = live.sums()
+    a, b = torch.empty(100), torch.empty(10)
+    assert grown(live, before) == (440, 2)
+    a.untyped_storage().resize_(0)
+    live.recheck()
+    assert grown(live, before) == (40, 2)
+    b.data = torch.empty(50)
+    live.recheck()
+    assert grown(live, before) == (200, 2)
+    a.untyped_storage().resize_(4000)
+    live.recheck()
+    assert grown(live, before) == (4200, 2)
+
+
+def test_a_thousand_at_a_time_all_are_read_again(live: LiveTensors) -> None:
+    kept = [torch.empty(1) for _ in range(2500)]
+    live.look()
+    before = live.sums()
+    for t in kept:
+        t.untyped_storage().resize_(8)
+    for _ in range(8):
+        live.recheck()
+    assert grown(live, before) == (2500 * 4, 0)
+
+
+def test_the_largest(live: LiveTensors) -> None:
+    kept = [torch.empty(10_000_000 + i, device="cpu") for i in (3, 1, 2, 5, 4)]
+    live.look()
+    assert [s.nbytes for s, _ in live.largest()] == [40_000_020, 40_000_016, 40_000_012]
+    assert [t is k for (_, t), k in zip(live.largest(), (kept[3], kept[4], kept[0]), strict=True)]
+    del kept[3]
+    live.look()
+    assert [s.nbytes for s, _ in live.largest()] == [40_000_016, 40_000_012, 40_000_008]
+
+
+def test_the_largest_of_very_many_of_one_size(live: LiveTensors) -> None:
+    kept = [torch.empty(1 << 18) for _ in range(300)]
+    live.look()
+    assert [s.nbytes for s, _ in live.largest()] == [1 << 20] * 3
+    assert len(live._largest) <= 64 * 3
+    more = torch.empty(1 << 20)
+    live.look()
+    assert live.largest()[0][0].nbytes == 1 << 22
+    kept.clear()
+    live.look()
+    assert live.largest()[0][1] is more
+
+
+def test_what_has_no_storage_is_left_out(live: LiveTensors) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    live.look()
+    before = live.sums()
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.empty(1000, device="meta")
+    with FakeTensorMode():
+        fake = torch.empty(1000)
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    nbytes, _ = grown(live, before)
+    # The parts that the wrapper holds count: values (5 floats), offsets (3 integers).
+    assert nbytes == 5 * 4 + 3 * 8
+    del sparse, meta, fake, jagged
+
+
+class Loud(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        Loud.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_subclasses_are_counted_without_running_their_code(live: LiveTensors) -> None:
+    live.look()
+    before = live.sums()
+    loud = torch.empty(100).as_subclass(Loud)
+    Loud.calls = 0
+    assert grown(live, before)[0] == 400
+    live.recheck()
+    assert Loud.calls == 0
+    del loud
+
+
+def test_too_many_young_objects_are_left_to_the_collector(
+    live: LiveTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors_module, "MAX_YOUNG", 2_000)
+    gc.collect()
+    live.look()
+    before = live.sums()
+    gc.disable()
+    try:
+        kept = torch.empty(100)
+        many = [[i] for i in range(3_000)]
+        assert live.look() is False
+        assert live.sums() == before
+        gc.collect(1)
+        assert live.look() is True
+        assert live.sums() == (before[0] + 400, before[1] + 1)
+    finally:
+        gc.enable()
+    del kept, many
+
+
+def test_tensors_of_other_threads(live: LiveTensors) -> None:
+    import threading
+
+    live.look()
+    before = live.sums()
+    kept: list[torch.Tensor] = []
+    barrier = threading.Barrier(5)
+
+    def work() -> None:
+        barrier.wait()
+        for i in range(500):
+            kept.append(torch.empty(i % 7 + 1))
+            if i % 50 == 0:
+                live.look()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    barrier.wait()
+    for t in threads:
+        t.join()
+    wanted = sum(t.untyped_storage().nbytes() for t in kept)
+    assert grown(live, before) == (wanted, 2000)
+    kept.clear()
+    assert grown(live, before) == (0, 0)

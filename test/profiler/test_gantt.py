@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser.gantt_profiles import ORIGIN, server, training_run
+from browser.gantt_profiles import MS, ORIGIN, server, training_run
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from profile_builder import MIB, training
 from memprof.cli import main
 from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.file import write_profile
-from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
+from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
 from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
 from memprof.profiler.report.html.gantt_payload import KINDS, gantt_payload
 from memprof.profiler.timeline import Timeline
@@ -115,6 +115,21 @@ def test_a_server_has_as_many_rows_as_requests_at_once() -> None:
     assert lane["name"] == "tasks of MainThread"
     assert len(lane["start"]) == 1200
     assert 16 <= lane["rows"] <= 20
+
+
+def test_a_call_inside_a_task_does_not_count_twice() -> None:
+    # GIVEN a server whose thread runs compiled code, once in a request and once not
+    profile = server(1)
+    calls = training(1)
+    profile.graphs = calls.graphs
+    profile.calls = calls.calls
+    profile.calls.start_ns[:] = [MS, 2 * MS, 90 * MS]
+    profile.calls.end_ns[:] = [MS + 9, 2 * MS + 9, 90 * MS + 9]
+    assert profile.tracker is not None
+    profile.tracker.metadata.lanes[0] = Lane(LaneKind.THREAD, "MainThread", 0, call_thread=0)
+    page = gantt_payload(profile)
+    assert [lane["name"] for lane in page["lanes"]] == ["MainThread", "tasks of MainThread"]
+    assert page["concurrency"]["count"] == [1, 0, 1, 0]
 
 
 def test_nothing_and_parts() -> None:

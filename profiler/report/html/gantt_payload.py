@@ -6,7 +6,9 @@ Times are nanoseconds from the first thing recorded, bytes are bytes, text is in
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
@@ -153,12 +155,15 @@ class _Payload:
             threads.items(), key=lambda item: (item[0] not in called, item[1][0].start_ns)
         ):
             out.append((names.get(key, f"thread {key[1]}"), nested_rows(bars), bars))
-        for thread, bars in sorted(tasks.items()):
-            name = lanes[thread].name if 0 <= thread < len(lanes) else "?"
-            out.append((f"tasks of {name}", packed_rows(bars), bars))
         compilations = list(self._compilations())
         if compilations:
             out.append(("compilation", nested_rows(compilations), compilations))
+        for thread, bars in sorted(tasks.items()):
+            name = lanes[thread].name if 0 <= thread < len(lanes) else "?"
+            rows = packed_rows(bars)
+            out.append((f"tasks of {name}", rows, bars))
+            if 0 <= thread < len(lanes):
+                _inside_tasks(threads.get(keys[thread], []), bars)
         return out
 
     def _calls(self) -> Iterator[tuple[int, Bar]]:
@@ -360,6 +365,16 @@ class _Payload:
 
     def _text(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings))
+
+
+def _inside_tasks(bars: list[Bar], tasks: list[Bar]) -> None:
+    """Mark what a thread ran on behalf of its tasks: it is inside an operation of one."""
+    starts = [t.start_ns for t in tasks]
+    ends = list(accumulate((t.end_ns for t in tasks), max))
+    for bar in bars:
+        before = bisect_right(starts, bar.start_ns)
+        if before and ends[before - 1] >= bar.end_ns:
+            bar.outermost = False
 
 
 def _kind(graph: GraphRecord, mode: CallMode) -> str:

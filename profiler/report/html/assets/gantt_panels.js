@@ -305,39 +305,43 @@
     line(c, style, { high, low }, y, source) {
       c.strokeStyle = style;
       c.fillStyle = style;
+      c.lineWidth = 1.25;
+      if (source.step === false && this.samples(c, y, source)) return;
       c.globalAlpha = 0.25;
       for (let x = 0; x < high.length; x++) {
         if (high[x] > low[x]) c.fillRect(x, y(high[x]), 1, y(low[x]) - y(high[x]));
       }
       c.globalAlpha = 1;
-      c.lineWidth = 1.25;
       c.beginPath();
-      let open = false;
       let before = -1;
       for (let x = 0; x < high.length; x++) {
-        if (high[x] < 0) {
-          if (source.step !== false) open = false;
-          continue;
+        if (high[x] >= 0) {
+          if (before >= 0) c.lineTo(x, y(before));
+          if (before >= 0) c.lineTo(x, y(high[x]));
+          else c.moveTo(x, y(high[x]));
         }
-        // Samples are joined by straight lines, steps by steps.
-        if (open && source.step !== false) c.lineTo(x, y(before));
-        if (open) c.lineTo(x, y(high[x]));
-        else c.moveTo(x, y(high[x]));
         before = high[x];
-        open = true;
       }
-      if (open) c.lineTo(high.length, y(before));
+      if (before >= 0) c.lineTo(high.length, y(before));
       c.stroke();
-      if (source.step === false) {
-        const points = memprof.above(source.time, this.view.to) - memprof.above(source.time, this.view.from - 1);
-        if (points > this.view.width / 12) return;
-        source.time.forEach((t, i) => {
-          if (t < this.view.from || t > this.view.to) return;
-          c.beginPath();
-          c.arc(this.view.x(t), y(source.value[i]), 2.5, 0, 7);
-          c.fill();
-        });
+    }
+
+    /** Samples joined by straight lines, as dots where there is room; false if they are too many. */
+    samples(c, y, source) {
+      const { view } = this;
+      const first = Math.max(0, memprof.above(source.time, view.from) - 1);
+      const last = Math.min(source.time.length, memprof.above(source.time, view.to) + 1);
+      if (last - first > view.width) return false;
+      c.beginPath();
+      for (let i = first; i < last; i++) c.lineTo(view.x(source.time[i]), y(source.value[i]));
+      c.stroke();
+      if (last - first > view.width / 12) return true;
+      for (let i = first; i < last; i++) {
+        c.beginPath();
+        c.arc(view.x(source.time[i]), y(source.value[i]), 2.5, 0, 7);
+        c.fill();
       }
+      return true;
     }
   }
 

@@ -59,7 +59,11 @@ class CallLog:
         return records
 
     def columns(
-        self, graphs: Iterable[int], since_ns: int = 0, returned: int | None = None
+        self,
+        graphs: Iterable[int],
+        since_ns: int = 0,
+        returned: int | None = None,
+        threads: dict[int, int] | None = None,
     ) -> CallColumns:
         """The records of calls to ``graphs`` that began at or after ``since_ns``, as columns.
 
@@ -67,9 +71,10 @@ class CallLog:
             graphs: ids of the graphs that count.
             since_ns: ``time.perf_counter_ns()``.
             returned: how many such calls there were; what is missing is ``dropped``.
+            threads: filled with the number that each thread gets, by its identifier.
         """
         wanted = set(graphs)
-        threads: dict[int, int] = {}
+        threads = {} if threads is None else threads
         columns = CallColumns()
         for graph, program, start, end, thread in list(self._records):
             if graph in wanted and start >= since_ns:
@@ -87,15 +92,6 @@ class CallLog:
             columns.thread,
             dropped,
         )
-
-    def thread_numbers(self, graphs: Iterable[int]) -> dict[int, int]:
-        """The number that ``columns(graphs)`` gives each thread, by its identifier."""
-        wanted = set(graphs)
-        threads: dict[int, int] = {}
-        for graph, _, _, _, thread in list(self._records):
-            if graph in wanted:
-                threads.setdefault(thread, len(threads))
-        return threads
 
 
 class Counter:

@@ -110,15 +110,18 @@ class Runtime:
         with self._lock:
             self._sessions -= 1
 
-    def profile(self, session: Session | None = None) -> Profile:
+    def profile(
+        self, session: Session | None = None, threads: dict[int, int] | None = None
+    ) -> Profile:
         """What is known now; of a session, what belongs to it.
 
-        A graph belongs to a session if it was compiled or called in it.
+        A graph belongs to a session if it was compiled or called in it. ``threads`` is filled
+        with the numbers of threads in ``calls``, by ``threading.get_ident()``.
         """
         found = self.snapshot(session)
         made = {g.id: g.calls for g in found.graphs}
         since = session.since_perf_ns if session else 0
-        found.calls = self.calls.columns(made, since, sum(made.values()))
+        found.calls = self.calls.columns(made, since, sum(made.values()), threads)
         return found
 
     def snapshot(self, session: Session | None = None) -> Profile:

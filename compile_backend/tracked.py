@@ -89,8 +89,8 @@ def _as_output(tensor: torch.Tensor) -> TensorOrigin | None:
 
 def compiled() -> tuple[Profile, dict[int, int]]:
     """The profile so far, and the numbers of its threads by ``threading.get_ident()``."""
-    profile = RUNTIME.profile()
-    return profile, RUNTIME.calls.thread_numbers(g.id for g in profile.graphs)
+    threads: dict[int, int] = {}
+    return RUNTIME.profile(threads=threads), threads
 
 
 def register() -> None:

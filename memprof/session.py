@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -12,9 +13,10 @@ from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_writable, read_profile, streams, write_profile
-from memprof.profiler.model import DataFlowColumns, Process, Profile
+from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.terminal import printable, style_of
+from memprof.profiler.report.tracker_text import render_tracker_record
 
 from .streaming import LOG_CALLS, Streamer
 
@@ -71,10 +73,10 @@ class ProfilingSession:
         if self._streamer is not None:
             self._streamer.finish(self._join)
             if self._streamer.failed:
-                self._result = self._join(RUNTIME.profile(self._session))
+                self._result = self._of_runtime()
             RUNTIME.close_session()
             return
-        self._result = self._join(RUNTIME.profile(self._session))
+        self._result = self._of_runtime()
         RUNTIME.close_session()
         if self.path is None:
             return
@@ -100,11 +102,14 @@ class ProfilingSession:
         if self._streamer is not None:
             self._streamer.flush()
         if self._streamer is None or self._streamer.failed:
-            return self._join(RUNTIME.profile(self._session))
+            return self._of_runtime()
         found = read_profile(self._streamer.path)
-        if found.complete:
-            self._result = found
-        return self._join(found)
+        if not found.complete:
+            return self._join(found, self._streamer.threads)
+        if self._dataflow is not None:
+            found.dataflow = self._dataflow
+        self._result = found
+        return found
 
     def add_dataflow(
         self, run: Any, *, modules: Any = None, optimizers: Any = None
@@ -139,7 +144,7 @@ class ProfilingSession:
             )
         self._dataflow = data_flow_columns(run, so_far.perf_origin_ns)
         if self._result is not None:
-            self._join(self._result)
+            self._result.dataflow = self._dataflow
         return self._dataflow
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -154,10 +159,20 @@ class ProfilingSession:
         """Print the report of this session."""
         _print(self.profile(), top, file)
 
-    def _join(self, profile: Profile) -> Profile:
-        """Adds what other parts of memprof know."""
+    def _of_runtime(self) -> Profile:
+        threads: dict[int, int] = {}
+        return self._join(RUNTIME.profile(self._session, threads), threads)
+
+    def _join(self, profile: Profile, threads: Mapping[int, int]) -> Profile:
+        """Adds what other parts of memprof know.
+
+        Args:
+            profile: gets it.
+            threads: numbers of threads in its calls, by ``threading.get_ident()``.
+        """
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
+        profile.tracker = _tracker_record(threads)
         return profile
 
 
@@ -165,6 +180,9 @@ def profile(
     path: str | os.PathLike[str] | None = None, *, max_calls: int = DEFAULT_MAX_CALLS
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
+
+    A run-time tracker that runs in the process (``initialize_memory_tracker``) is part of the
+    profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
 
     Args:
         path: where to write the profile. ``.json``, or ``.json.gz`` for gzip, at the end;
@@ -181,6 +199,21 @@ def profile(
         ProfileNotWritableError: on entry, ``path`` cannot be written.
     """
     return ProfilingSession(path, max_calls=max_calls)
+
+
+def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
+    """What the run-time tracker has recorded, None where none runs."""
+    # One that runs has been imported; importing it would make one.
+    api = sys.modules.get("memprof.profiler.tracker.api")
+    tracker = api.get_memory_tracker() if api is not None else None
+    if tracker is None or not tracker.started:
+        return None
+    try:
+        record: TrackerRecord = tracker.record(threads)
+    except Exception as e:
+        log.error("The tracker's record does not join the profile: %s: %s", type(e).__name__, e)
+        return None
+    return record
 
 
 def fill_path(path: str | os.PathLike[str], process: Process) -> str:
@@ -205,7 +238,10 @@ def fill_path(path: str | os.PathLike[str], process: Process) -> str:
 
 def current_profile() -> Profile:
     """The profile of this process so far, without any ``with``: the last 65,536 calls."""
-    return RUNTIME.profile()
+    threads: dict[int, int] = {}
+    found = RUNTIME.profile(threads=threads)
+    found.tracker = _tracker_record(threads)
+    return found
 
 
 def report(*, top: int = 10, file: TextIO | None = None) -> None:
@@ -220,4 +256,8 @@ def report(*, top: int = 10, file: TextIO | None = None) -> None:
 
 def _print(profile: Profile, top: int, file: TextIO | None) -> None:
     out = file if file is not None else sys.stdout
-    out.write(printable(render_text(summarize(profile), top=top, **style_of(out)), out))
+    style = style_of(out)
+    text = render_text(summarize(profile), top=top, **style)
+    if profile.tracker is not None:
+        text += "\n" + render_tracker_record(profile.tracker, top=top, **style)
+    out.write(printable(text, out))

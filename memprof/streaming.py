@@ -25,7 +25,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from memprof.compile_backend.call_log import CallRecord
 from memprof.compile_backend.runtime import Runtime, Session
@@ -46,6 +46,7 @@ class Streamer:
 
     Attributes:
         failed: writing has failed; the file has what was written before.
+        threads: numbers of threads in its calls, by ``threading.get_ident()``.
     """
 
     def __init__(self, runtime: Runtime, session: Session, path: str | os.PathLike[str]) -> None:
@@ -59,7 +60,7 @@ class Streamer:
         self._pid = os.getpid()
         self._last: CallRecord | None = None
         self._seen = 0
-        self._threads: dict[int, int] = {}
+        self.threads: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memprof stream", daemon=True)
@@ -82,11 +83,12 @@ class Streamer:
             calls = self._new_calls()
             self._write(self._runtime.snapshot(self._session), calls, end=False)
 
-    def finish(self, join: Callable[[Profile], Profile]) -> None:
+    def finish(self, join: Callable[[Profile, Mapping[int, int]], Profile]) -> None:
         """Write the last chunk and close the file.
 
         Args:
-            join: adds to the last snapshot what other parts of memprof know.
+            join: adds to the last snapshot what other parts of memprof know; also given
+                ``threads``.
         """
         if self._pid != os.getpid():
             return
@@ -94,7 +96,7 @@ class Streamer:
         self._thread.join()
         with self._lock:
             calls = self._new_calls()
-            profile = join(self._runtime.snapshot(self._session))
+            profile = join(self._runtime.snapshot(self._session), self.threads)
             dropped = max(0, sum(g.calls for g in profile.graphs) - self._seen)
             self._write(profile, dataclasses.replace(calls, dropped=dropped), end=True)
             os.close(self._fd)
@@ -119,8 +121,8 @@ class Streamer:
         columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
         if not columns:
             return CallColumns()
-        number = self._threads.setdefault
-        columns[4] = [number(thread, len(self._threads)) for thread in columns[4]]
+        number = self.threads.setdefault
+        columns[4] = [number(thread, len(self.threads)) for thread in columns[4]]
         self._seen += len(columns[0])
         return CallColumns(*columns)
 

@@ -1,8 +1,6 @@
-"""The sections of a text report on process, data flow, tracker and advice."""
+"""The sections of a text report on process, data flow and advice."""
 
 from __future__ import annotations
-
-from rich.text import Text
 
 from ..advice import Finding
 from .format import format_ns, format_share
@@ -38,36 +36,6 @@ def render_dataflow(page: Page, s: Summary) -> None:
             table.add_row(page.bytes(n), format_share(n, peak.nbytes), category.label)
         table.add_row(page.bytes(peak.nbytes), format_share(peak.nbytes, peak.nbytes), "total")
         page.show(table)
-
-
-def render_tracker(page: Page, s: Summary) -> None:
-    """The run-time tracker's figures, if it ran."""
-    t = s.tracker
-    if t is None:
-        return
-    ended = f"{t.state}{f' ({t.reason})' if t.reason else ''}"
-    page.section(f"Tracker: {t.snapshots:,} snapshots in {format_ns(t.span_ns)}, {ended}")
-    figures = [f"live tensors {page.bytes(t.tensors)}"]
-    figures += [f"{d} {page.bytes(n)}" for d, n in t.devices.items() if n is not None]
-    if t.resident is not None:
-        figures.append(f"resident {page.bytes(t.resident)}")
-    page.line(f"  highest: {', '.join(figures)}")
-    if t.operations:
-        table = page.table("operation", ">times", ">total", ">tensors grew", ">highest inside")
-        for o in t.operations[: page.top]:
-            highest = max(o.peaks.values(), default=None)
-            table.add_row(
-                Text(o.path),
-                f"{o.count:,}{f' ({o.failed:,} failed)' if o.failed else ''}",
-                format_ns(o.total_ns),
-                page.bytes(o.tensor_bytes),
-                "-" if highest is None else page.bytes(highest),
-            )
-        if hidden := t.operations[page.top :]:
-            table.add_row(f"{len(hidden)} more", "", "", "", "")
-        page.show(table)
-    for problem in t.problems[: page.top]:
-        page.line(f"  {problem}", "yellow")
 
 
 def render_advice(page: Page, s: Summary) -> None:

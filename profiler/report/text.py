@@ -12,7 +12,7 @@ from ..attribution import Breakdown, ModuleNode, Share, View
 from ..model import Profile
 from .format import format_bytes, format_ns, format_share
 from .page import DEFAULT_WIDTH, Page
-from .parts_text import render_advice, render_dataflow, render_process, render_tracker
+from .parts_text import render_advice, render_dataflow, render_process
 from .summary import Reason, Summary
 
 __all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
@@ -58,7 +58,6 @@ def render_text(
     _trees(page, summary)
     _ledger(page, summary)
     render_dataflow(page, summary)
-    render_tracker(page, summary)
     _remainder(page, summary)
     render_advice(page, summary)
     return page.text()

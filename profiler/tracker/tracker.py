@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -420,13 +420,12 @@ class MemoryTracker:
 
     # --- the record -----------------------------------------------------------------------
 
-    def _current_metadata(self) -> TrackerMetadata:
+    def _current_metadata(self, call_threads: Mapping[int, int] | None = None) -> TrackerMetadata:
         m = self._metadata
+        threads = self._call_threads if call_threads is None else call_threads
         merged = sum(s.merged for s in self._snapshots)
         lanes = [
-            dataclasses.replace(
-                lane, call_thread=self._call_threads.get(self._log.thread_of_lane.get(i, -1))
-            )
+            dataclasses.replace(lane, call_thread=threads.get(self._log.thread_of_lane.get(i, -1)))
             for i, lane in enumerate(list(self._log.lanes))
         ]
         return dataclasses.replace(
@@ -449,11 +448,16 @@ class MemoryTracker:
             problems=list(self._problems),
         )
 
-    def record(self) -> TrackerRecord:
-        """What has been recorded so far."""
+    def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
+        """What has been recorded so far.
+
+        Args:
+            call_threads: numbers of threads in the profile that the record joins, by
+                ``threading.get_ident()``; by default those of the last ``profile()``.
+        """
         with self._lock:
             return TrackerRecord(
-                self._current_metadata(),
+                self._current_metadata(call_threads),
                 thin_snapshots(self._snapshots, self.settings.max_snapshots),
                 as_columns(self._log.rows()),
                 self._log.summaries(),

@@ -204,3 +204,30 @@ def test_strange_environments_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
         found: Profile = memprof.current_profile()
         assert found.process is not None
         assert 0 <= found.process.rank < found.process.world_size
+
+
+@pytest.mark.parametrize("name", ["run.json.gz", "run.memprof"])
+def test_a_running_tracker_joins(name: str, tmp_path: Path) -> None:
+    # GIVEN a tracker that runs, with an operation in the thread that calls compiled code
+    path = tmp_path / name
+    tracker = memprof.initialize_memory_tracker(tmp_path, interval=0.05)
+    try:
+        with memprof.profile(path) as session:
+            run = step()
+            with tracker.track_operation("training step"):
+                run()  # type: ignore[operator]
+            memprof.memory_checkpoint("after")
+    finally:
+        memprof.stop_memory_tracker()
+    # THEN its record is part of the profile, and its lanes are those of the calls
+    found = read_profile(path)
+    assert found == session.profile()
+    assert found.tracker is not None
+    assert [o.name for o in found.tracker.operation_summary] == ["training step"]
+    assert "after" in [s.name for s in found.tracker.snapshots]
+    (lane,) = found.tracker.metadata.lanes
+    assert lane.call_thread == found.calls.thread[0] == 0
+    # AND a profile that is taken without one has none
+    with memprof.profile() as session:
+        pass
+    assert session.profile().tracker is None

@@ -9,9 +9,10 @@ The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled
 
 Note [Addresses in the snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Profiles have no addresses, so ``address_space.py`` lays blocks out, on CPUs and accelerators
-alike. The first events allocate what is live when the first call begins; a segment is allocated
-when a block needs it, and none is given back.
+Replays of graph trees have their memory at the addresses of the pool (``placed.py``). Everything
+else has none in a profile: ``address_space.py`` lays it out, in segments of pool (0, 0). The first
+events allocate the pool's segments and what is live when the first call begins; a made-up segment
+is allocated when a block needs it, and none is given back.
 
 Note [Categories in MemoryViz.js]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -32,12 +33,14 @@ from ..timeline import Timeline
 from . import pickle_stream as pk
 from .address_space import AddressSpace, Segment
 from .files import Output
+from .placed import Pool
 from .walk import Block, Walk
 
 __all__ = ["device_index", "write_memory_viz"]
 
-_BASE = 0x7F00_0000_0000
-_DEVICE_STRIDE = 1 << 44
+_BASE = 1 << 44
+"""Of made-up addresses, times the device's place from 1: far below where drivers put memory on
+Linux (0x7f…) and far above their low ranges."""
 
 
 def write_memory_viz(
@@ -62,7 +65,9 @@ def write_memory_viz(
     index = device_index(devices)
     sites = _Sites(profile)
     traces = {
-        index[d]: _Trace(profile, sites, Walk(Timeline(profile, d), first, last), index[d])
+        index[d]: _Trace(
+            profile, sites, Walk(Timeline(profile, d), first, last), index[d], Pool(profile, d)
+        )
         for d in devices
     }
     file.write(pk.START + pk.DICT + pk.MARK)
@@ -143,12 +148,15 @@ class _Sites:
 class _Trace:
     """The events of one device, and the segments after them."""
 
-    def __init__(self, profile: Profile, sites: _Sites, walk: Walk, device: int) -> None:
+    def __init__(
+        self, profile: Profile, sites: _Sites, walk: Walk, device: int, pool: Pool
+    ) -> None:
         self._origin_ns = profile.perf_origin_ns
         self._sites = sites
         self._walk = walk
         self._device = device
-        self._space = AddressSpace(_BASE + device * _DEVICE_STRIDE)
+        self._pool = pool
+        self._space = AddressSpace(_BASE * (device + 1))
         self._at: dict[int, Block] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
@@ -165,6 +173,8 @@ class _Trace:
             if not begun:
                 begun = True
                 yield _plain("snapshot", Category.UNKNOWN, 0, 0) + stamp
+                for segment in self._pool.segments:
+                    yield _segment_alloc(segment) + stamp
             change = moment.change
             address = 0
             for block in change.freed:
@@ -173,11 +183,14 @@ class _Trace:
                 where = pk.encode_int(address)
                 yield self._head(there, "free_requested") + where + stamp
                 yield self._head(there, "free_completed") + where + stamp
-                if not change.reuse:
+                if not change.reuse and not self._pool.give_back(address):
                     self._space.free(address)
             for block in change.allocated:
                 if not change.reuse:
-                    address, made = self._space.allocate(block.nbytes)
+                    own = self._pool.place(moment.call, block.item) if moment.instant > 0 else None
+                    address, made = (
+                        self._space.allocate(block.nbytes) if own is None else (own, None)
+                    )
                     if made is not None:
                         yield _segment_alloc(made) + stamp
                 self._addresses.setdefault(block.memory, []).append(address)
@@ -206,9 +219,11 @@ class _Trace:
 
     def segments(self) -> Iterator[bytes]:
         """Opcodes of each segment, as it is after the last event."""
-        for s in self._space.segments:
+        made_up = ((s, self._space.blocks(s), 0) for s in self._space.segments)
+        in_pool = ((s, self._pool.blocks(s), 1) for s in self._pool.segments)
+        for s, parts_of, pool in (*made_up, *in_pool):
             blocks, requested, active = [], 0, 0
-            for address, nbytes, used in self._space.blocks(s):
+            for address, nbytes, used in parts_of:
                 there = self._at[address] if used else None
                 requested += there.nbytes if there else 0
                 active += nbytes if there else 0
@@ -240,7 +255,7 @@ class _Trace:
                     requested_size=requested,
                     stream=0,
                     segment_type="small" if s.small else "large",
-                    segment_pool_id=(0, 0),
+                    segment_pool_id=(0, pool),
                     is_expandable=False,
                     frames=[],
                 )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from profile_builder import MIB, training
+from test_export_formats import addresses_are_sound
 from test_timeline import profiles
 
 from memprof.profiler.attribution import Attribution, View
@@ -91,6 +92,7 @@ def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile
 
     # memory_viz's events and segments
     snapshot = pickle.loads(written(write_memory_viz, profile))
+    addresses_are_sound(snapshot)
     live, by_us = 0, {}
     for e in snapshot["device_traces"][0] if snapshot["device_traces"] else ():
         live += {"alloc": 1, "free_completed": -1}.get(e["action"], 0) * e["size"]

@@ -75,6 +75,7 @@ def program_of(
                 inputs=tuple(which),
             )
         )
+    code = None if function.record is None else function.record.code_path
     out: list[Event] = []
     workspaces: set[int] = set()
     last_alloc = {e.address: k for k, e in enumerate(events) if e.alloc}
@@ -85,11 +86,11 @@ def program_of(
                 del live[e.address]
                 if e.frames and e.frames[0][2] == "fresh_cublas_workspaces":
                     workspaces.add(known)
-                out.append(Event(EventKind.FREE, known, _line(e)[0]))
+                out.append(Event(EventKind.FREE, known, _line(e, code)[0]))
             continue
         if known is not None and storages[known].origin is Origin.INPUT and not out:
             continue  # the buffer of a copied input, which is listed already
-        line, name = _line(e)
+        line, name = _line(e, code)
         returned = tuple(by_output.get(e.address, ())) if last_alloc[e.address] == k else ()
         owner, origin = _owner(function, line, name)
         live[e.address] = len(storages)
@@ -110,10 +111,12 @@ def program_of(
     return program, frozenset(workspaces), tuple(addresses)
 
 
-def _line(e: AllocatorEvent) -> tuple[int, str | None]:
-    """Line of the generated code, and what its text assigns."""
+def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
+    """Line of the generated code, and what its text assigns. ``code`` is the path of that code;
+    where it is not known, functions are recognised by their names."""
     for file, line, name in e.frames:
-        if _GENERATED.match(name) and "torch/_inductor" not in file:
+        known = file == code if code else "torch/_inductor" not in file
+        if known and _GENERATED.match(name):
             match = _ASSIGNED.match(linecache.getline(file, line))
             return line, match.group(1) if match else None
     return 0, None

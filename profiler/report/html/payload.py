@@ -25,7 +25,12 @@ from ...timeline import Timeline
 from ...trees import RecordedNode, recorded_nodes
 from ..summary import SavedActivation, Summary, summarize
 from .payload_live import Sites, Strings, live_payload
-from .payload_parts import dataflow_payload, finding_payload, tracker_payload
+from .payload_parts import (
+    dataflow_payload,
+    finding_payload,
+    placement_payload,
+    tracker_payload,
+)
 
 __all__ = ["MAX_RANKS", "PAYLOAD_VERSION", "ranks_payload", "report_payload"]
 
@@ -114,6 +119,9 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
         "views": [v.value for v in View],
         "devices": devices,
         "graphs": _graphs(profile, strings),
+        "placements": [
+            placement_payload(g.id, p, sites, strings) for g in profile.graphs for p in g.placements
+        ],
         "sites": sites.columns(),
         "frames": sites.frames,
         "ledger": _ledger(profile, strings),
@@ -162,6 +170,7 @@ def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
     out = []
     for g in profile.graphs:
         used = {e.line for p in g.programs for e in p.events}
+        used |= {b.line for p in g.placements for b in p.blocks}
         out.append(
             {
                 "id": g.id,

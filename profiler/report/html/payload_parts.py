@@ -1,4 +1,4 @@
-"""The report page's optional parts: advice, data flow, tracker."""
+"""The report page's optional parts: advice, addresses, data flow, tracker."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...advice import Finding
-from ...model import DataFlowDevice, Profile, TrackerRecord
+from ...model import (
+    DataFlowDevice,
+    Origin,
+    PlacedBlock,
+    Placement,
+    Profile,
+    Storage,
+    TrackerRecord,
+)
 from ..summary import Summary
-from .payload_live import Sites
+from .payload_live import Sites, Strings
 
-__all__ = ["MAX_POINTS", "dataflow_payload", "finding_payload", "thinned", "tracker_payload"]
+__all__ = [
+    "MAX_POINTS",
+    "dataflow_payload",
+    "finding_payload",
+    "placement_payload",
+    "thinned",
+    "tracker_payload",
+]
 
 MAX_POINTS = 2_000
 """Points of a curve in the page, more than it has pixels."""
@@ -28,6 +43,37 @@ def finding_payload(finding: Finding, sites: Sites) -> dict[str, Any]:
             {**dataclasses.asdict(e), "frame": sites.frame(e.frame)} for e in finding.evidence
         ],
     }
+
+
+def placement_payload(
+    graph: int, placement: Placement, sites: Sites, strings: Strings
+) -> dict[str, Any]:
+    """Where a graph's replays have their memory; each block with its site."""
+    return {
+        "graph": graph,
+        "pool": placement.pool,
+        "key": list(placement.key),
+        "node": placement.node,
+        "segments": [list(s) for s in placement.segments],
+        "lines": list(placement.lines),
+        "blocks": {
+            **{
+                name: [getattr(b, name) for b in placement.blocks]
+                for name in ("address", "nbytes", "begin", "end", "node")
+            },
+            "owner": [strings(b.owner) for b in placement.blocks],
+            "site": [_site(b, placement, sites) for b in placement.blocks],
+        },
+    }
+
+
+def _site(b: PlacedBlock, placement: Placement, sites: Sites) -> int:
+    # What attribution asks of a storage: where it came in, if no code made it.
+    origin = Origin.BUFFER if b.line else Origin.INPUT
+    device = placement.pool.partition(" ")[0]
+    name = b.owner or ""
+    storage = Storage(0, b.nbytes, device, origin, name, b.category, inputs=b.inputs)
+    return sites.of(b.graph, storage, b.owner, b.line)
 
 
 def thinned(totals: Sequence[int], points: int = MAX_POINTS) -> list[int]:

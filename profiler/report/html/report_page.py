@@ -20,6 +20,8 @@ _SCRIPTS = (
     "assets/liveset.js",
     "assets/sections.js",
     "assets/trees.js",
+    "assets/placement.js",
+    "assets/addresses.js",
     "assets/parts.js",
     "assets/ranks.js",
     "assets/report.js",

@@ -138,12 +138,12 @@
     const empty = () =>
       fill(root, el("p.empty", {}, "Choose a part of the treemap or a row of the table to see where it comes from."));
 
-    function show(items, title) {
+    function show(items, title, described) {
       const { model } = state;
-      const all = items
+      const all = described?.map((d) => ({ ...d, copies: 1 })) ?? items
         .filter((i) => state.live.has(i))
-        .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }))
-        .sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
+        .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
       if (!all.length) return empty();
       const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
       const lines = groupBy(all, (d) => d.location ?? "");
@@ -197,7 +197,7 @@
 
     state.onDetail(show);
     state.onSelect(() => {
-      if (state.detail) show(state.detail.items, state.detail.title);
+      if (state.detail?.items.length) show(state.detail.items, state.detail.title);
       else empty();
     });
   }

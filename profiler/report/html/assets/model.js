@@ -238,15 +238,20 @@
     /** What an item is, in words. */
     describe(item) {
       const { items } = this.device;
+      const hold = ["call", "persistent", "saved", "handed_on"][items.hold[item]];
+      return this.describeSite(items.site[item], items.nbytes[item], items.owner[item], hold);
+    }
+
+    /** What memory of a site is, in words. */
+    describeSite(s, nbytes, owner, hold) {
       const { sites } = this.payload;
-      const s = items.site[item];
       const node = sites.by_node[s];
       const [file, line, fn, code] = this.frame(sites.frame[s]);
       return {
         site: s,
-        nbytes: items.nbytes[item],
-        owner: this.string(items.owner[item]),
-        hold: ["call", "persistent", "saved", "handed_on"][items.hold[item]],
+        nbytes,
+        owner: this.string(owner),
+        hold,
         category: this.categories[sites.category[s]],
         node: node < 0 ? null : this.string(sites.names.node.key[node]),
         op: this.string(sites.op[s]),

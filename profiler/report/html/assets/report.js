@@ -77,9 +77,10 @@
       return this.model.lastInstant(call) + 1;
     }
 
-    showDetail(items, title) {
+    /** Shows what a part of the live set is, or memory that `described` says itself. */
+    showDetail(items, title, described) {
       this.detail = { items, title };
-      for (const f of this._onDetail) f(items, title);
+      for (const f of this._onDetail) f(items, title, described);
     }
 
     nameOf(call, position) {
@@ -167,6 +168,7 @@
     ["advice", "What to change", (s, root) => memprof.sections.advice(s, root)],
     ["over-time", "Memory over time", overTime],
     ["live-set", "Live set", liveSet],
+    ["addresses", "Address map", addressMap],
     ["saved", "Saved activations", (s, root) => memprof.sections.saved(s, root)],
     ["graphs", "Graphs", (s, root) => memprof.sections.graphs(s, root)],
     ["trees", "Trees of graphs", (s, root) => memprof.sections.trees(s, root)],
@@ -196,6 +198,11 @@
     memprof.treemap(state, map);
     memprof.liveTable(state, rows);
     memprof.detail(state, more);
+  }
+
+  function addressMap(state, root) {
+    if (!state.model.length) return (root.hidden = true);
+    memprof.sections.addresses(state, root);
   }
 
   function draw({ ranks, profiles }) {

@@ -1,0 +1,275 @@
+// The address map: what lies where in the memory of replays, from the first instant to the last.
+(function (memprof) {
+  "use strict";
+
+  const { el, fill, oncePerFrame } = memprof.dom;
+  const { bytes, exactBytes, count, share } = memprof.format;
+  const { table, bytesCell } = memprof.table;
+  const { byteStep } = memprof.columns;
+  const HEIGHT = 360;
+  const PLOT = { left: 70, right: 14, top: 8, bottom: 22 };
+  const GAP = 10;
+
+  function addresses(state, root) {
+    const { payload } = state;
+    if (!payload.placements.length) return root.append(el("p.empty", {}, whyNone(payload)));
+    const placements = payload.placements.map((_, i) => new memprof.Placement(payload, i));
+    const choice = el(
+      "select",
+      { "aria-label": "Recording or plan", on: { change: update } },
+      el("option", { value: "" }, "of the chosen call"),
+      placements.map((p) => el("option", { value: p.index }, p.name)),
+    );
+    const title = el("p", { id: "address-title" });
+    const canvas = el("canvas.addresses", { role: "img", tabindex: "-1" });
+    const cursor = el("div.address-cursor");
+    const picture = el("div.address-picture", {}, canvas, cursor);
+    const rows = el("div");
+    fill(
+      root,
+      el("p.help", {}, "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant."),
+      el("label.choice", {}, "Show the memory ", choice),
+      title,
+      picture,
+      rows,
+    );
+    let shown = null;
+    let instant = 0;
+    let layout = null;
+    const refresh = oncePerFrame(paint);
+    new ResizeObserver(refresh).observe(picture);
+    memprof.theme.onChange(refresh);
+    canvas.addEventListener("mousemove", (event) => hover(event));
+    canvas.addEventListener("mouseleave", memprof.tooltip.hide);
+    canvas.addEventListener("click", (event) => {
+      const block = blockAt(event);
+      if (block !== null) state.showDetail([], nameOf(block), describe(block));
+    });
+
+    function update() {
+      const { model, call, position } = state;
+      const own = memprof.placementsOf(placements, model, call);
+      shown = choice.value === "" ? (own[own.length - 1] ?? another(model, call)) : placements[Number(choice.value)];
+      const follows = own.includes(shown);
+      instant = follows ? memprof.instantOf(shown, model, call, position) : shown.last;
+      const use = shown.use(instant);
+      fill(
+        title,
+        own.length || choice.value !== ""
+          ? null
+          : el("span.warn", {}, `${whyNotThis(payload, model, call)} Shown instead: `),
+        el("strong.num", { title: exactBytes(use.used), data: { bytes: use.used } }, bytes(use.used)),
+        ` in ${count(use.live.length)} blocks of ${bytes(use.reserved)} that ${shown.data.node === null ? "its scratch memory has" : "the pool had then"}; `,
+        `largest free piece ${bytes(use.largest)} · ${shown.name}, `,
+        follows ? `instant ${count(instant)} of ${count(shown.last)}` : "at its end",
+      );
+      canvas.setAttribute("aria-label", `Address map of ${shown.name}; the table below has what is there at the chosen instant`);
+      list(use);
+      refresh();
+    }
+
+    /** For a call without one: the latest of its graph for other sizes, or else of all. */
+    function another(model, call) {
+      const same = placements.filter((p) => p.data.graph === model.calls.graph[call]);
+      return same[same.length - 1] ?? placements[placements.length - 1];
+    }
+
+    function list(use) {
+      const { blocks } = shown.data;
+      fill(
+        rows,
+        table({
+          caption: "Blocks at this instant, by address",
+          quietCaption: true,
+          rows: use.live,
+          limit: 8,
+          empty: "Nothing is there at this instant.",
+          onPick: (b) => state.showDetail([], nameOf(b), describe(b)),
+          columns: [
+            { label: "Address", number: true, value: (b) => blocks.address[b], cell: (b) => el("span.code", {}, addressText(blocks.address[b])) },
+            { label: "Bytes", number: true, value: (b) => blocks.nbytes[b], cell: (b) => bytesCell(blocks.nbytes[b]) },
+            {
+              label: "What",
+              wide: true,
+              cell: (b) => {
+                const d = describe(b)[0];
+                return [
+                  el("i.swatch", { style: { "--swatch": `var(--cat-${d.category.replaceAll("_", "-")})` } }),
+                  el("span.code", {}, nameOf(b)),
+                  el("span.dim", {}, ` ${[d.category.replaceAll("_", " "), d.module === "" ? "(root)" : d.module, d.node ?? d.outside, d.location].filter(Boolean).join(" · ")}`),
+                ];
+              },
+            },
+          ],
+          foot: use.live.length ? [["", bytesCell(use.used), "total"]] : [],
+        }),
+      );
+    }
+
+    function nameOf(b) {
+      const { owner, node } = shown.data.blocks;
+      const name = state.model.string(owner[b]) ?? "scratch memory of a kernel";
+      return node[b] === null ? name : `${name}, output of recording #${node[b]}`;
+    }
+
+    function describe(b) {
+      const { site, nbytes, owner } = shown.data.blocks;
+      return [state.model.describeSite(site[b], nbytes[b], owner[b], "call")];
+    }
+
+    function addressText(address) {
+      return shown.data.node === null ? `+${count(address)}` : `0x${address.toString(16)}`;
+    }
+
+    // ---- the picture
+
+    function lay() {
+      const width = picture.clientWidth - PLOT.left - PLOT.right;
+      const used = shown.segments.filter((s) => s.used > 0);
+      // By the square root: what a small segment holds can be seen beside a large one too.
+      const total = used.reduce((n, s) => n + Math.sqrt(s.used), 0) || 1;
+      const room = HEIGHT - PLOT.top - PLOT.bottom - GAP * (used.length - 1);
+      let bottom = HEIGHT - PLOT.bottom;
+      const places = used.map((s) => {
+        const height = (room * Math.sqrt(s.used)) / total;
+        const place = { ...s, bottom, height, scale: height / s.used };
+        bottom -= height + GAP;
+        return place;
+      });
+      return { width, places, step: width / (shown.last + 1) };
+    }
+
+    function box(b) {
+      const { address, nbytes, begin, end } = shown.data.blocks;
+      const s = layout.places.find((p) => address[b] >= p.address && address[b] < p.address + p.nbytes);
+      if (!s) return null;
+      const top = s.bottom - (address[b] - s.address + nbytes[b]) * s.scale;
+      return {
+        x: PLOT.left + begin[b] * layout.step,
+        y: top,
+        width: Math.max(1, (end[b] - begin[b]) * layout.step),
+        height: Math.max(1, nbytes[b] * s.scale),
+      };
+    }
+
+    function paint() {
+      if (!shown || !picture.clientWidth) return;
+      layout = lay();
+      const ratio = devicePixelRatio || 1;
+      canvas.width = picture.clientWidth * ratio;
+      canvas.height = HEIGHT * ratio;
+      canvas.style.height = `${HEIGHT}px`;
+      const g = canvas.getContext("2d");
+      g.scale(ratio, ratio);
+      const { color, category } = memprof.theme;
+      g.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+      g.textBaseline = "middle";
+      for (const s of layout.places) {
+        g.fillStyle = color("--panel");
+        g.fillRect(PLOT.left, s.bottom - s.height, layout.width, s.height);
+        g.fillStyle = color("--text-2");
+        g.textAlign = "right";
+        const step = byteStep(s.used, Math.max(1, Math.floor(s.height / 40)));
+        for (let v = 0; v <= s.used; v += step) {
+          g.fillText(v === 0 ? "0" : bytes(v), PLOT.left - 6, s.bottom - v * s.scale);
+        }
+      }
+      const sites = state.payload.sites.category;
+      const { site } = shown.data.blocks;
+      g.textAlign = "left";
+      for (let b = 0; b < shown.count; b++) {
+        const r = box(b);
+        if (!r) continue;
+        const fillColor = category(state.payload.categories[sites[site[b]]]);
+        g.fillStyle = fillColor;
+        g.fillRect(r.x, r.y, r.width, r.height);
+        if (r.width > 4 && r.height > 3) {
+          g.strokeStyle = color("--page");
+          g.lineWidth = 1;
+          g.strokeRect(r.x + 0.5, r.y + 0.5, r.width - 1, r.height - 1);
+        }
+        if (r.width > 70 && r.height > 14) {
+          g.save();
+          g.beginPath();
+          g.rect(r.x + 2, r.y, r.width - 4, r.height);
+          g.clip();
+          g.fillStyle = memprof.textOn(fillColor);
+          g.fillText(`${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`, r.x + 5, r.y + Math.min(r.height / 2, 10));
+          g.restore();
+        }
+      }
+      g.fillStyle = color("--text-2");
+      g.textBaseline = "alphabetic";
+      g.fillText("instant 0", PLOT.left, HEIGHT - 6);
+      g.textAlign = "right";
+      g.fillText(`instant ${count(shown.last)}`, PLOT.left + layout.width, HEIGHT - 6);
+      cursor.style.left = `${PLOT.left + (instant + 0.5) * layout.step}px`;
+    }
+
+    function blockAt(event) {
+      if (!shown || !layout) return null;
+      for (let b = shown.count - 1; b >= 0; b--) {
+        const r = box(b);
+        if (!r) continue;
+        const dx = event.offsetX - r.x;
+        const dy = event.offsetY - r.y;
+        if (dx >= 0 && dx <= r.width && dy >= 0 && dy <= r.height) return b;
+      }
+      return null;
+    }
+
+    function hover(event) {
+      const b = blockAt(event);
+      if (b === null) return memprof.tooltip.hide();
+      const { nbytes, address, begin, end } = shown.data.blocks;
+      const d = describe(b)[0];
+      memprof.tooltip.show(
+        event.clientX,
+        event.clientY,
+        nameOf(b),
+        [
+          ["bytes", bytes(nbytes[b])],
+          ["of the pool", share(nbytes[b], shown.use(0).reserved)],
+          ["address", addressText(address[b])],
+          ["instants", `${count(begin[b])} to ${count(end[b] - 1)}`],
+          ["category", d.category.replaceAll("_", " "), memprof.theme.category(d.category)],
+          ...(d.module !== null ? [["module", d.module || "(root)"]] : []),
+        ],
+        d.location ?? undefined,
+        d.code ?? undefined,
+      );
+    }
+
+    state.onSelect(update);
+    state.onDevice(() => (choice.value = ""));
+  }
+
+  function reasons(payload, graph) {
+    const { ledger, strings } = payload;
+    const out = new Set();
+    ledger.kind.forEach((kind, i) => {
+      const named = ["not_graphed", "skip", "tree_failure"].includes(strings[kind]);
+      if (named && (graph === null || strings[ledger.graph[i]] === graph)) out.add(strings[ledger.reason[i]]);
+    });
+    return [...out].slice(0, 3);
+  }
+
+  function whyNone(payload) {
+    const why = reasons(payload, null);
+    return (
+      "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph and none has an arena" +
+      (why.length ? `. The ledger says: ${why.join("; ")}.` : ".")
+    );
+  }
+
+  function whyNotThis(payload, model, call) {
+    const { label } = model.graph(call);
+    const why = reasons(payload, label);
+    return (
+      `${label} has no fixed addresses` +
+      (why.length ? `: ${why.join("; ")}.` : model.unit(call) ? " for the sizes of this call." : ": this call was not observed.")
+    );
+  }
+
+  memprof.sections.addresses = addresses;
+})((globalThis.memprof ??= {}));

@@ -17,8 +17,8 @@ worth it there are none.
   ``MIN_TIMES`` (3) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
   they stay where they are: module or optimizer state that was not declared static, memory that the
-  graph writes to, memory that several graphs are called with. A batch that is new at every step is
-  none of these.
+  graph writes to, memory that calls with different sizes have been given. A batch that is new at
+  every step is none of these.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
   of an input was another one.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are

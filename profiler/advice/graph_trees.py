@@ -48,8 +48,8 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
         evidence,
         threshold,
         FindingKind.OUTPUT_CLONE,
-        "outputs are held beyond their step, so each is copied out of the pool",
-        "outside the pool, copied every step",
+        "outputs that are held beyond their step are copied out of the pool in every step",
+        "outside the pool",
         "let go of them before the next step begins (del, or keep loss.item() and "
         "detached copies of the part you need), or copy them once into a buffer of your own",
     )
@@ -76,11 +76,6 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
     for entry, _ in of_trees(profile, LedgerKind.REPLAY):
         if entry.graph is not None:
             replays[entry.graph] += entry.count
-    users: dict[int, set[int]] = defaultdict(set)
-    for graph in profile.graphs:
-        for storage in _entering(graph):
-            if storage.identity is not None:
-                users[storage.identity].add(graph.id)
     evidence = []
     for graph in profile.graphs:
         if replays[graph.id] < MIN_TIMES:
@@ -94,8 +89,8 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 why = f"{value.role.value.replace('_', ' ')} without a static address"
             elif any(v.mutated for v in values):
                 why = "the graph writes to it: the same memory at every call"
-            elif storage.identity is not None and len(users[storage.identity]) > 1:
-                why = f"{len(users[storage.identity])} graphs are called with the same memory"
+            elif _seen_again(graph, storage):
+                why = "the same memory at calls with other sizes"
             else:
                 continue
             evidence.append(
@@ -111,11 +106,21 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         evidence,
         threshold,
         FindingKind.STATIC_INPUT,
-        "inputs that stay where they are, are copied in every replay",
-        "a second copy in the pool, copied in every replay",
+        "inputs that stay where they are and yet are copied in every replay",
+        "in the pool",
         "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
         "or make them parameters or buffers of the compiled module",
     )
+
+
+def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
+    """Whether several programs, which were observed at different calls, have it as an input.
+
+    That another graph has it says nothing: a batch is handed from graph to graph in a step.
+    """
+    if storage.identity is None:
+        return False
+    return sum(any(s.identity == storage.identity for s in p.storages) for p in graph.programs) > 1
 
 
 def _entering(graph: GraphRecord) -> list[Storage]:

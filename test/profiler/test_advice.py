@@ -224,7 +224,18 @@ def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
     )
 
 
+def test_memory_that_is_there_again_at_other_sizes_could_be_static() -> None:
+    # GIVEN the input of 1 MiB, observed again in a program for other sizes
+    profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
+    (program,) = profile.graphs[0].programs
+    profile.graphs[0].programs.append(dataclasses.replace(program, key=(7,)))
+    (found,) = advise(profile)
+    assert found.kind is FindingKind.STATIC_INPUT
+    assert found.evidence[0].text == "L['x']: the same memory at calls with other sizes"
+
+
 def test_a_batch_is_not_static() -> None:
+    # Its backward has it too, as a saved input.
     assert advise(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))) == []
 
 

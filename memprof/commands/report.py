@@ -12,6 +12,7 @@ from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.ranks_text import render_ranks
 from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.tracker_text import render_tracker_record
 
 from ._common import (
     BadFile,
@@ -51,25 +52,32 @@ def report(
     """
     if html is not None and as_json:
         raise click.UsageError("--html and --json exclude each other: run the command twice.")
-    if html is None and chosen_rank() is None:
+    if chosen_rank() is None:
         profiles = read_all(file)
-        if len(profiles) > 1:
+        if len(profiles) > 1 and html is None:
             _compare(profiles, as_json, top, device, exact)
             return
-        profile = profiles[0]
     else:
-        profile = read(file)
+        profiles = [read(file)]
     try:
         if html is not None:
-            _write_page(profile, html, device, file)
+            _write_page(profiles, html, device, file)
             return
-        summary = summarize(profile, device)
+        summary = summarize(profiles[0], device)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
     if as_json:
         print_json(summary)
-    else:
-        print_text(render_text(summary, top=top, exact=exact, **style_of(sys.stdout)))
+        return
+    style = style_of(sys.stdout)
+    profile = profiles[0]
+    tracker = profile.tracker
+    if tracker is None or profile.graphs:
+        print_text(render_text(summary, top=top, exact=exact, **style))
+    if tracker is not None:
+        if profile.graphs:
+            print_text("\n")
+        print_text(render_tracker_record(tracker, top=top, exact=exact, **style))
 
 
 def _compare(
@@ -85,12 +93,12 @@ def _compare(
         print_text(render_ranks(ranks, top=top, exact=exact, **style_of(sys.stdout)))
 
 
-def _write_page(profile: Profile, path: str, device: str | None, file: str) -> None:
+def _write_page(profiles: list[Profile], path: str, device: str | None, file: str) -> None:
     # Its assets are of no use to the terminal's report.
     from memprof.profiler.report.html import write_report
 
     try:
-        nbytes = write_report(profile, path, device, file)
+        nbytes = write_report(profiles, path, device, file)
     except ProfileError as e:
         raise BadFile(str(e)) from e
     print_text(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")

@@ -5,11 +5,14 @@ For each model and forward (plain, compiled), medians of
 * captured nodes;
 * capture: from the engine's first call to the graph that the compiler gets;
 * fixed: a whole backward through the engine with a captured graph that does nothing;
-* steady: a backward with the graph compiled by --backend;
+* steady: a backward with the graph compiled by each of --backends ("eager" runs it as
+  Dynamo traced it); a compiled forward is compiled by the same one;
 * peak: bytes live at the worst moment of the captured graph, run node by node with real
   tensors, with no gradients before and with gradients to add to.
 
 The two take turns from one backward to the next. Ratios are memprof / torch; lower is better.
+--cpu-time counts the CPU time of the thread that runs the backward, which on a busy machine
+and with OMP_NUM_THREADS=1 says more than the clock on the wall.
 """
 
 from __future__ import annotations
@@ -95,77 +98,113 @@ class Harness:
         return wrapper(compiled, *arguments)
 
 
-def measure(
-    name: str, compile_forward: bool, rounds: int, args: Any
-) -> dict[str, dict[str, float]]:
-    case = zoo.build(name)
-    parameters = list(case.model.parameters())
-    forward: Any = case.model
-    if compile_forward:
-        forward = torch.compile(case.model, backend="aot_eager", dynamic=args.dynamic)
-    figures: dict[str, dict[str, list[float]]] = {who: {} for who in CLASSES}
+class Training:
+    """A model of the zoo, and one backward of it at a time.
 
-    def note(who: str, what: str, value: float) -> None:
-        figures[who].setdefault(what, []).append(value)
+    Args:
+        backend: what compiles the forward; None runs it plain.
+        clock: seconds.
+    """
 
-    def loss() -> Tensor:
+    def __init__(
+        self, name: str, backend: str | None, dynamic: bool, clock: Callable[[], float]
+    ) -> None:
+        torch._dynamo.reset()
+        self._case = zoo.build(name)
+        self._clock = clock
+        self.parameters = list(self._case.model.parameters())
+        self._forward: Any = self._case.model
+        if backend is not None:
+            self._forward = torch.compile(self._case.model, backend=backend, dynamic=dynamic)
+        self.step()  # compile the forward, allocate what stays
+
+    def loss(self) -> Tensor:
         torch.manual_seed(0)
-        return case.loss(forward(**case.inputs))
+        return self._case.loss(self._forward(**self._case.inputs))
 
-    def clear() -> None:
-        for parameter in parameters:
+    def clear(self) -> None:
+        for parameter in self.parameters:
             parameter.grad = None
 
-    def step() -> float:
-        clear()
-        prepared = loss()
-        begin = time.perf_counter()
+    def step(self) -> float:
+        """Seconds of a backward without gradients until now."""
+        self.clear()
+        prepared = self.loss()
+        begin = self._clock()
         prepared.backward()
-        return time.perf_counter() - begin
+        return self._clock() - begin
 
-    step()  # compile the forward, allocate what stays
+
+class Figures:
+    """Medians of what both were measured at."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, list[float]]] = {}
+
+    def note(self, who: str, what: str, value: float) -> None:
+        self._values.setdefault(what, {}).setdefault(who, []).append(value)
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        return {
+            what: {who: statistics.median(values) for who, values in both.items()}
+            for what, both in self._values.items()
+        }
+
+
+def capture_and_peak(training: Training, figures: Figures, rounds: int, dynamic: bool) -> None:
+    """Nodes, peaks, time to capture, and what a captured backward costs that does nothing."""
     for accumulate in (False, True):
         for who in CLASSES:
             seen: list[int] = []
 
             def run_it(graph: Any, seen: list[int] = seen) -> Any:
                 def run(*arguments: Any) -> Any:
-                    seen.append(peak_of(graph, arguments, parameters))
+                    seen.append(peak_of(graph, arguments, training.parameters))
                     return []
 
                 return run
 
-            clear()
+            training.clear()
             if accumulate:
-                loss().backward()
-            with Harness(run_it, args.dynamic) as harness:
-                harness.capture(who, lambda: loss().backward())
-            note(who, "peak, adding (B)" if accumulate else "peak (B)", seen[0])
+                training.loss().backward()
+            with Harness(run_it, dynamic) as harness:
+                harness.capture(who, lambda: training.loss().backward())
+            figures.note(who, "peak, adding (B)" if accumulate else "peak (B)", seen[0])
             if not accumulate:
-                note(who, "nodes", len(harness.graphs[who].graph.nodes))
-    with Harness(lambda graph: lambda *a: [], args.dynamic) as harness:
+                figures.note(who, "nodes", len(harness.graphs[who].graph.nodes))
+    with Harness(lambda graph: lambda *a: [], dynamic) as harness:
         for _ in range(rounds):
             for who in CLASSES:
-                harness.capture(who, step)
-                note(who, "capture (ms)", harness.capture_s[who] * 1e3)
+                harness.capture(who, training.step)
+                figures.note(who, "capture (ms)", harness.capture_s[who] * 1e3)
         for i in range(40 * rounds):
             for harness.who in sorted(CLASSES, reverse=bool(i % 2)):
-                note(harness.who, "fixed (ms)", step() * 1e3)
-    if args.steady:
-        compiler = functools.partial(torch.compile, backend=args.backend, dynamic=args.dynamic)
-        with Harness(compiler, args.dynamic) as harness:
-            for who in CLASSES:
-                harness.capture(who, step)
-            for i in range(3 + 10 * rounds):
-                for harness.who in sorted(CLASSES, reverse=bool(i % 2)):
-                    took = step()
-                    if i >= 3:
-                        note(harness.who, "steady (ms)", took * 1e3)
-    clear()
-    return {
-        what: {who: statistics.median(figures[who][what]) for who in CLASSES}
-        for what in figures["torch"]
-    }
+                figures.note(harness.who, "fixed (ms)", training.step() * 1e3)
+
+
+def steady(training: Training, figures: Figures, backend: str, rounds: int, dynamic: bool) -> None:
+    """A backward once everything is compiled."""
+    compiler = functools.partial(torch.compile, backend=backend, dynamic=dynamic)
+    with Harness(compiler, dynamic) as harness:
+        for who in CLASSES:
+            harness.capture(who, training.step)
+        for i in range(3 + 10 * rounds):
+            for harness.who in sorted(CLASSES, reverse=bool(i % 2)):
+                took = training.step()
+                if i >= 3:
+                    figures.note(harness.who, f"steady, {backend} (ms)", took * 1e3)
+
+
+def measure(name: str, compile_forward: bool, args: Any) -> dict[str, dict[str, float]]:
+    figures = Figures()
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    if args.capture:
+        training = Training(name, "aot_eager" if compile_forward else None, args.dynamic, clock)
+        capture_and_peak(training, figures, args.rounds, args.dynamic)
+    for backend in filter(None, args.backends.split(",")):
+        training = Training(name, backend if compile_forward else None, args.dynamic, clock)
+        steady(training, figures, backend, args.rounds, args.dynamic)
+    return figures.medians()
 
 
 def main() -> None:
@@ -173,17 +212,18 @@ def main() -> None:
     parser.add_argument("--models", default="gpt2,bert,resnet")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dynamic", action="store_true")
-    parser.add_argument("--backend", default="aot_eager")
-    parser.add_argument("--steady", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--backends", default="eager,aot_eager,inductor")
+    parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds")
-    print(f"{'model':8} {'forward':9} {'measure':17} {'torch':>12} {'memprof':>12} {'ratio':>7}")
+    print(f"{'model':8} {'forward':9} {'measure':22} {'torch':>12} {'memprof':>12} {'ratio':>7}")
     for name in args.models.split(","):
         for compile_forward in (False, True):
-            for what, values in measure(name, compile_forward, args.rounds, args).items():
+            for what, values in measure(name, compile_forward, args).items():
                 ratio = values["memprof"] / values["torch"]
                 print(
-                    f"{name:8} {'compiled' if compile_forward else 'plain':9} {what:17} "
+                    f"{name:8} {'compiled' if compile_forward else 'plain':9} {what:22} "
                     f"{values['torch']:12,.3f} {values['memprof']:12,.3f} {ratio:7.3f}",
                     flush=True,
                 )

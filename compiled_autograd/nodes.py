@@ -28,14 +28,18 @@ def take_gradient(
     """Make ``gradient`` that of ``variable``, which has none; a copy where strides differ.
 
     Called from captured graphs where nobody else holds ``gradient``. Dynamo inlines it and
-    decides while it traces.
+    decides while it traces. It guards on every global that it meets on the way, at each
+    run, so in the usual case there is none.
     """
     if (
-        variable.layout is torch.strided
-        and gradient.layout is torch.strided
+        gradient.layout is variable.layout
         and gradient.dtype is variable.dtype
         and gradient.size() == variable.size()
-        and _same_order(variable, gradient)
+        and (
+            gradient.is_contiguous()
+            if variable.is_contiguous()
+            else _both_channels_last(variable, gradient)
+        )
     ):
         variable.grad = gradient.detach()
         return variable.grad
@@ -45,15 +49,11 @@ def take_gradient(
     return accumulated
 
 
-def _same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both are dense in the same memory format, of the two that parameters have."""
-    if a.is_contiguous():
-        return b.is_contiguous()
-    channels_last = torch.channels_last
+def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
         a.dim() == 4
-        and a.is_contiguous(memory_format=channels_last)
-        and b.is_contiguous(memory_format=channels_last)
+        and a.is_contiguous(memory_format=torch.channels_last)
+        and b.is_contiguous(memory_format=torch.channels_last)
     )
 
 

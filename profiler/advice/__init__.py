@@ -14,13 +14,14 @@ worth it there are none.
   convolutions and attention, 0 for custom operators, which may have effects. Within the kind,
   groups rank by that × calls until the backward.
 * **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
-  ``MIN_TIMES`` (3) times, because they were held when the next step began.
+  ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
   they stay where they are: module or optimizer state that was not declared static, memory that the
-  graph writes to, memory that calls with different sizes have been given. A batch that is new at
+  graph writes to (which keeps it from being recorded at all), memory that calls with different sizes have been given. A batch that is new at
   every step is none of these.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
-  of an input was another one.
+  of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
+  took ``MIN_TIME_SHARE`` (5 %) of the time.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all recordings but the largest, which padding to it would save.
 * **fragmentation**: what an accelerator's allocator had from the system and had not handed out, at
@@ -68,7 +69,7 @@ def advise(
             recompute(timeline, attribution, threshold),
             output_clones(profile, threshold),
             static_inputs(profile, threshold),
-            moving_addresses(profile),
+            moving_addresses(profile, threshold),
             shapes(profile),
             fragmentation(profile),
             gradients(timeline, attribution, threshold),

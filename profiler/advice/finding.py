@@ -12,9 +12,10 @@ MOST = 5
 PER_KIND = 2
 MIN_SHARE = 0.02
 MIN_BYTES = 1 << 20
-MIN_TIMES = 3
+MIN_TIMES = 2
 MIN_SIZES = 4
 MIN_FRAGMENTED = 0.15
+MIN_TIME_SHARE = 0.05
 
 
 class FindingKind(str, Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role, Storage, TreeDetail
@@ -12,6 +12,7 @@ from .finding import (
     MIN_BYTES,
     MIN_SHARE,
     MIN_SIZES,
+    MIN_TIME_SHARE,
     MIN_TIMES,
     Evidence,
     Finding,
@@ -72,20 +73,29 @@ _GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
 
 
 def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
-    replays: dict[int, int] = defaultdict(int)
-    for entry, _ in of_trees(profile, LedgerKind.REPLAY):
-        if entry.graph is not None:
+    replays: Counter[int] = Counter()
+    skips: Counter[int] = Counter()
+    for entry, _ in of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
+        if entry.graph is None:
+            continue
+        if entry.kind is LedgerKind.REPLAY:
             replays[entry.graph] += entry.count
+        elif "writes to inputs" in entry.reason:
+            skips[entry.graph] += entry.count
     evidence = []
     for graph in profile.graphs:
-        if replays[graph.id] < MIN_TIMES:
+        if replays[graph.id] + skips[graph.id] < MIN_TIMES:
             continue
         for storage in _entering(graph):
             values = [graph.inputs[i] for i in storage.inputs if i < len(graph.inputs)]
             if not values or any(v.static or v.role not in _GIVEN for v in values):
                 continue
             value = values[0]
-            if any(v.role in _STATE for v in values):
+            if skips[graph.id] and not any(v.mutated for v in values):
+                continue
+            if skips[graph.id]:
+                why = "the graph writes to it, so it runs without a CUDA graph"
+            elif any(v.role in _STATE for v in values):
                 why = f"{value.role.value.replace('_', ' ')} without a static address"
             elif any(v.mutated for v in values):
                 why = "the graph writes to it: the same memory at every call"
@@ -97,7 +107,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 Evidence(
                     f"{value.fqn or value.name}: {why}",
                     storage.nbytes,
-                    replays[graph.id],
+                    replays[graph.id] + skips[graph.id],
                     graph.label,
                     value.name,
                 )
@@ -106,8 +116,8 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         evidence,
         threshold,
         FindingKind.STATIC_INPUT,
-        "inputs that stay where they are and yet are copied in every replay",
-        "in the pool",
+        "inputs that stay where they are and yet are copied in every replay, or prevent it",
+        "in such inputs",
         "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
         "or make them parameters or buffers of the compiled module",
     )
@@ -135,9 +145,10 @@ def _entering(graph: GraphRecord) -> list[Storage]:
     return list(found.values())
 
 
-def moving_addresses(profile: Profile) -> Iterator[Finding]:
+def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
+    """Functions that are recorded again and again because an input is somewhere else."""
     graphs = {g.id: g for g in profile.graphs}
-    threshold = _pool_threshold(profile)
+    span = max(profile.calls.end_ns, default=0) - min(profile.calls.start_ns, default=0)
     by_function: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     for entry, tree in of_trees(profile, LedgerKind.RERECORD):
         if _moved(entry):
@@ -145,37 +156,50 @@ def moving_addresses(profile: Profile) -> Iterator[Finding]:
     findings = []
     for function, entries in by_function.items():
         times = sum(e.count for e, _ in entries)
-        nbytes = sum(t.marginal for _, t in entries)
-        if times < MIN_TIMES or nbytes < threshold:
+        took = sum(t.duration_ns for _, t in entries)
+        id = entries[0][0].graph
+        graph = graphs.get(id) if id is not None else None
+        counts: Counter[str] = Counter()
+        for e, _ in entries:
+            for name in re.findall(r"input name: (\S+?)\. ", e.reason) or [""]:
+                counts[name] += e.count
+        evidence = [_moving_input(graph, function, name, n) for name, n in counts.items()]
+        # Recordings at one place share the pool's memory, so what they add to it can be little:
+        # what is at stake is the input, and the time that recording takes.
+        nbytes = max(sum(t.marginal for _, t in entries), sum(e.nbytes for e in evidence))
+        worth = nbytes >= threshold or took >= MIN_TIME_SHARE * span > 0
+        if times < MIN_TIMES or not worth:
             continue
-        names: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for e, t in entries:
-            for name in re.findall(r"input name: (\S+?)\. ", e.reason) or ["an input"]:
-                names[name][0] += t.marginal
-                names[name][1] += e.count
-        graph = graphs.get(entries[0][0].graph or 0) if entries[0][0].graph is not None else None
-        fqns = {v.name: v.fqn for v in graph.inputs} if graph else {}
         findings.append(
             Finding(
                 FindingKind.MOVING_ADDRESS,
-                f"{function} was recorded {times:,} times again because an input has moved",
+                f"{function} was recorded {times:,} times again because an input has moved"
+                + (f", which took {took / 1e6:,.0f} ms" if took else ""),
                 nbytes,
-                "of the pool",
-                "allocate it once and copy_() into it (set .data or resize_() moves it); if it "
-                "has to move, do not declare it static, so that it is copied instead",
-                tuple(
-                    Evidence(
-                        f"{fqns.get(name) or name} was at another address",
-                        marginal,
-                        count,
-                        graph.label if graph else function,
-                        name,
-                    )
-                    for name, (marginal, count) in sorted(names.items(), key=lambda n: -n[1][0])
-                ),
+                "in inputs that move",
+                "allocate them once and copy_() into them (assigning .data or a new tensor moves "
+                "them); what has to move should not be declared static: then it is copied",
+                tuple(sorted(evidence, key=lambda e: -e.nbytes)),
             )
         )
     yield from sorted(findings, key=lambda f: -f.nbytes)
+
+
+def _moving_input(graph: GraphRecord | None, function: str, name: str, times: int) -> Evidence:
+    value = next((v for v in graph.inputs if v.name == name), None) if graph else None
+    nbytes = 0
+    if graph is not None and value is not None:
+        nbytes = value.nbytes or max(
+            (s.nbytes for p in graph.programs for s in p.storages if value.index in s.inputs),
+            default=0,
+        )
+    return Evidence(
+        f"{(value.fqn if value else None) or name or 'an input'} was at another address",
+        nbytes,
+        times,
+        graph.label if graph else function,
+        name or None,
+    )
 
 
 def _moved(entry: LedgerEntry) -> bool:

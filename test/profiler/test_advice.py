@@ -193,7 +193,7 @@ def test_outputs_that_are_cloned_every_step() -> None:
 
 
 def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
-    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=2))) == []
+    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=1))) == []
     # nor is one that the graph does not have, which a partition of a graph can say
     strange = HELD.replace("0", "99", 1)
     assert advise(on_trees(entry(LedgerKind.MOVED_OUT, strange, count=7))) == []
@@ -222,6 +222,18 @@ def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
     assert found.evidence[0].text == (
         "L['x']: the graph writes to it: the same memory at every call"
     )
+
+
+def test_a_cache_that_prevents_the_graph() -> None:
+    profile = on_trees(entry(LedgerKind.SKIP, "it writes to inputs that graphs copy", 7))
+    assert advise(profile) == []
+    inputs = list(profile.graphs[0].inputs)
+    inputs[2] = dataclasses.replace(inputs[2], mutated=True)
+    profile.graphs[0].inputs = tuple(inputs)
+    (found,) = advise(profile)
+    assert found.kind is FindingKind.STATIC_INPUT
+    assert found.evidence[0].count == 7
+    assert "so it runs without a CUDA graph" in found.evidence[0].text
 
 
 def test_memory_that_is_there_again_at_other_sizes_could_be_static() -> None:
@@ -253,14 +265,31 @@ def test_an_input_that_moves() -> None:
     )
     (found,) = advise(profile)
     assert found.kind is FindingKind.MOVING_ADDRESS
-    assert found.nbytes == 5 * MIB
+    assert found.nbytes == 5 * MIB  # by which the pool grew; the input has 4 MiB
     assert found.title == "0/0 forward was recorded 3 times again because an input has moved"
     (e,) = found.evidence
-    assert (e.text, e.count, e.nbytes) == ("l1.weight was at another address", 3, 5 * MIB)
+    assert (e.text, e.count, e.nbytes) == ("l1.weight was at another address", 3, 4 * MIB)
+
+
+def test_recordings_that_cost_no_pool_are_about_the_input() -> None:
+    (found,) = advise(on_trees(entry(LedgerKind.RERECORD, MOVED, count=5)))
+    assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 4 * MIB)
+
+
+def test_a_small_input_that_moves_costs_time() -> None:
+    # GIVEN an input of unknown size, and recordings that took a tenth of the time
+    profile = on_trees(entry(LedgerKind.RERECORD, MOVED.replace("primals_1", "s0"), count=5))
+    assert advise(profile) == []
+    tree = profile.ledger[0].tree
+    assert tree is not None
+    tree = dataclasses.replace(tree, duration_ns=900_000)
+    profile.ledger = [dataclasses.replace(profile.ledger[0], tree=tree)]
+    (found,) = advise(profile)
+    assert found.title.endswith("because an input has moved, which took 1 ms")
 
 
 def test_one_move_or_another_reason_is_no_finding() -> None:
-    assert advise(on_trees(entry(LedgerKind.RERECORD, MOVED, 2, 9 * MIB))) == []
+    assert advise(on_trees(entry(LedgerKind.RERECORD, MOVED, 1, 9 * MIB))) == []
     other = "an input that died in the recording is still held"
     assert advise(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))) == []
 

@@ -1,0 +1,116 @@
+"""Advice about graph trees on programs that really have the problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.profiler.advice import Finding, FindingKind, advise
+
+pytestmark = pytest.mark.simgpu
+
+SIZE = 1 << 20
+
+
+def findings(step: Any, steps: int = 8, **options: Any) -> dict[FindingKind, Finding]:
+    with memprof.profile() as session:
+        for i in range(steps):
+            torch.compiler.cudagraph_mark_step_begin()
+            step(i)
+    return {f.kind: f for f in advise(session.profile())}
+
+
+def test_outputs_that_are_kept() -> None:
+    kept: list[torch.Tensor] = []
+    compiled = torch.compile(
+        lambda x: x + 1, backend="memprof", options={"outputs": "clone"}, dynamic=False
+    )
+    x = torch.ones(SIZE, device="cuda")
+
+    def keeping(i: int) -> None:
+        kept.append(compiled(x))
+
+    with torch.no_grad():
+        found = findings(keeping)
+    assert FindingKind.OUTPUT_CLONE in found
+    assert found[FindingKind.OUTPUT_CLONE].nbytes == 4 * SIZE
+    assert found[FindingKind.OUTPUT_CLONE].evidence[0].count >= 2
+
+
+def test_outputs_that_are_let_go() -> None:
+    compiled = torch.compile(
+        lambda x: x + 1, backend="memprof", options={"outputs": "clone"}, dynamic=False
+    )
+    x = torch.ones(SIZE, device="cuda")
+    with torch.no_grad():
+        found = findings(lambda i: compiled(x).sum())
+    assert FindingKind.OUTPUT_CLONE not in found
+
+
+def moving(moves: bool) -> dict[FindingKind, Finding]:
+    module = nn.Linear(1024, 1024, bias=False).cuda()
+    compiled = torch.compile(module, backend="memprof", dynamic=False)
+    x = torch.ones(1024, 1024, device="cuda")
+    olds = []
+
+    def step(i: int) -> None:
+        if moves and i >= 3:
+            # As an optimizer does that replaces parameters' data.
+            olds.append(module.weight.data)
+            module.weight.data = module.weight.data.clone()
+        compiled(x)
+
+    with torch.no_grad():
+        return findings(step)
+
+
+def test_a_parameter_that_moves() -> None:
+    found = moving(True)
+    assert FindingKind.MOVING_ADDRESS in found
+    finding = found[FindingKind.MOVING_ADDRESS]
+    assert finding.nbytes == 4 * 1024 * 1024
+    assert "recorded 5 times again" in finding.title
+    assert "weight was at another address" in finding.evidence[0].text
+    assert FindingKind.MOVING_ADDRESS not in moving(False)
+
+
+def sizes(counts: list[int]) -> dict[FindingKind, Finding]:
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="memprof", dynamic=True)
+
+    def step(i: int) -> None:
+        compiled(torch.ones(counts[i % len(counts)], device="cuda"))
+
+    with torch.no_grad():
+        return findings(step, steps=4 * len(counts))
+
+
+def test_many_sizes() -> None:
+    found = sizes([SIZE, 2 * SIZE, 3 * SIZE, 4 * SIZE, 5 * SIZE])
+    assert FindingKind.SHAPES in found
+    assert len(found[FindingKind.SHAPES].evidence) == 5
+    assert FindingKind.SHAPES not in sizes([SIZE, 2 * SIZE])
+
+
+def test_a_cache_that_the_graph_writes_to() -> None:
+    def with_cache(static: bool) -> dict[FindingKind, Finding]:
+        torch._dynamo.reset()
+        cache = torch.zeros(SIZE, device="cuda")
+        if static:
+            torch._dynamo.mark_static_address(cache)
+
+        def update(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            cache.add_(x)
+            return cache.sum()
+
+        compiled = torch.compile(update, backend="memprof", dynamic=False)
+        x = torch.ones(1, device="cuda")
+        with torch.no_grad():
+            return findings(lambda i: compiled(cache, x))
+
+    found = with_cache(False)
+    assert found[FindingKind.STATIC_INPUT].nbytes == 4 * SIZE
+    assert FindingKind.STATIC_INPUT not in with_cache(True)

@@ -17,8 +17,8 @@ worth it there are none.
   ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
   they stay where they are: module or optimizer state that was not declared static, memory that the
-  graph writes to (which keeps it from being recorded at all), memory that calls with different sizes have been given. A batch that is new at
-  every step is none of these.
+  graph writes to (which keeps it from being recorded at all), memory that calls with different
+  sizes have been given. A batch that is new at every step is none of these.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
   of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
   took ``MIN_TIME_SHARE`` (5 %) of the time.

@@ -7,7 +7,7 @@ import click
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.export import FORMATS, devices_of, export_profile
 
-from ._common import BadFile, calls_option, file_argument, read
+from ._common import BadFile, calls_option, chosen_rank, file_argument, read, read_all
 
 
 @click.command()
@@ -52,8 +52,10 @@ def export(
     FILE is a profile written by memprof. What the formats contain, in which units:
     docs/exports.md.
     """
-    profile = read(file)
-    known = devices_of(profile)
+    # One trace can show all ranks of a merged file; the other formats are of one process.
+    several = format_ == "perfetto" and chosen_rank() is None
+    profiles = read_all(file) if several else [read(file)]
+    known = sorted({device for profile in profiles for device in devices_of(profile)})
     for device in devices:
         if device not in known:
             raise click.BadParameter(
@@ -66,7 +68,7 @@ def export(
             "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
         )
     try:
-        export_profile(profile, format_, output, devices or known, *calls, allocated=allocated)
+        export_profile(profiles, format_, output, devices or known, *calls, allocated=allocated)
     except IndexError as e:
         raise click.BadParameter(str(e), param_hint="--calls") from e
     except ProfileError as e:

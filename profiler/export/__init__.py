@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..model import Profile
 from .files import output
-from .walk import call_range
+from .walk import call_range, devices_of
 
 __all__ = ["FORMATS", "devices_of", "export_profile"]
 
@@ -25,14 +25,8 @@ FORMATS = {
 """What ``export_profile`` can write, and what it is."""
 
 
-def devices_of(profile: Profile) -> list[str]:
-    """Devices on which programs of a profile have memory, in order."""
-    programs = (p for g in profile.graphs for p in g.programs)
-    return sorted({s.device for p in programs for s in p.storages if s.nbytes})
-
-
 def export_profile(
-    profile: Profile,
+    profile: Profile | Sequence[Profile],
     format: str,
     path: str | os.PathLike[str],
     devices: Sequence[str],
@@ -44,7 +38,7 @@ def export_profile(
     """Write a profile to a file, or for ``parquet`` to a folder.
 
     Args:
-        profile: a valid one.
+        profile: a valid one; for ``perfetto`` also those of several ranks.
         format: one of ``FORMATS``.
         path: where to; compressed if it ends in ``.gz``.
         devices: whose memory, see ``devices_of``.
@@ -52,13 +46,23 @@ def export_profile(
         allocated: for ``collapsed``: all allocations, not what is live at the peak.
 
     Raises:
-        ValueError: there is no such format.
+        ValueError: there is no such format, or it does not take several profiles.
         IndexError: the log has no such calls.
         ImportError: ``parquet``, and pyarrow is not installed.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
+    profiles = [profile] if isinstance(profile, Profile) else list(profile)
+    if format == "perfetto":
+        from .perfetto import write_perfetto
+
+        with output(path) as file:
+            write_perfetto(profiles, file, devices, first, last)
+        return
+    if len(profiles) != 1:
+        raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
+    (profile,) = profiles
     call_range(profile, first, last)
     # The writers are imported when they are needed: the command line starts without them.
     if format == "parquet":
@@ -67,11 +71,7 @@ def export_profile(
         write_parquet(profile, path, devices, first, last)
         return
     with output(path) as file:
-        if format == "perfetto":
-            from .perfetto import write_perfetto
-
-            write_perfetto(profile, file, devices, first, last)
-        elif format == "memory-viz":
+        if format == "memory-viz":
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profile, file, devices, first, last)

@@ -17,7 +17,7 @@ from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
 from .counters import Counters
 from .files import Output
-from .walk import Walk, call_range
+from .walk import Walk, call_range, devices_of
 
 __all__ = ["write_perfetto"]
 
@@ -26,29 +26,37 @@ _LEDGER, _THREADS, _LANES = 0, 1, 10_000
 
 
 def write_perfetto(
-    profile: Profile,
+    profiles: Sequence[Profile],
     file: Output,
     devices: Sequence[str],
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write a trace.
+    """Write a trace of one process, or of several ranks beside each other.
 
     Args:
-        profile: a valid one.
+        profiles: valid ones. Several share the clock of 1970; those that do not know it
+            (older memprof) begin together.
         file: where to.
-        devices: whose memory becomes counters.
-        first, last: calls of the log to write, both included; None is its end. What is not
+        devices: whose memory becomes counters, in the profiles that have it.
+        first, last: calls of each log to write, both included; None is its end. What is not
             of calls (operations, snapshots, the ledger) is written whole.
 
     Raises:
-        IndexError: the log has no such calls.
+        IndexError: a log has no such calls.
     """
-    trace = _Trace(profile)
+    for profile in profiles:
+        call_range(profile, first, last)
+    traces = [_Trace(p, rank if len(profiles) > 1 else None) for rank, p in enumerate(profiles)]
+    base = 0
+    if all(p.perf_origin_ns for p in profiles):
+        base = min((t.base + t.profile.perf_origin_ns for t in traces), default=0)
+        for t in traces:
+            t.base = base - t.profile.perf_origin_ns
     head = {
         "displayTimeUnit": "ns",
-        "baseTimeNanoseconds": trace.base + profile.perf_origin_ns,
-        "otherData": {"memprof": profile.memprof, "torch": profile.torch},
+        "baseTimeNanoseconds": base,
+        "otherData": {"memprof": profiles[0].memprof, "torch": profiles[0].torch},
     }
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n'
     file.write(text.encode())
@@ -62,18 +70,32 @@ def write_perfetto(
             separator = b",\n"
             buffer.clear()
 
-    for line in trace.lines(devices, first, last):
-        buffer.append(line)
-        if len(buffer) >= 10_000:
-            flush()
+    for trace in traces:
+        known = devices_of(trace.profile)
+        for line in trace.lines([d for d in devices if d in known], first, last):
+            buffer.append(line)
+            if len(buffer) >= 10_000:
+                flush()
     flush()
     file.write(b"\n]}\n")
 
 
 class _Trace:
-    def __init__(self, profile: Profile) -> None:
+    """The events of one process.
+
+    Args:
+        profile: its profile.
+        rank: of several, which one; None if it is alone.
+    """
+
+    def __init__(self, profile: Profile, rank: int | None) -> None:
         self.profile = profile
-        self.pid = profile.process.pid if profile.process else 1
+        process = profile.process
+        # Processes of several hosts may have the same number.
+        self.pid = process.pid if process and rank is None else (rank or 0) + 1
+        self.name = "memprof"
+        if process is not None and process.world_size > 1:
+            self.name = f"rank {process.rank} on {process.host}".removesuffix(" on ")
         self.base = min(self._first_times(), default=0)
 
     def _first_times(self) -> Iterator[int]:
@@ -110,9 +132,7 @@ class _Trace:
     # Names of tracks
 
     def _names(self) -> Iterator[str]:
-        process = self.profile.process
-        rank = f" rank {process.rank}" if process and process.world_size > 1 else ""
-        yield self._event("M", "process_name", args={"name": f"memprof{rank}"})
+        yield self._event("M", "process_name", args={"name": self.name})
         yield self._event("M", "thread_name", tid=_LEDGER, args={"name": "memprof ledger"})
         for thread in sorted(set(self.profile.calls.thread)):
             name = {"name": f"thread {thread}"}

@@ -339,7 +339,7 @@ def test_address_space_refuses_what_makes_no_sense() -> None:
 
 def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_perfetto(everything(), file, ["cpu"])
+    write_perfetto([everything()], file, ["cpu"])
     rows = query(
         file.getvalue(),
         "select 'counter', t.name, count(*), max(c.value) from counter c join counter_track t "
@@ -366,6 +366,41 @@ def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
     # The operations around them are on the same track: calls stand inside them.
     assert found["depth", "0/0 forward"][0] == 1
     assert found["depth", "0/0 backward"][0] == 2
+
+
+def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
+    # GIVEN two ranks whose clocks began a second apart, on hosts that gave the same pid
+    ranks = [everything(), everything()]
+    for rank, profile in enumerate(ranks):
+        profile.process = Process(rank, 0, 2, f"host{rank}", 42)
+        profile.perf_origin_ns += rank * SECOND
+        write_profile(profile, tmp_path / f"{rank}.json")
+    merged = str(tmp_path / "merged.memprof")
+    files = [str(tmp_path / f"{rank}.json") for rank in (0, 1)]
+    result = CliRunner().invoke(main, ["merge", merged, *files])
+    assert result.exit_code == 0, result.output
+    # WHEN it is exported as one trace
+    assert invoke(merged, "-f", "perfetto", "-o", str(tmp_path / "t.json")).exit_code == 0
+    trace = json.loads((tmp_path / "t.json").read_bytes())
+    # THEN each is a process, and the second runs a second later
+    names = {
+        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    }
+    assert names == {1: "rank 0 on host0", 2: "rank 1 on host1"}
+    starts = {
+        pid: min(e["ts"] for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == "X")
+        for pid in names
+    }
+    assert starts == {1: 0, 2: SECOND / 1000}
+    assert trace["baseTimeNanoseconds"] == ranks[0].perf_origin_ns
+    # AND the other formats are of one rank, which has to be named
+    refused = invoke(merged, "-f", "memory-viz", "-o", str(tmp_path / "x"))
+    assert refused.exit_code == 2
+    assert "rank" in refused.output
+    part = invoke(merged, "-f", "memory-viz", "-o", str(tmp_path / "x"), "--rank", "1")
+    assert part.exit_code == 0
+    with pytest.raises(ValueError, match="memory-viz takes one profile, not 2"):
+        export_profile(ranks, "memory-viz", tmp_path / "y", ["cpu"])
 
 
 # speedscope

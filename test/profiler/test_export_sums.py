@@ -46,7 +46,7 @@ def times(walk: Walk) -> dict[tuple[int, int], int]:
 
 def written(writer: Any, profile: Profile, *args: Any, **options: Any) -> bytes:
     file = io.BytesIO()
-    writer(profile, file, ["cpu"], *args, **options)
+    writer([profile] if writer is write_perfetto else profile, file, ["cpu"], *args, **options)
     return file.getvalue()
 
 

@@ -193,11 +193,12 @@ def _failed(
         inputs = attempt.inputs_again(error)
     except Unrecoverable as e:
         manager.note(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
-        error.add_note(f"memprof: {e}") if hasattr(error, "add_note") else None
+        if hasattr(error, "add_note"):
+            error.add_note(f"memprof: {e}")
+        else:  # Python 3.10
+            compat.log.error("%s of %s failed, and %s", what, function.label, e)
         raise error from None
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
-    if manager.pool.damaged:
-        manager.start_over("a failed capture has spoilt the pool or the device's generator")
     compat.log.warning(
         "%s of %s failed; it runs without a graph. %s: %s",
         what,
@@ -206,7 +207,12 @@ def _failed(
         # Not the exception: a log record lives on, and with it the frames of the failure.
         str(error),
     )
-    return run_plainly(manager, function, inputs, reason, note=False)
+    try:
+        return run_plainly(manager, function, inputs, reason, note=False)
+    finally:
+        # Not before: inputs that died in the attempt lie in memory that the old pool gives back.
+        if manager.pool.damaged:
+            manager.start_over("a failed capture has spoilt the pool or the device's generator")
 
 
 def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:

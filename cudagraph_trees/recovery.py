@@ -10,15 +10,19 @@ alive:
 * inputs in the pool are kept as a description. A failed *recording* has run no kernel, so
   the bytes are still there, and a tensor over them is as good as the input was;
 * a failed *warm-up* has run kernels. Inputs in the pool that died in it may have been
-  overwritten. If all of them are still alive the call can be made again; otherwise, and
-  if inputs that it writes to are too large to have been copied before, it cannot, and the
-  error goes to the user.
+  overwritten, and inputs that it writes to may have been written to. So copies of both are
+  made before, outside the pool, of those that are written to first: up to ``MAX_BACKUP_BYTES``
+  in all, and only if there is memory for them. A larger input that was needed again cannot be
+  had; then the error goes to the user, and says so. Copying more, or keeping the inputs
+  alive, would make each step that warms up need more memory than the same step ever needs
+  again, and so fail where it need not.
 """
 
 from __future__ import annotations
 
 import gc
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,7 +37,13 @@ if TYPE_CHECKING:
     from .function import Function
 
 MAX_BACKUP_BYTES = 64 << 20
-"""Inputs that a warm-up writes to are copied before up to this many bytes in all."""
+"""So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
+
+_WHAT_TO_DO = (
+    "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
+    'model (options={"graphs": False} of memprof\'s backend, or another mode than '
+    '"reduce-overhead"); otherwise the error above is the program\'s own'
+)
 
 
 class Unrecoverable(Exception):
@@ -46,10 +56,13 @@ class Attempt:
 
     Attributes:
         inputs: those outside the pool; None for tensors in it.
-        in_pool: descriptions of those in the pool, for a recording.
-        weak: those in the pool, for a warm-up.
+        device: the one that has a generator.
+        pool: where a recording is made.
+        in_pool: descriptions of those in the pool.
+        weak: those in the pool, before a warm-up.
+        storages: copies of the storages of those in the pool, by address.
         backup: copies of what a warm-up writes to, by input.
-        too_large: it writes to more than was copied.
+        lost: why that could not be copied, "" if it was.
         rng: state of the device's generator before a warm-up.
     """
 
@@ -58,8 +71,9 @@ class Attempt:
     pool: Pool | None = None
     in_pool: dict[int, TensorSpec] = field(default_factory=dict)
     weak: dict[int, TensorWeakRef] = field(default_factory=dict)
+    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     backup: dict[int, torch.Tensor] = field(default_factory=dict)
-    too_large: bool = False
+    lost: str = ""
     rng: torch.Tensor | None = None
 
     @staticmethod
@@ -68,37 +82,60 @@ class Attempt:
     ) -> Attempt:
         """Before a recording."""
         out = Attempt(list(inputs), pool=pool)
-        for i, x in enumerate(inputs):
-            if isinstance(x, torch.Tensor) and address_of(x) in pool_addresses:
-                out.in_pool[i] = TensorSpec.of(x)
-                out.inputs[i] = None
+        out._describe(pool_addresses)
         return out
 
     @staticmethod
     def warm_up(function: Function, inputs: list[Input], pool_addresses: set[int]) -> Attempt:
         """Before a warm-up."""
         out = Attempt(list(inputs))
-        for i, x in enumerate(inputs):
-            if isinstance(x, torch.Tensor):
-                if x.is_cuda:
-                    out.device = x.device
-                if address_of(x) in pool_addresses:
-                    out.weak[i] = TensorWeakRef(x)
-                    out.inputs[i] = None
-        written = [inputs[i] for i in function.mutated_input_idxs]
-        nbytes = sum(t.untyped_storage().nbytes() for t in written if isinstance(t, torch.Tensor))
-        if nbytes <= MAX_BACKUP_BYTES:
-            out.backup = {i: inputs[i].clone() for i in function.mutated_input_idxs}
-        else:
-            out.too_large = True
+        out.device = next(
+            (x.device for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda), None
+        )
+        out._describe(pool_addresses)
+        out.weak = {i: TensorWeakRef(inputs[i]) for i in out.in_pool}
+        left = out._copy_written(function.mutated_input_idxs, inputs)
+        out._copy_storages(inputs, left)
         if out.device is not None:
             out.rng = compat.rng_state(out.device)
         return out
+
+    def _describe(self, pool_addresses: set[int]) -> None:
+        """Keep descriptions of inputs in the pool in the place of the inputs."""
+        for i, x in enumerate(self.inputs):
+            if isinstance(x, torch.Tensor) and address_of(x) in pool_addresses:
+                self.in_pool[i] = TensorSpec.of(x)
+                self.inputs[i] = None
+
+    def _copy_written(self, which: Sequence[int], inputs: list[Input]) -> int:
+        """Copy what the function writes to, if it is not too much. Returns the bytes left."""
+        written = {i: inputs[i] for i in which if isinstance(inputs[i], torch.Tensor)}
+        nbytes: int = sum(t.untyped_storage().nbytes() for t in written.values())
+        if nbytes > MAX_BACKUP_BYTES:
+            self.lost = f"with {nbytes} bytes too large to have been copied before"
+            return MAX_BACKUP_BYTES
+        try:
+            self.backup = {i: t.clone() for i, t in written.items()}
+        except torch.OutOfMemoryError:
+            self.lost = "which there was no memory to copy before"
+        return MAX_BACKUP_BYTES - nbytes
+
+    def _copy_storages(self, inputs: list[Input], left: int) -> None:
+        """Copy storages in the pool, as many as fit in ``left`` bytes and in memory."""
+        for i, spec in self.in_pool.items():
+            if spec.address in self.storages or spec.nbytes > left:
+                continue
+            try:
+                self.storages[spec.address] = inputs[i].untyped_storage().clone()
+            except torch.OutOfMemoryError:
+                return
+            left -= spec.nbytes
 
     def succeeded(self) -> None:
         """It is not needed."""
         self.inputs.clear()
         self.backup.clear()
+        self.storages.clear()
 
     def inputs_again(self, error: Exception) -> list[Input]:
         """The inputs as they were.
@@ -112,25 +149,40 @@ class Attempt:
             traceback.clear_frames(e.__traceback__)
             e = e.__context__
         gc.collect()
-        inputs = self.inputs
-        for i, spec in self.in_pool.items():
-            assert self.pool is not None
-            inputs[i] = self.pool.tensor_at(spec)
-        for i, ref in self.weak.items():
-            t = ref()
-            if t is None:
-                raise Unrecoverable(
-                    f"input {i} was released during the failed warm-up, so the call cannot be "
-                    "made again without a graph"
-                )
-            inputs[i] = t
-        if self.too_large:
+        if self.pool is not None:
+            for i, spec in self.in_pool.items():
+                self.inputs[i] = self.pool.tensor_at(spec)
+            return self.inputs
+        if self.lost:
             raise Unrecoverable(
-                "the failed warm-up may have written to its inputs, which are too large to "
-                "have been copied before, so the call cannot be made again without a graph"
+                "the call cannot be made again without a graph: the failed warm-up may have "
+                f"written to its inputs, {self.lost}. {_WHAT_TO_DO}"
             )
+        self._find_again()
         for i, copy in self.backup.items():
-            inputs[i].copy_(copy)
+            self.inputs[i].copy_(copy)
         if self.rng is not None and self.device is not None:
             compat.set_rng_state(self.rng, self.device)
-        return inputs
+        return self.inputs
+
+    def _find_again(self) -> None:
+        """Inputs in the pool after a failed warm-up."""
+        # One that is alive keeps the memory of those that share its storage.
+        alive: dict[int, torch.UntypedStorage] = {}
+        for i, ref in self.weak.items():
+            t = self.inputs[i] = ref()
+            if t is not None:
+                alive[self.in_pool[i].address] = t.untyped_storage()
+        for i, spec in self.in_pool.items():
+            if self.inputs[i] is not None:
+                continue
+            storage = alive.get(spec.address, self.storages.get(spec.address))
+            if storage is None:
+                raise Unrecoverable(
+                    "the call cannot be made again without a graph: input "
+                    f"{i}, {spec.nbytes} bytes that an earlier graph made, was released during "
+                    "the failed warm-up, and it was too large, or memory too short, to have been "
+                    f"copied before. {_WHAT_TO_DO}"
+                )
+            empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
+            self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)

@@ -72,6 +72,11 @@ class CudaPool:
             self.stream.wait_stream(torch.cuda.current_stream())
             self.handle: Any = torch.cuda.graph_pool_handle()
             self.damaged = False
+            # For the first graph, torch makes two small tensors on its stream. If there is no
+            # memory for them, the graph's destructor ends the process. Where there is room for
+            # this one there is room for them.
+            with torch.cuda.stream(self.stream):
+                room = torch.empty(1, device=self.device)
             # The allocator keeps a pool for as long as a graph that was captured into it.
             self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
             caller, rng = torch.cuda.current_stream(), compat.rng_state(self.device)
@@ -80,6 +85,7 @@ class CudaPool:
             except BaseException:
                 self._end_failed_capture(self._keep_alive, caller, rng)
                 raise
+            del room
 
     def _capture_nothing(self, graph: torch.cuda.CUDAGraph, initial_bytes: int) -> None:
         with (
@@ -150,6 +156,12 @@ class CudaPool:
         self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream, rng: torch.Tensor
     ) -> None:
         """Put streams, allocator and generator back after a capture that failed."""
+        with torch.cuda.stream(self.stream):
+            # It has begun, and what failed is a question that torch asked about it.
+            if torch.cuda.is_current_stream_capturing():
+                with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # "the graph is empty"
+                    graph.capture_end()
         torch.cuda.set_stream(caller)
         if compat.end_failed_capture(self.index, self.handle, graph):
             torch.cuda.set_rng_state(rng, self.device)

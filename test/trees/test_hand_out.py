@@ -1,0 +1,164 @@
+"""What a replay hands out, whatever the last holder did to it or still does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+SHAPE = (4, 3)
+Change = Callable[[torch.Tensor], object]
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full(SHAPE, value, device="cuda")
+
+
+def plus_one() -> Callable[[float | torch.Tensor], torch.Tensor]:
+    """One step each: ``x + 1``, which is replayed from the next call on."""
+    f = graphed(lambda x: [x + 1], [full(0)])
+
+    def step(x: float | torch.Tensor) -> torch.Tensor:
+        next_step()
+        inputs = [x if isinstance(x, torch.Tensor) else full(x)]
+        del x
+        (y,) = f(inputs)
+        return y
+
+    for _ in range(3):
+        step(0.0)
+    return step
+
+
+def raises(t: torch.Tensor, step: int) -> None:
+    """Its use raises, and says that it came from ``step``."""
+    with pytest.raises(RuntimeError, match=f"made in step {step} .*; step {step + 1},"):
+        t + 1
+
+
+SIZES: dict[str, Change] = {
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "t_": lambda t: t.t_(),
+    "as_strided_": lambda t: t.as_strided_((2,), (1,)),
+    "set_": lambda t: t.set_(torch.zeros(5, device="cuda")),
+}
+OTHERS: dict[str, Change] = {
+    "data": lambda t: setattr(t, "data", torch.zeros(5, device="cuda")),
+    "mul_": lambda t: t.mul_(0),
+    "requires_grad_": lambda t: t.requires_grad_().register_hook(print),
+    "grad": lambda t: t.requires_grad_().sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", [*SIZES, *OTHERS])
+def test_a_changed_output_does_not_reach_the_next_replay(name: str) -> None:
+    step = plus_one()
+    # GIVEN an output that was changed and dropped
+    y = step(1.0)
+    (SIZES | OTHERS)[name](y)
+    del y
+    # THEN the next one is as it should be
+    z = step(2.0)
+    same(z, torch.full(SHAPE, 3.0))
+    assert z.stride() == (3, 1)
+    assert z.is_leaf
+    assert not z.requires_grad
+    assert z.grad is None
+    assert not z._backward_hooks
+    assert [r.replays for r in manager().get_roots()] == [3]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_nor_does_a_changed_inference_tensor(name: str) -> None:
+    with torch.inference_mode():
+        step = plus_one()
+        y = step(1.0)
+        assert y.is_inference()
+        SIZES[name](y)
+        del y
+        z = step(2.0)
+    # The simulated device's values cannot be copied from an inference tensor.
+    assert z.shape == SHAPE
+    assert z.stride() == (3, 1)
+
+
+def test_an_output_held_from_step_to_step() -> None:
+    step = plus_one()
+    old = step(1.0)
+    first = manager().step
+    # WHEN a loop holds each output while the next step runs, as ``loss = model(x)`` does
+    for i in range(4):
+        new = step(float(i))
+        # THEN the old one says so, the new one is right, and it is another object
+        raises(old, first + i)
+        same(new, torch.full(SHAPE, i + 1.0))
+        assert new is not old
+        old = new
+    # and nothing was recorded again or restored for it
+    assert {e.kind for e in manager().entries()} == {
+        LedgerKind.WARM_UP,
+        LedgerKind.RECORD,
+        LedgerKind.REPLAY,
+        LedgerKind.INVALIDATED,
+    }
+    # and once it is dropped, nothing is held
+    node = manager().current_node
+    assert node is not None
+    assert not node.all_outputs_are_dead()
+    del old, new
+    assert node.all_outputs_are_dead()
+
+
+def test_a_view_held_with_it_or_without() -> None:
+    step = plus_one()
+    for with_it in (True, False, True):
+        # Before, the output itself is held once: its storage stays for the next.
+        old = step(5.0)
+        y = step(1.0)
+        raises(old, manager().step - 1)
+        view = y[1:]
+        made_in = manager().step
+        if not with_it:
+            del y
+        z = step(2.0)
+        raises(view, made_in)
+        if with_it:
+            raises(y, made_in)
+            del y
+        same(z, torch.full(SHAPE, 3.0))
+        del z, old, view
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_held_output_that_is_the_next_steps_argument(view: bool) -> None:
+    step = plus_one()
+    h = step(0.0)
+    h = step(1.0)
+    for i in range(3):
+        # The call gets a clone, the holder an error.
+        old = h
+        x = h.view(SHAPE) if view else h
+        h = step(x)
+        same(h, torch.full(SHAPE, 3.0 + i))
+        raises(old, manager().step - 1)
+        del x
+
+
+def test_hooks_and_gradients_of_a_held_output_stay_with_it() -> None:
+    step = plus_one()
+    y = step(1.0)
+    w = torch.ones(SHAPE, device="cuda", requires_grad=True)
+    (y * w).sum().backward()
+    y.requires_grad_()
+    kept = y
+    z = step(2.0)
+    assert not z.requires_grad
+    raises(kept, manager().step - 1)
+    same(w.grad, torch.full(SHAPE, 2.0))

@@ -57,6 +57,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def show(page: Page, path: Path) -> None:
     open_file(page, path)
     page.wait_for_selector("html[data-ready]")
+    # What JavaScript writes where a value is missing.
+    missing = re.search(
+        r"\b(undefined|NaN|null|Infinity)\b|\[object|^false$", page.inner_text("main"), re.M
+    )
+    assert missing is None, missing
 
 
 def shown(page: Page) -> tuple[str, int]:
@@ -347,6 +352,31 @@ def test_categories_can_be_told_apart(page: Page, report: Path, dark: bool) -> N
             for b in names[i + 1 :]:
                 apart = sum((x - y) ** 2 for x, y in zip(lab[a], lab[b], strict=True)) ** 0.5
                 assert apart > 14, (a, b, apart, vision)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read(page: Page, report: Path, dark: bool) -> None:
+    """WCAG 2.2, 1.4.3: a contrast of 4.5 for text; 1.4.11: 3 for what controls are drawn with."""
+    show(page, report)
+    if dark:
+        page.click("#theme")
+        page.click("#theme")
+
+    def luminance(variable: str) -> float:
+        color = page.evaluate("v => memprof.theme.color(v)", variable)
+        linear = _seen([int(v) / 255 for v in re.findall(r"\d+", color)[:3]], NORMAL)
+        return sum(k * c for k, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    def contrast(a: str, b: str) -> float:
+        high, low = sorted((luminance(a), luminance(b)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    for text in ("--text", "--text-2", "--accent", "--warn", "--bad"):
+        for ground in ("--page", "--panel", "--raised"):
+            assert contrast(text, ground) >= 4.5, (text, ground)
+    assert contrast("--accent", "--accent-weak") >= 4.5
+    assert contrast("--text", "--warn-weak") >= 4.5
+    assert contrast("--accent", "--page") >= 3
 
 
 NORMAL = ((1, 0, 0), (0, 1, 0), (0, 0, 1))

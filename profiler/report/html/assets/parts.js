@@ -116,6 +116,7 @@
       s.resident !== null && `resident ${bytes(s.resident)}`,
     ];
     root.append(
+      el("p.help", {}, "Operations beside compiled calls, on one time axis: ", el("code", {}, "memprof gantt FILE -o gantt.html"), "."),
       el("p.help", {}, `${count(s.snapshots)} snapshots in ${ns(s.span_ns)}; ended: ${s.state}${s.reason ? ` (${s.reason})` : ""}. Highest: ${highest.filter(Boolean).join(", ")}.`),
     );
     for (const problem of s.problems) root.append(el("p.notice", {}, problem));
@@ -131,9 +132,10 @@
     const inside = (o) => Math.max(...Object.values(o.peaks), -1);
     root.append(
       table({
+        fit: true,
         caption: "Operations",
         rows: s.operations,
-        empty: "No operation was tracked: put memprof.track_operation(name) around what you want to see.",
+        empty: "No operation was tracked: put tracker.track_operation(name) around what you want to see.",
         columns: [
           { label: "Operation", wide: true, value: (o) => o.path, cell: (o) => el("span.code", {}, o.path) },
           { label: "Times", number: true, value: (o) => o.count, cell: (o) => count(o.count) + (o.failed ? ` (${count(o.failed)} failed)` : "") },
@@ -169,7 +171,7 @@
       chart.setOption({
         animation: false,
         textStyle: base.textStyle,
-        grid: { left: 70, right: 14, top: 10, bottom: 28 },
+        grid: { left: 70, right: 24, top: 20, bottom: 28 },
         xAxis: { type: "value", min: time[0], max: time[time.length - 1], ...base.axis, splitLine: { show: false }, axisLabel: { ...base.axis.axisLabel, hideOverlap: true, formatter: ns } },
         yAxis: { type: "value", min: 0, max: Math.ceil((most || 1) / interval) * interval, interval, ...base.axis, axisLine: { show: false }, axisTick: { show: false }, axisLabel: { ...base.axis.axisLabel, formatter: bytes } },
         series: lines.map((l, i) => ({

@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el } = memprof.dom;
+  const { el, fill } = memprof.dom;
   const { bytes, ns, count } = memprof.format;
   const { table, bar, bytesCell } = memprof.table;
 
@@ -20,7 +20,8 @@
     const most = Math.max(...rows.map((r) => r.peak));
     const left = rows.length - ranks.shown.length;
     const figure = (i, value) => (i.unit === "bytes" ? bytes(Math.round(value)) : ns(value));
-    root.append(
+    fill(
+      root,
       el("h2", {}, `${count(rows.length)} of ${count(ranks.world_size)} ranks`),
       ...ranks.warnings.map((w) => el("p.notice", {}, w)),
       table({
@@ -48,6 +49,7 @@
       left > 0 && el("p.help", {}, `The page has the reports of the ${count(ranks.shown.length)} ranks with the highest peaks.`),
       el("h3", {}, "Imbalance"),
       table({
+        fit: true,
         caption: "Imbalance; categories are those of the live set at each rank's peak",
         quietCaption: true,
         rows: imbalance,

@@ -121,6 +121,7 @@
       fill(
         root,
         table({
+          fit: true,
           caption: "Compiled graphs; bytes of one call of the most called program",
           quietCaption: true,
           rows,

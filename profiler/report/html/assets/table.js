@@ -31,6 +31,7 @@
    * @param {Array<Array>} [options.foot] rows of cells below, e.g. the remainder and the total
    * @param {function(row)} [options.onPick] makes rows buttons
    * @param {function(row): boolean} [options.isPicked]
+   * @param {boolean} [options.fit] no wider than it needs to be
    * @param {string} [options.empty] said instead of a table without rows
    */
   function table(options) {
@@ -50,7 +51,7 @@
     root.append(
       el(
         "table.data",
-        {},
+        { class: options.fit ? "data fit" : "data" },
         el("caption", { class: options.quietCaption && "visually-hidden" }, caption),
         el("thead", {}, el("tr", {}, heads)),
         body,

@@ -21,6 +21,7 @@
       const most = Math.max(...nodes.map((n) => n.replays), 1);
       root.append(
         table({
+          fit: true,
           caption: "Recorded graphs, each below the one that runs before it",
           quietCaption: true,
           rows: inTreeOrder(nodes),
@@ -46,6 +47,7 @@
       root.append(
         el("h3", {}, "Functions"),
         table({
+          fit: true,
           caption: "Functions in trees and arenas",
           quietCaption: true,
           rows: payload.functions,

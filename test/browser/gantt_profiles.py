@@ -22,6 +22,8 @@ from memprof.profiler.model.tracker import (
     MemoryColumns,
     OperationColumns,
     OperationSummary,
+    Span,
+    TensorInfo,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "profiler"))
@@ -130,11 +132,13 @@ def training_run(steps: int = 12) -> Profile:
             total_tensors=40,
             resident_bytes=400 * MIB + (t // MS) * 20_000,
             devices={"cpu": DeviceMemory(14 * MIB + (t // MS % 7) * MIB, 40, 300 * MIB)},
+            largest=(TensorInfo((1024, 1024), "torch.float32", "cpu", 4 * MIB, name="l1.weight"),),
         )
         for t in range(0, end, 7 * MS)
     ]
     snapshots.append(MemorySnapshot(end, SnapshotKind.CHECKPOINT, "epoch 1"))
     profile.tracker = ops.record(end, snapshots)
+    profile.tracker.metadata.pauses.append(Span(12 * MS, 15 * MS))
     profile.perf_origin_ns = ORIGIN
     for graph in profile.graphs:
         graph.compile_ns = 4 * MS

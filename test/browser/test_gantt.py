@@ -141,6 +141,11 @@ def test_memory_and_concurrency_answer_too(page: Page, pages: Path) -> None:
     page.get_by_role("button", name="allocated, at most 300 MiB").click()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 41)
     assert "allocated\n300 MiB" in page.locator(".tooltip").inner_text()
+    # At a snapshot: its largest tensors
+    at = page.evaluate("memprof.chart.view.x(memprof.chart.model.payload.largest.time[6])")
+    page.mouse.move(box["x"] + at + 3, box["y"] + 42)
+    text = page.locator(".tooltip").inner_text()
+    assert "float32 [1024, 1024], l1.weight\n4.00 MiB" in text
     box = page.locator(".gantt-count").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 30)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...call_modes import CallMode, call_modes
 from ...export.walk import call_range
-from ...model import GraphRecord, LaneKind, LedgerKind, Profile
+from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TensorInfo
 from ...timeline import Timeline
 from .gantt_lanes import Bar, nested_rows, packed_rows
 
@@ -31,6 +31,9 @@ KINDS = (
 
 _MAX_TOTALS = 1_000_000
 """Instants whose bytes are in the page; beyond, a call has its entry, peak and exit."""
+
+_MAX_LARGEST = 5
+"""Largest tensors of a snapshot in the page."""
 
 
 def gantt_payload(
@@ -91,6 +94,7 @@ class _Payload:
                 self._device(name) for name in sorted(devices, key=lambda d: (d == "cpu", d))
             ],
             "curves": list(self._curves()),
+            "largest": self._largest(),
             "marks": list(self._marks()),
             "summary": self._summary(),
             "notes": self._notes(),
@@ -292,6 +296,18 @@ class _Payload:
                 "value": [sum(c[i] for c in columns) for i in range(len(d.time_ns))],
             }
 
+    def _largest(self) -> dict[str, Any]:
+        """The largest tensors of each snapshot that has some: what they are, and bytes."""
+        tracker = self.profile.tracker
+        taken = [s for s in (tracker.snapshots if tracker else ()) if s.largest]
+        return {
+            "time": [s.time_ns - self.base for s in taken],
+            "tensors": [
+                [[self._text(_tensor(t)), t.nbytes] for t in s.largest[:_MAX_LARGEST]]
+                for s in taken
+            ],
+        }
+
     def _marks(self) -> Iterator[dict[str, Any]]:
         for e in self.profile.ledger if self.profile.perf_origin_ns else ():
             time = e.time_ns - self.profile.perf_origin_ns - self.base
@@ -365,6 +381,12 @@ class _Payload:
 
     def _text(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings))
+
+
+def _tensor(t: TensorInfo) -> str:
+    sizes = str(list(t.shape))
+    made = t.name or t.node or t.operation
+    return f"{t.dtype.removeprefix('torch.')} {sizes}{f', {made}' if made else ''}"
 
 
 def _inside_tasks(bars: list[Bar], tasks: list[Bar]) -> None:

@@ -170,7 +170,10 @@
           const rows = curves
             .filter((k) => k.shown)
             .map((k) => [k.label, format.bytes(k.source.at(view.time(x))), `var(${k.variable})`]);
-          memprof.tooltip.show(event.clientX, event.clientY, at(x), rows);
+          const tensors = model.largestNear(view.time(x), 8 / view.scale);
+          rows.push(...tensors.map(([name, n]) => [name, format.bytes(n)]));
+          const note = tensors.length ? "The largest tensors of the snapshot here are below." : null;
+          memprof.tooltip.show(event.clientX, event.clientY, at(x), rows, note);
         },
       });
     }

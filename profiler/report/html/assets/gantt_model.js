@@ -213,6 +213,16 @@
       return this._order;
     }
 
+    /** The largest tensors of the snapshot nearest to `time`, if one is within `slack`. */
+    largestNear(time, slack) {
+      const { time: times, tensors } = this.payload.largest;
+      const after = above(times, time);
+      const [best] = [after - 1, after]
+        .filter((i) => i >= 0 && i < times.length && Math.abs(times[i] - time) <= slack)
+        .sort((a, b) => Math.abs(times[a] - time) - Math.abs(times[b] - time));
+      return best === undefined ? [] : tensors[best].map(([t, n]) => [this.payload.strings[t], n]);
+    }
+
     name(lane, i) {
       return this.payload.strings[lane.name_of[i]];
     }

@@ -89,6 +89,7 @@
       const { view, model } = this;
       const c = this.canvas.begin(view.width, height);
       grid(c, view, height);
+      this.pauses(c, height);
       const fills = model.colors.map(color);
       const inks = fills.map(ink);
       model.lanes.forEach((lane, n) => {
@@ -105,6 +106,29 @@
       });
       this.outline(c, this.hovered, color("--text"), 1);
       this.outline(c, this.selected, color("--accent"), 2);
+    }
+
+    /** Where the tracker was off, nothing was recorded: striped. */
+    pauses(c, height) {
+      c.strokeStyle = color("--line-strong");
+      c.lineWidth = 1;
+      for (const [from, to] of this.model.payload.pauses) {
+        const a = Math.max(0, this.view.x(from));
+        const b = Math.min(this.view.width, this.view.x(to));
+        if (b <= a) continue;
+        c.save();
+        c.beginPath();
+        c.rect(a, 0, b - a, height);
+        c.clip();
+        c.globalAlpha = 0.4;
+        c.beginPath();
+        for (let x = a - height; x < b; x += 10) {
+          c.moveTo(x, height);
+          c.lineTo(x + height, 0);
+        }
+        c.stroke();
+        c.restore();
+      }
     }
 
     label(c, lane, top) {

@@ -7,6 +7,7 @@ import json
 import pickle
 import pickletools
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from click.testing import CliRunner, Result
 from dataflow.perfetto_wasm import query
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_builder import MIB, training
+from profile_builder import MIB, ProgramBuilder, training
+from profile_builder import calls as logged
 
 from memprof.cli import main
 from memprof.profiler.errors import ProfileNotWritableError
@@ -32,6 +34,9 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
     Lane,
     LaneKind,
     LedgerEntry,
@@ -41,6 +46,7 @@ from memprof.profiler.model import (
     Placement,
     Process,
     Profile,
+    Role,
     SourceFrame,
     TrackerMetadata,
     TrackerRecord,
@@ -422,6 +428,40 @@ def test_speedscope_accepts_the_file() -> None:
         ["(root)", "l1", "aten::mm", "b.py:3 f"],
         ["(module unknown)", "(unknown)"],
     ]
+
+
+# Long logs
+
+
+def repeated(calls: int, allocations: int = 50) -> Profile:
+    """One graph called again and again; each call allocates and frees that often."""
+    builder = ProgramBuilder().input("p", MIB, Category.PARAMETER, 1, [0])
+    for i in range(allocations):
+        builder.alloc(f"buf{i}", 1024 * (i + 1), i).free(f"buf{i}", i)
+    graph = GraphRecord(
+        0,
+        GraphKind.INFERENCE,
+        "0/0",
+        inputs=(GraphValue(0, "p", Role.PARAMETER, Category.PARAMETER, "p"),),
+        programs=[builder.build()],
+    )
+    return Profile(graphs=[graph], calls=logged(*[(0, 0)] * calls))
+
+
+@pytest.mark.parametrize("format", ["perfetto", "memory-viz", "parquet"])
+def test_memory_does_not_grow_with_the_log(format: str, tmp_path: Path) -> None:
+    def peak(profile: Profile) -> int:
+        tracemalloc.start()
+        export_profile(profile, format, tmp_path / "out", ["cpu"])
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    short, long = repeated(50), repeated(1000)  # 5,000 and 100,000 events
+    peak(short)  # imports
+    few, many = peak(short), peak(long)
+    # Parquet holds a row group of 100,000 rows; the others a fixed number of lines.
+    assert many < (100 * MIB if format == "parquet" else few + 4 * MIB), (few, many)
 
 
 # The command

@@ -172,7 +172,7 @@
             .map((k) => [k.label, format.bytes(k.source.at(view.time(x))), `var(${k.variable})`]);
           const tensors = model.largestNear(view.time(x), 8 / view.scale);
           rows.push(...tensors.map(([name, n]) => [name, format.bytes(n)]));
-          const note = tensors.length ? "The largest tensors of the snapshot here are below." : null;
+          const note = tensors.length ? "Without a colour: the largest tensors of this snapshot." : null;
           memprof.tooltip.show(event.clientX, event.clientY, at(x), rows, note);
         },
       });

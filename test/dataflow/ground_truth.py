@@ -113,13 +113,24 @@ class Verdict:
     mistakes: dict[str, int] = field(default_factory=dict)
 
 
-def judge(profile: DataFlowProfile, truth: Truth, corrected: bool = True) -> Verdict:
-    """Hold the categories at the peak of the CPU against the truth."""
-    from memprof.profiler.dataflow.peak import live_at, peak
+def judge(
+    profile: DataFlowProfile,
+    truth: Truth,
+    corrected: bool = True,
+    within: tuple[int, int] | None = None,
+) -> Verdict:
+    """Hold the categories at the peak of the CPU, of all times or of some, against the truth."""
+    from memprof.profiler.dataflow.peak import bytes_over_time, live_at
 
     out = Verdict()
     cpu = profile.device_index("cpu")
-    time, _ = peak(profile, cpu)
+    times, live = bytes_over_time(profile, cpu)
+    if within is not None:
+        # Nothing may have changed inside: what was there at its beginning counts.
+        first = max(int(times.searchsorted(within[0], side="right")) - 1, 0)
+        last = int(times.searchsorted(within[1], side="right"))
+        times, live = times[first:last].clip(min=within[0]), live[first:last]
+    time = int(times[live.argmax()])
     for item in live_at(profile, cpu, time):
         s = item.storage
         keyed = s < profile.storages.keys

@@ -188,6 +188,33 @@ def ours_storage(ptr: int, allocation: int) -> Any:
     return Storage(ptr, allocation)
 
 
+def test_the_names_that_are_offered_are_torchs_and_are_there() -> None:
+    from memprof.profiler import dataflow
+    from memprof.profiler.dataflow import vocabulary
+
+    # GIVEN the list that `import memprof.profiler` has, without torch, and the modules' own
+    homes: dict[str, set[str]] = {}
+    for name, home in ours._HOME.items():
+        homes.setdefault(home, set()).add(name)
+    assert homes["dataflow.vocabulary"] == set(vocabulary.__all__) - {"export"}
+    assert homes["dataflow"] <= set(dataflow.__all__)
+    assert set(ours._HOME) == set(ours.__all__)
+    assert set(ours.__all__) <= set(dir(ours))
+    # THEN each is the object of its home, and torch has one of the name
+    for name, home in ours._HOME.items():
+        assert getattr(ours, name) is getattr(
+            vocabulary if home == "dataflow.vocabulary" else dataflow, name
+        )
+        assert home == "dataflow" or hasattr(theirs, name), name
+    # and torch has no public class that is not among them.
+    classes = {
+        name
+        for name, value in vars(theirs).items()
+        if isinstance(value, type) and value.__module__ == theirs.__name__ and name[0] != "_"
+    }
+    assert classes <= homes["dataflow.vocabulary"]
+
+
 def test_importing_the_profiler_does_not_import_torch() -> None:
     import subprocess
     import sys

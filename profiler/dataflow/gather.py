@@ -237,9 +237,8 @@ class GrowingTables:
                 column = np.full(n, -1, np.int64)
                 column[told] = known
             allocator.append(frozen(column))
-        allocations = AllocationTable(
-            *(frozen(c) for c in self.alloc), *allocator, frozen(self.unnamed)
-        )
+        columns = [*(frozen(c) for c in self.alloc), *allocator, frozen(self.unnamed)]
+        allocations = AllocationTable(*columns)
         devices = list(self.devices)
         return EventColumns(
             events=events,

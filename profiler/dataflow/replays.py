@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
 
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
-from .columns import Bools, EventColumns, frozen
+from .columns import Bools, EventColumns, Ints, frozen
 
 ADDED_PTR = -(1 << 62)
 """Where the address of an added row is not known, it counts down from here; no real one is
@@ -235,7 +236,7 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
     device = np.asarray([blocks[i].device for i in which], np.int16)
     ptr = np.asarray([blocks[i].address or ADDED_PTR - i for i in which], np.int64)
     none = np.full(n, -1, np.int32)
-    new_leaves = {
+    new_leaves: dict[str, Ints] = {
         "event": none,  # of no event
         "start": start,
         "name": none,
@@ -243,7 +244,7 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
         "scope": scope,
         "sequence": none,
     }
-    new_rows = {
+    new_rows: dict[str, Ints] = {
         "event": scopes.event[scope],
         "leaf": len(leaves) + np.arange(n, dtype=np.int32),
         "key": none,
@@ -256,7 +257,8 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
         "allocated": none,
         "unnamed_ptr": ptr,
     }
-    for table, new in ((leaves, new_leaves), (allocations, new_rows)):
+    tables: list[tuple[Any, dict[str, Ints]]] = [(leaves, new_leaves), (allocations, new_rows)]
+    for table, new in tables:
         for name, values in new.items():
             old = getattr(table, name)
             setattr(table, name, frozen(np.concatenate([old, values.astype(old.dtype)])))

@@ -60,20 +60,30 @@ def _calls(
 ) -> tuple[int | None, int | None]:
     if value is None:
         return None, None
-    found = re.fullmatch(r"(\d*):(\d*)", value)
+    found = re.fullmatch(r"([1-9]\d*)?:([1-9]\d*)?", value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is no range of calls; write FIRST:LAST, e.g. 100:199")
-    first, last = (int(n) if n else None for n in found.groups())
+        raise click.BadParameter(
+            f"{value!r} is no range of calls; write FIRST:LAST, from 1, e.g. 101:200"
+        )
+    first, last = (int(n) - 1 if n else None for n in found.groups())
     return first, last
 
 
+def no_such_calls(*profiles: Profile) -> click.BadParameter:
+    """What to say where ``--calls`` is not in the log of one of ``profiles``."""
+    least = min(len(p.calls) for p in profiles)
+    has = f"calls 1 to {least:,}" if least else "no calls"
+    return click.BadParameter(f"the log has {has}", param_hint="--calls")
+
+
 def calls_option(command: _Command) -> _Command:
-    """Add ``--calls FIRST:LAST``; the command gets a pair, None where an end was left out."""
+    """Add ``--calls FIRST:LAST``; the command gets a pair of indices, None where an end was left
+    out. On the command line calls count from 1, as in reports."""
     return click.option(
         "--calls",
         callback=_calls,
         metavar="FIRST:LAST",
-        help="Calls of the log, both included, from 0. Default: all.",
+        help="Calls as reports number them, both included. Default: all.",
     )(command)
 
 

@@ -7,7 +7,15 @@ import click
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.export import FORMATS, devices_of, export_profile
 
-from ._common import BadFile, calls_option, chosen_rank, file_argument, read, read_all
+from ._common import (
+    BadFile,
+    calls_option,
+    chosen_rank,
+    file_argument,
+    no_such_calls,
+    read,
+    read_all,
+)
 
 
 @click.command()
@@ -70,7 +78,7 @@ def export(
     try:
         export_profile(profiles, format_, output, devices or known, *calls, allocated=allocated)
     except IndexError as e:
-        raise click.BadParameter(str(e), param_hint="--calls") from e
+        raise no_such_calls(*profiles) from e
     except ProfileError as e:
         raise BadFile(str(e)) from e
     except ImportError as e:

@@ -7,7 +7,7 @@ import click
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.html.gantt_page import write_gantt
 
-from ._common import BadFile, calls_option, file_argument, print_text, read
+from ._common import BadFile, calls_option, file_argument, no_such_calls, print_text, read
 
 
 @click.command()
@@ -22,10 +22,11 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them.
     """
+    profile = read(file)
     try:
-        nbytes = write_gantt(read(file), output, file, *calls)
+        nbytes = write_gantt(profile, output, file, *calls)
     except IndexError as e:
-        raise click.BadParameter(str(e), param_hint="--calls") from e
+        raise no_such_calls(profile) from e
     except ProfileError as e:
         raise BadFile(str(e)) from e
     print_text(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")

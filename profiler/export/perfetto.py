@@ -150,7 +150,7 @@ class _Trace:
         for k in call_range(self.profile, first, last):
             mode = "" if modes[k] is CallMode.RUN else f" ({modes[k].value})"
             args: dict[str, Any] = {
-                "call": k,
+                "call": k + 1,
                 "graph": calls.graph[k],
                 "program": calls.program[k],
                 "mode": modes[k].value,

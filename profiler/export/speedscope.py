@@ -63,10 +63,13 @@ def write_speedscope(
         stacks = Stacks(timeline)
         at = peak_between(timeline, calls)
         add(
-            f"{device}: live at the peak, call {at.call}, instant {at.instant}",
+            f"{device}: live at the peak, in call {at.call + 1:,}",
             stacks.live_at(at.call, at.instant),
         )
-        add(f"{device}: allocated by calls {calls[0]} to {calls[-1]}", stacks.allocated(calls))
+        add(
+            f"{device}: allocated by calls {calls[0] + 1:,} to {calls[-1] + 1:,}",
+            stacks.allocated(calls),
+        )
     if profile.dataflow is not None:
         for columns in profile.dataflow.devices:
             add(

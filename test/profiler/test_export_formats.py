@@ -418,8 +418,8 @@ def test_speedscope_accepts_the_file() -> None:
     document = json.loads(file.getvalue())
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [
-        ("cpu: live at the peak, call 4, instant 1", 26 * MIB),
-        ("cpu: allocated by calls 0 to 8", 3 * (14 * MIB + 10 * MIB + MIB // 2)),
+        ("cpu: live at the peak, in call 5", 26 * MIB),
+        ("cpu: allocated by calls 1 to 9", 3 * (14 * MIB + 10 * MIB + MIB // 2)),
         ("cpu: live at the peak of the data-flow profile", 8),
     ]
     frames = document["shared"]["frames"]
@@ -511,8 +511,9 @@ def test_the_tables_of_the_tracker(path: str, tmp_path: Path) -> None:
     ("args", "says"),
     [
         (["-f", "perfetto", "--calls", "x"], "'x' is no range of calls; write FIRST:LAST"),
-        (["-f", "perfetto", "--calls", "5:99"], "there are no calls 5 to 99"),
-        (["-f", "memory-viz", "--calls", "5:3"], "the log has calls 0 to 8"),
+        (["-f", "perfetto", "--calls", "0:3"], "write FIRST:LAST, from 1"),
+        (["-f", "perfetto", "--calls", "5:10"], "--calls: the log has calls 1 to 9"),
+        (["-f", "memory-viz", "--calls", "5:3"], "the log has calls 1 to 9"),
         (["-f", "perfetto", "--device", "cuda:9"], "devices in it: cpu"),
         (["-f", "perfetto", "--allocated"], "is for --format collapsed"),
         (["-f", "pdf"], "'pdf' is not one of 'perfetto'"),

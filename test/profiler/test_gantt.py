@@ -137,7 +137,7 @@ def test_nothing_and_parts() -> None:
     assert (page["lanes"], page["end"], page["curves"]) == ([], 0, [])
     page = gantt_payload(training(), "", 3, 5)
     assert len(page["lanes"][0]["start"]) == 3
-    assert page["notes"] == ["Calls 3 to 5 of 9 are shown."]
+    assert page["notes"] == ["Calls 4 to 6 of 9 are shown."]
     with pytest.raises(IndexError, match="the log has calls 0 to 8"):
         gantt_payload(training(), "", 3, 9)
 
@@ -181,7 +181,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, [*args, "--calls", "3:5"]).exit_code == 0
     result = CliRunner().invoke(main, [*args, "--calls", "90:99"])
     assert result.exit_code == 2
-    assert "the log has calls 0 to 35" in result.output
+    assert "the log has calls 1 to 36" in result.output
     result = CliRunner().invoke(main, [*args[:3], str(tmp_path / "no" / "out.html")])
     assert result.exit_code == 2
     assert "check the path" in result.output

@@ -212,6 +212,7 @@ class _Payload:
         calls, modes = self.profile.calls, call_modes(self.profile)
         return {
             "first": self.calls.start,
+            "logged": len(calls),
             "mode": [self._text(modes[k].value) for k in self.calls],
             "start": [calls.start_ns[k] - self.base for k in self.calls],
             "end": [calls.end_ns[k] - self.base for k in self.calls],
@@ -374,7 +375,7 @@ class _Payload:
             notes.append(f"{dropped:,} calls before the first one shown are no longer in the log.")
         if len(self.calls) < len(self.profile.calls):
             notes.append(
-                f"Calls {self.calls.start:,} to {self.calls.stop - 1:,} of "
+                f"Calls {self.calls.start + 1:,} to {self.calls.stop:,} of "
                 f"{len(self.profile.calls):,} are shown."
             )
         return notes

@@ -273,7 +273,7 @@
     callFacts(i, rows) {
       const { format } = memprof;
       const { calls, strings } = this.payload;
-      rows.push(["Call", format.count(calls.first + i)], ["Ran as", strings[calls.mode[i]]]);
+      rows.push(["Call", `${format.count(calls.first + i + 1)} of ${format.count(calls.logged)}`], ["Ran as", strings[calls.mode[i]]]);
       for (const live of this.live) {
         const { totals, between, high } = live.kinds[live.kind[i]];
         const where = this.live.length > 1 ? ` on ${live.device}` : "";

@@ -255,6 +255,33 @@ def test_a_click_chooses_what_is_drawn_there(page: Page, report: Path) -> None:
     assert len(names) == 5
 
 
+def test_zoom(page: Page, report: Path) -> None:
+    show(page, report)
+    plot = page.locator(".timeline-plot")
+
+    def calls() -> list[str]:
+        """The calls at the left and the right end of the plot."""
+        found = []
+        for part in (0.01, 0.99):
+            width = plot.evaluate("e => e.clientWidth")
+            plot.click(position={"x": 70 + part * (width - 84), "y": 100})
+            found.append(shown(page)[0].split(",")[0])
+        return found
+
+    assert calls() == ["call 1 of 9", "call 9 of 9"]
+    page.keyboard.press("p")
+    page.get_by_role("button", name="This call").click()
+    assert calls() == ["call 5 of 9", "call 5 of 9"]
+    # The window follows what is chosen by the keyboard.
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    assert "call 7 of 9" in calls()
+    page.get_by_role("button", name="Whole run").click()
+    assert calls() == ["call 1 of 9", "call 9 of 9"]
+    page.get_by_role("button", name="Calls", exact=True).first.click()
+    assert calls() == ["call 1 of 9", "after call 9 of 9"]
+
+
 def test_every_control_can_be_reached_and_pressed_without_a_mouse(page: Page, report: Path) -> None:
     show(page, report)
     reached = []

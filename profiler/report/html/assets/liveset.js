@@ -72,6 +72,11 @@
       return part.key;
     }
 
+    /** Of a path, the end: the file's name says most. */
+    function shortName(part) {
+      return view === "line" ? memprof.format.path(nameOf(part), 36) : nameOf(part);
+    }
+
     function colorOf(part) {
       return view === "category" ? `var(--cat-${part.key.replaceAll("_", "-")})` : undefined;
     }
@@ -79,7 +84,7 @@
     function nameCell(part) {
       const graph = view === "node" && part.graph >= 0 ? state.model.graphs.get(part.graph)?.label : null;
       return [
-        el(view === "category" ? "span" : "span.code", {}, nameOf(part)),
+        el(view === "category" ? "span" : "span.code", { title: part.key }, shortName(part)),
         (graph || part.note) && el("div.dim.code", {}, [graph, part.note].filter(Boolean).join(" · ")),
       ];
     }
@@ -146,6 +151,7 @@
       all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
       if (!all.length) return empty();
       const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
+      const copies = all.reduce((n, d) => n + d.copies, 0);
       const lines = groupBy(all, (d) => d.location ?? "");
       fill(
         root,
@@ -153,7 +159,7 @@
         el(
           "p.num",
           {},
-          `${bytes(total)} in ${count(all.reduce((n, d) => n + d.copies, 0))} storage(s), ` +
+          `${bytes(total)} in ${copies === 1 ? "one storage" : `${count(copies)} storages`}, ` +
             `${share(total, state.total)} of what is live`,
         ),
         [...lines].slice(0, 6).map(([location, group]) => source(location, group)),

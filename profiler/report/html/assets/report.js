@@ -194,7 +194,7 @@
     const map = el("div.live-map");
     const rows = el("div.live-rows");
     const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
-    root.append(el("div.live", {}, map, rows), more);
+    root.append(el("div.live", {}, el("div", {}, map, more), rows));
     memprof.treemap(state, map);
     memprof.liveTable(state, rows);
     memprof.detail(state, more);

@@ -125,8 +125,9 @@
         grid: { ...PLOT, containLabel: false },
         xAxis: {
           type: "value",
-          min: window_[0],
-          max: window_[1],
+          // The whole run: the zoom below shows a part of it, and series have only that part.
+          min: 0,
+          max: axis.end || 1,
           ...base.axis,
           splitLine: { show: false },
           axisLabel: {
@@ -210,7 +211,7 @@
         });
       }
       chart.setOption(
-        { xAxis: { min: from, max: to }, yAxis: heights(Math.max(...shown.high)), series },
+        { yAxis: heights(Math.max(...shown.high)), series },
         { replaceMerge: ["series"], lazyUpdate: false },
       );
       mark();
@@ -236,8 +237,12 @@
     }
 
     function place(node, call, position) {
-      // The middle of the instant: its edge is the next one's too.
-      const x = pixel((axis.at(call, position) + edgeAfter(call, position)) / 2);
+      // The middle of what can be seen of the instant: its edge is the next one's too.
+      const [from, to] = window_;
+      const start = axis.at(call, position);
+      const end = edgeAfter(call, position);
+      const inside = end > from && start < to;
+      const x = pixel(inside ? (Math.max(start, from) + Math.min(end, to)) / 2 : (start + end) / 2);
       node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
       node.style.left = `${x}px`;
     }
@@ -319,7 +324,9 @@
     function follow() {
       const x = axis.at(state.call, state.position);
       const [from, to] = window_;
-      if (x >= from && x < to) return mark();
+      if (x < to && Math.max(x, edgeAfter(state.call, state.position) - (to - from) * 1e-9) >= from) {
+        return mark();
+      }
       const half = (to - from) / 2;
       const start = Math.max(0, Math.min(axis.end - 2 * half, x - half));
       zoomTo(start, start + 2 * half);

@@ -1,0 +1,80 @@
+"""A day of a tracker, with a clock that runs fast: memory and file stay bounded."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import SnapshotKind
+from memprof.profiler.tracker import journal as journal_module
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+DAY_NS = 24 * 3600 * 10**9
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_24_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a tracker with the default interval, room for 200 snapshots and 500 operations, and
+    # a program that makes tensors and operations, with one high peak in the early morning
+    monkeypatch.setattr(journal_module, "REWRITE_AT", 200_000)
+    clock = Clock()
+    settings = TrackerSettings(
+        output_dir=str(tmp_path), max_snapshots=200, max_operations=500, scan_at_start=False
+    )
+    tracker = MemoryTracker(settings, clock=clock)
+    tracker.start(thread=False)
+    kept: list[torch.Tensor] = []
+    sizes: list[int] = []
+    memory: list[int] = []
+    step_ns = 5 * 10**9
+    count = DAY_NS // step_ns
+    peak_at = count // 5
+    tracemalloc.start()
+    try:
+        for i in range(count):
+            clock.now += step_ns
+            with tracker.track_operation("request"), tracker.track_operation("model"):
+                kept.append(torch.empty(10))
+            del kept[:-50]
+            if i == peak_at:
+                tracker.checkpoint("peak")
+            tracker.snapshot(SnapshotKind.PERIODIC)
+            if i % (count // 24) == 0:  # every hour
+                gc.collect()
+                sizes.append(sum(p.stat().st_size for p in tmp_path.iterdir()))
+                memory.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    tracker.stop()
+    record = tracker.record()
+    # THEN nothing has grown since the sixth hour
+    assert max(memory[12:]) <= max(memory[3:12]) * 1.1 + 100_000, memory
+    assert max(sizes) <= 2_000_000
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size <= 1_000_000
+    # AND the record covers the whole day, dense at the end, with everything counted
+    found = read_profile(path).tracker
+    assert found is not None
+    assert len(found.snapshots) <= 200
+    assert found.metadata.snapshots_taken == count + 3
+    assert found.metadata.snapshots_merged == count + 3 - len(found.snapshots)
+    assert (found.snapshots[0].time_ns, found.snapshots[-1].time_ns) == (0, DAY_NS)
+    assert sum(s.time_ns > DAY_NS * 0.9 for s in found.snapshots) >= 20
+    assert [s.name for s in found.snapshots if s.name] == ["peak"]
+    assert [s.count for s in found.operation_summary] == [count, count]
+    assert len(found.operation_allocations) <= 500 + 500 // 8 + 8
+    assert found.metadata.problems == []
+    assert record.metadata.end_ns == DAY_NS

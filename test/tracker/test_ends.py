@@ -1,0 +1,287 @@
+"""However a process ends: the file is there, and the end is what it would have been without."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import RunState, SnapshotKind
+
+from . import processes
+from .processes import end, files, record, run, start, wait_for_line, wait_until
+
+LOOP = """
+tracker = memprof.initialize_memory_tracker(interval=0.05)
+kept = torch.ones(1000)
+for i in range(1_000_000):
+    with tracker.track_operation("turn"):
+        if i == 1:
+            print("ready", flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_normal_exit(tmp_path: Path) -> None:
+    done = run("memprof.initialize_memory_tracker()\nmemprof.memory_checkpoint('one')", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = record(tmp_path)
+    assert (found.metadata.state, found.metadata.reason) == (RunState.EXIT, "the interpreter ended")
+    assert [(s.kind, s.name) for s in found.snapshots] == [
+        (SnapshotKind.START, ""),
+        (SnapshotKind.CHECKPOINT, "one"),
+        (SnapshotKind.END, ""),
+    ]
+    assert files(tmp_path) == [n for n in files(tmp_path) if n.endswith(".json")]
+
+
+def test_uncaught_exception(tmp_path: Path) -> None:
+    done = run("memprof.initialize_memory_tracker()\n{}['missing']", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("KeyError: 'missing'\n")
+    found = record(tmp_path).metadata
+    assert (found.state, found.reason) == (RunState.EXCEPTION, "KeyError: 'missing'")
+
+
+def test_sys_exit(tmp_path: Path) -> None:
+    assert run("memprof.initialize_memory_tracker()\nsys.exit(7)", tmp_path).returncode == 7
+    assert record(tmp_path).metadata.state is RunState.EXIT
+
+
+def test_sigterm(tmp_path: Path) -> None:
+    process = start(LOOP, tmp_path)
+    wait_for_line(process, "ready")
+    wait_until(lambda: len(files(tmp_path)) == 1)
+    assert end(process) == (-signal.SIGTERM, "")
+    found = record(tmp_path)
+    assert (found.metadata.state, found.metadata.reason) == (RunState.SIGNAL, "SIGTERM")
+    assert found.snapshots[-1].kind is SnapshotKind.END
+    assert found.metadata.snapshots_taken == len(found.snapshots)
+    assert found.operation_allocations.end_ns[-1] == -1  # it was in the middle of one
+
+
+def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
+    process = start(LOOP, tmp_path)
+    wait_for_line(process, "ready")
+    status, err = end(process, signal.SIGINT)
+    assert status == -signal.SIGINT
+    assert err.endswith("KeyboardInterrupt\n")
+    assert record(tmp_path).metadata.reason == "KeyboardInterrupt"
+
+
+def test_ctrl_c_can_be_caught(tmp_path: Path) -> None:
+    program = """
+        memprof.initialize_memory_tracker()
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            sys.exit(5)
+        """
+    process = start(program, tmp_path)
+    wait_for_line(process, "ready")
+    assert end(process, signal.SIGINT) == (5, "")
+    assert record(tmp_path).metadata.state is RunState.EXIT
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_users_own_handler_decides(tmp_path: Path, order: str) -> None:
+    own = "signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))\n"
+    begin = "tracker = memprof.initialize_memory_tracker(interval=60)\n"
+    program = "stop = []\n" + (own + begin if order == "before" else begin + own)
+    program += """
+print("ready", flush=True)
+while not stop:
+    time.sleep(0.01)
+memprof.memory_checkpoint("saving")
+sys.exit(3)
+"""
+    process = start(program, tmp_path)
+    wait_for_line(process, "ready")
+    assert end(process) == (3, "")
+    found = record(tmp_path)
+    # The tracker went on while the handler's owner was saving.
+    names = [s.name for s in found.snapshots if s.kind is SnapshotKind.CHECKPOINT]
+    assert names == (["SIGTERM", "saving"] if order == "before" else ["saving"])
+    assert found.metadata.state is RunState.EXIT
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    program = """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        memprof.initialize_memory_tracker()
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("alive")
+        """
+    assert run(program, tmp_path).stdout == "alive\n"
+
+
+def test_stopping_puts_handlers_back(tmp_path: Path) -> None:
+    program = """
+        hook, handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
+        memprof.initialize_memory_tracker()
+        assert sys.excepthook != hook and signal.getsignal(signal.SIGTERM) != handler
+        memprof.stop_memory_tracker()
+        assert sys.excepthook == hook and signal.getsignal(signal.SIGTERM) == handler
+        memprof.stop_memory_tracker()
+        """
+    assert run(program, tmp_path).stderr == ""
+    assert record(tmp_path).metadata.state is RunState.STOPPED
+
+
+def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
+    program = """
+        from memprof.profiler.tracker.journal import Journal
+        append = Journal.append
+        def told(self, entry):
+            append(self, entry)
+            if entry.snapshot is not None:
+                print("taken", flush=True)
+        Journal.append = told
+        """
+    process = start(program + LOOP.replace("\n", "\n        "), tmp_path)
+    assert process.stdout is not None
+    taken = 0
+    for line in process.stdout:
+        taken += line == "taken\n"
+        if taken == 12:
+            break
+    process.kill()
+    taken += process.communicate()[0].count("taken")
+    (name,) = files(tmp_path)
+    assert name.endswith(".json.journal")
+    # WHEN the path of the file that was never written is read
+    found = read_profile(tmp_path / name.removesuffix(".journal"))
+    assert found.complete is False
+    assert found.tracker is not None
+    assert found.tracker.metadata.state is RunState.RUNNING
+    assert len(found.tracker.snapshots) >= taken - 1
+    assert {s.name for s in found.tracker.operation_summary} == {"turn"}
+    # AND the next tracker there makes the file of it
+    done = run("memprof.initialize_memory_tracker()", tmp_path)
+    assert "A tracker was killed here; what it had recorded is in" in done.stderr
+    assert len(files(tmp_path)) == 2
+    assert all(n.endswith(".json") for n in files(tmp_path))
+    assert record(tmp_path, 0).snapshots == found.tracker.snapshots
+
+
+def test_a_crash_in_c_leaves_the_journal(tmp_path: Path) -> None:
+    program = """
+        memprof.initialize_memory_tracker(interval=60)
+        memprof.memory_checkpoint("before")
+        import ctypes
+        ctypes.string_at(0)
+        """
+    assert run(program, tmp_path).returncode == -signal.SIGSEGV
+    (name,) = files(tmp_path)
+    found = read_profile(tmp_path / name).tracker
+    assert found is not None
+    assert [s.name for s in found.snapshots] == ["", "before"]
+
+
+def test_forked_workers_are_not_tracked_and_unharmed(tmp_path: Path) -> None:
+    program = """
+        tracker = memprof.initialize_memory_tracker(interval=0.02)
+        lock = threading.Lock()
+        def child():
+            # Everything can be called, nothing is recorded, and SIGTERM is the default again.
+            assert not memprof.get_memory_tracker().enabled
+            with memprof.get_memory_tracker().track_operation("child"):
+                with tracker.track_operation("x"):
+                    memprof.memory_checkpoint("child")
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            torch.ones(10).sum()
+        pids = []
+        for _ in range(4):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    child()
+                    os._exit(0)
+                except BaseException:
+                    import traceback; traceback.print_exc()
+                    os._exit(1)
+            pids.append(pid)
+            time.sleep(0.03)
+        print([os.waitpid(pid, 0)[1] for pid in pids])
+        memprof.memory_checkpoint("parent")
+        """
+    done = run(program, tmp_path)
+    assert done.stdout == "[0, 0, 0, 0]\n", done.stderr
+    assert done.stderr.count("whose memory is tracked; this one's is not") == 4
+    assert len(files(tmp_path)) == 1
+    found = record(tmp_path)
+    assert [s.name for s in found.snapshots if s.name] == ["parent"]
+    assert found.operation_summary == []
+
+
+def test_a_forked_worker_can_have_its_own(tmp_path: Path) -> None:
+    program = """
+        memprof.initialize_memory_tracker(interval=60)
+        pid = os.fork()
+        if pid == 0:
+            tracker = memprof.initialize_memory_tracker(interval=60)
+            with tracker.track_operation("child"):
+                pass
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(os.getpid())
+        """
+    done = run(program, tmp_path)
+    parent = int(done.stdout)
+    found = [record(tmp_path, i) for i in range(2)]
+    assert [len(files(tmp_path)), done.stderr] == [2, ""]
+    child = next(r for r in found if r.metadata.pid != parent)
+    assert child.metadata.parent_pid == parent
+    assert [s.name for s in child.operation_summary] == ["child"]
+
+
+def test_dataloader_workers(tmp_path: Path) -> None:
+    program = """
+        memprof.initialize_memory_tracker(interval=0.02)
+        data = torch.utils.data.DataLoader(torch.arange(64.0), batch_size=8, num_workers=2)
+        print(sum(b.sum().item() for b in data))
+        """
+    done = run(program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2016.0\n"), done.stderr
+    assert len(files(tmp_path)) == 1
+
+
+def test_memprof_run(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys, atexit, pickle, torch\n"
+        "class A: pass\n"
+        "kept = torch.ones(1000)\n"
+        "atexit.register(lambda: print(pickle.loads(pickle.dumps(A)) is A))\n"
+        "print(__name__, sys.argv[1:], __file__)\n"
+        "sys.exit(4)\n"
+    )
+    own = ["-m", "memprof", "run", "--interval", "0.5"]
+    process = start("", tmp_path, *own, "script.py", "-x", "--interval", "9")
+    out, err = process.communicate(timeout=60)
+    assert out == "__main__ ['-x', '--interval', '9'] script.py\nTrue\n", err
+    assert process.returncode == 4
+    found = record(tmp_path).metadata
+    assert (found.interval_ns, found.command) == (
+        500_000_000,
+        ("script.py", "-x", "--interval", "9"),
+    )
+
+
+def test_memprof_run_of_a_module_and_what_cannot_be_run(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("import torch\n1 / 0\n")
+    process = start("", tmp_path, "-m", "memprof", "run", "-m", "package")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ZeroDivisionError" in err
+    assert "launch.py" not in err
+    assert record(tmp_path).metadata.reason == "ZeroDivisionError: division by zero"
+    for arguments, says in ((["-m", "nowhere"], "no module"), (["nowhere.py"], "No such file")):
+        process = start("", tmp_path, "-m", "memprof", "run", *arguments)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert says in err
+    assert processes.files(tmp_path)

@@ -1,0 +1,268 @@
+"""What can go wrong around a tracker: a clear message, and the job goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import memprof
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import SnapshotKind
+from memprof.profiler.tracker import snapshots as snapshots_module
+from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+from .processes import files, record, run
+
+
+@pytest.fixture(autouse=True)
+def stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("MEMPROF_"):
+            monkeypatch.delenv(name)
+    yield
+    memprof.stop_memory_tracker()
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "memprof"]
+
+
+def test_a_folder_that_is_not_there(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    tracker = memprof.initialize_memory_tracker(tmp_path / "nowhere", interval=60)
+    with tracker.track_operation("work"):
+        memprof.memory_checkpoint("one")
+    memprof.stop_memory_tracker()
+    first, last = messages(caplog)
+    assert f"no file can be written in {tmp_path / 'nowhere'}: No such file or directory" in first
+    assert "give another output_dir" in first
+    assert "cannot write the tracker's record" in last
+    assert tracker.record().operation_summary[0].count == 1
+
+
+def test_a_folder_that_appears_later(tmp_path: Path) -> None:
+    tracker = memprof.initialize_memory_tracker(tmp_path / "later", interval=60)
+    (tmp_path / "later").mkdir()
+    memprof.stop_memory_tracker()
+    assert files(tmp_path / "later") == [tracker.path.name if tracker.path else None]
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """A tmpfs, where we may mount one."""
+    mount = ["mount", "-t", "tmpfs", "-o", options, "memprof-test", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except OSError:
+        pytest.skip("no mount here")
+    if done.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_read_only_file_system(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    folder = tmp_path / "ro"
+    folder.mkdir()
+    with mounted(folder, "ro,size=1m"):
+        memprof.initialize_memory_tracker(folder, interval=60)
+        memprof.memory_checkpoint("one")
+        memprof.stop_memory_tracker()
+    assert "Read-only file system" in messages(caplog)[0]
+    assert len(messages(caplog)) == 2
+
+
+def test_a_folder_without_permission(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    folder = tmp_path / "ro"
+    folder.mkdir(mode=0o500)
+    memprof.initialize_memory_tracker(folder, interval=60)
+    memprof.stop_memory_tracker()
+    assert "Permission denied" in messages(caplog)[0]
+
+
+def test_a_disk_that_is_full_from_some_time_on(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with mounted(folder, "size=128k"):
+        tracker = memprof.initialize_memory_tracker(folder, interval=60)
+        memprof.memory_checkpoint("before")
+        (folder / "filler").write_bytes(b"x" * (90 << 10))
+        for i in range(200):
+            memprof.memory_checkpoint(f"number {i}")
+        assert len(tracker.record().snapshots) == 202
+        (journal,) = (n for n in files(folder) if n.endswith(".journal"))
+        # What reached the disk can be read; space comes back, and it goes on.
+        found = read_profile(folder / journal).tracker
+        assert found is not None
+        assert 2 <= len(found.snapshots) < 202
+        memprof.stop_memory_tracker()
+        assert files(folder) == [journal]
+        (folder / "filler").unlink()
+        assert read_profile(folder / journal).tracker is not None
+    said = messages(caplog)
+    assert len(said) == 2, said
+    assert "No space left on device. The tracker keeps its record in memory" in said[0]
+    assert "What was recorded is in" in said[1]
+
+
+def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
+    program = """
+        import resource
+        tracker = memprof.initialize_memory_tracker(interval=60)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        for i in range(100):
+            memprof.memory_checkpoint(str(i))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print(len(tracker.record().snapshots))
+        """
+    done = run(program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "101\n")
+    assert done.stderr.count("File too large") == 1
+    # The limit was gone at the end: nothing is lost.
+    assert record(tmp_path).metadata.snapshots_taken == 102
+
+
+def test_wrong_toml(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "memprof.toml").write_text("[memprof]\nintervall = 1\n")
+    tracker = memprof.initialize_memory_tracker(interval=30)
+    assert tracker.enabled
+    assert tracker.settings.interval == 30
+    (said,) = messages(caplog)
+    assert f"{tmp_path / 'memprof.toml'}: [memprof]: there is no setting 'intervall'" in said
+    assert "did you mean interval?" in said
+    assert "takes no setting from files and variables" in said
+
+
+def test_wrong_arguments_are_the_callers_mistake() -> None:
+    with pytest.raises(SettingsError, match=r"interval is -1\.0, it must be 0\.01 or more"):
+        memprof.initialize_memory_tracker(interval=-1)
+    assert not memprof.get_memory_tracker().enabled
+
+
+def test_a_second_tracker(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    first = memprof.initialize_memory_tracker(tmp_path, interval=60)
+    second = memprof.initialize_memory_tracker(tmp_path, interval=5)
+    assert second is first
+    assert memprof.get_memory_tracker() is first
+    assert f"runs in this process already, into {first.path}" in messages(caplog)[0]
+    memprof.stop_memory_tracker()
+    third = memprof.initialize_memory_tracker(tmp_path, interval=60)
+    assert third is not first
+    assert third.path != first.path
+
+
+def test_two_processes_in_one_folder(tmp_path: Path) -> None:
+    program = (
+        "import memprof, time\n"
+        "memprof.initialize_memory_tracker(interval=60)\n"
+        "print('x', flush=True); time.sleep(1)\n"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in both:
+        process.communicate(timeout=60)
+    names = files(tmp_path)
+    assert len(names) == 2
+    assert {record(tmp_path, i).metadata.pid for i in range(2)} == {p.pid for p in both}
+
+
+def test_no_tracker_at_all(tmp_path: Path) -> None:
+    tracker = memprof.get_memory_tracker()
+    memprof.memory_checkpoint("x")
+    memprof.stop_memory_tracker()
+    with tracker.track_operation("x"), tracker.track_pytorch_ops():
+        pass
+    assert files(tmp_path) == []
+
+
+def test_what_was_named_before_it_started_is_tracked_then(tmp_path: Path) -> None:
+    @memprof.get_memory_tracker().track_operation("early")
+    def early() -> None:
+        pass
+
+    early()
+    for count in (1, 2):
+        tracker = memprof.initialize_memory_tracker(tmp_path, interval=60)
+        for _ in range(count):
+            early()
+        memprof.stop_memory_tracker()
+        assert [s.count for s in tracker.record().operation_summary] == [count]
+
+
+def test_made_disabled_it_starts_when_enabled(tmp_path: Path) -> None:
+    tracker = memprof.initialize_memory_tracker(tmp_path, enabled=False, interval=60)
+    assert not tracker.enabled
+    memprof.stop_memory_tracker()
+    assert files(tmp_path) == []
+    tracker.enable()
+    assert tracker.enabled
+    assert len(files(tmp_path)) == 1
+    memprof.stop_memory_tracker()
+    assert record(tmp_path).metadata.settings["enabled"] == "true"
+
+
+def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MEMPROF_ENABLED", "0")
+    assert not memprof.initialize_memory_tracker(tmp_path).enabled
+
+
+def test_a_tracker_that_fails_inside(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(snapshots_module.Photographer, "take", broken)
+    for _ in range(3):
+        tracker.checkpoint("x")
+    tracker.stop()
+    assert [m for m in messages(caplog) if "ZeroDivisionError: inside" in m] == messages(caplog)
+    assert len(messages(caplog)) == 1
+    found = record(tmp_path)
+    assert found.metadata.problems == ["the tracker failed: ZeroDivisionError: inside"]
+    assert [s.kind for s in found.snapshots] == [SnapshotKind.START]
+
+
+def test_a_namer_that_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from memprof.profiler.tracker import naming
+
+    def broken(_: object) -> None:
+        raise KeyError("who")
+
+    monkeypatch.setattr(naming, "_namers", [broken])
+    kept = torch.ones(10)
+    tracker = memprof.initialize_memory_tracker(tmp_path, interval=60)
+    memprof.memory_checkpoint("one")
+    del kept
+    assert [s.name for s in tracker.record().snapshots] == ["", "one"]
+    assert any("naming a tensor failed: KeyError" in m for m in messages(caplog))
+
+
+def test_messages_are_ours(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    memprof.initialize_memory_tracker(interval=60)
+    memprof.memory_checkpoint("quiet")
+    memprof.stop_memory_tracker()
+    assert messages(caplog) == []

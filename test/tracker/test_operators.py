@@ -1,0 +1,142 @@
+"""Operator statistics: counts, times, bytes and shapes, added up over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.profiler.model import OperatorStatistics
+from memprof.profiler.tracker import operators as operators_module
+from memprof.profiler.tracker.operators import as_shapes, is_operator
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+
+@pytest.fixture
+def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
+    found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    found.start(thread=False)
+    yield found
+    found.stop()
+
+
+def by_name(tracker: MemoryTracker) -> dict[str, OperatorStatistics]:
+    return {s.name: s for s in tracker.record().pytorch_operations.operators}
+
+
+def test_counts_shapes_bytes_and_times(tracker: MemoryTracker) -> None:
+    a, b = torch.ones(4, 8), torch.ones(8, 16)
+    for _ in range(2):
+        with tracker.track_pytorch_ops():
+            for _ in range(3):
+                a @ b
+            torch.ones(2, 8) @ b
+    mm = by_name(tracker)["aten::mm"]
+    assert mm.count == 8
+    assert [(s.shapes, s.count) for s in mm.shapes] == [
+        (((4, 8), (8, 16)), 6),
+        (((2, 8), (8, 16)), 2),
+    ]
+    assert mm.self_cpu_bytes == 6 * 4 * 16 * 4 + 2 * 2 * 16 * 4
+    assert mm.cpu_ns >= mm.self_cpu_ns > 0
+    assert sum(s.self_cpu_ns for s in mm.shapes) == pytest.approx(mm.self_cpu_ns, abs=16)
+    assert mm.other_shapes == 0
+    record = tracker.record().pytorch_operations
+    assert len(record.windows) == 2
+    times = [s.self_cpu_ns for s in record.operators]
+    assert times == sorted(times, reverse=True)
+
+
+def test_the_peak_inside_is_exact(tracker: MemoryTracker) -> None:
+    with tracker.track_pytorch_ops():
+        x = torch.empty(1000)
+        y = torch.empty(2000)
+        del x
+        z = torch.empty(500)
+    assert tracker.record().pytorch_operations.peak_cpu_bytes == 12_000
+    del y, z
+
+
+def test_backward_is_seen(tracker: MemoryTracker) -> None:
+    w = torch.ones(8, 8, requires_grad=True)
+    with tracker.track_pytorch_ops():
+        (w @ w).sum().backward()
+    found = by_name(tracker)
+    assert found["aten::mm"].count == 3
+    assert not [n for n in found if "autograd::engine" in n or n == "[memory]"]
+
+
+def test_without_shapes_and_memory(tracker: MemoryTracker) -> None:
+    with tracker.track_pytorch_ops(shapes=False, memory=False):
+        torch.ones(3).sum()
+    found = by_name(tracker)["aten::sum"]
+    assert (found.count, found.shapes, found.other_shapes, found.cpu_bytes) == (1, (), 0, 0)
+
+
+def test_an_exception_passes(tracker: MemoryTracker) -> None:
+    with pytest.raises(RuntimeError), tracker.track_pytorch_ops():
+        torch.ones(3) @ torch.ones(4)
+    assert by_name(tracker)["aten::ones"].count == 2
+
+
+def test_beside_another_profiler_it_measures_nothing_and_says_so(tracker: MemoryTracker) -> None:
+    with torch.profiler.profile() as users, tracker.track_pytorch_ops():
+        torch.ones(3).sum()
+    assert any(e.key == "aten::sum" for e in users.key_averages())
+    with tracker.track_pytorch_ops(), tracker.track_pytorch_ops():
+        torch.ones(3).sum()
+    assert by_name(tracker)["aten::sum"].count == 1
+    (said,) = tracker.record().metadata.problems
+    assert said == "track_pytorch_ops: another profiler is on, so nothing was measured"
+
+
+def test_many_operators_and_shapes_stay_bounded(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators_module, "MAX_OPERATORS", 3)
+    monkeypatch.setattr(operators_module, "MAX_SHAPES", 2)
+    with tracker.track_pytorch_ops():
+        for i in range(1, 60):
+            torch.ones(i).sum()
+    found = by_name(tracker)
+    assert len(found) <= 4
+    assert operators_module.OTHER in found
+    for s in found.values():
+        assert len(s.shapes) <= 2
+        assert sum(x.count for x in s.shapes) + s.other_shapes == s.count
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("aten::mm", True),
+        ("mylib::op", True),
+        ("triton_poi_fused_0", True),
+        ("[memory]", False),
+        ("autograd::engine::evaluate_function: MmBackward0", False),
+        ("Torch-Compiled Region: 0/0", False),
+        ("ProfilerStep#3", False),
+    ],
+)
+def test_what_is_an_operator(name: str, is_one: bool) -> None:
+    assert is_operator(name) is is_one
+
+
+def test_shapes_of_lists_of_tensors() -> None:
+    assert as_shapes([[2, 3], [], [[1], [2]]]) == ((2, 3), (), ())
+    assert as_shapes(None) == ()
+
+
+def test_it_is_in_the_journal_at_the_next_snapshot(tracker: MemoryTracker) -> None:
+    from memprof.profiler.file import read_profile
+
+    with tracker.track_pytorch_ops():
+        torch.ones(3).sum()
+    tracker.checkpoint("now")
+    assert tracker.path is not None
+    found = read_profile(tracker.path).tracker
+    assert found is not None
+    assert found.pytorch_operations == tracker.record().pytorch_operations

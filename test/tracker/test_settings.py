@@ -1,0 +1,212 @@
+"""Settings from all places, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memprof.cli import main
+from memprof.profiler.tracker.settings import (
+    SettingsError,
+    TrackerSettings,
+    configured,
+    find_file,
+    toml_value,
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    for name in list(os.environ):
+        if name.startswith("MEMPROF_"):
+            monkeypatch.delenv(name)
+    return folder
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args))
+
+
+def test_defaults() -> None:
+    found = configured()
+    assert (found.settings, found.origin, found.file) == (TrackerSettings(), {}, None)
+    assert (found.settings.output_dir, found.settings.interval) == (".", 5.0)
+
+
+def test_later_places_win(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[memprof]\ninterval = 1\nlargest = 2\noutput_dir = "x"\ncpu_allocator = true\n'
+    (empty_folder / "memprof.toml").write_text(text)
+    monkeypatch.setenv("MEMPROF_INTERVAL", "2.5")
+    monkeypatch.setenv("MEMPROF_OUTPUT_DIR", "y")
+    found = configured({"output_dir": Path("z"), "largest": None})
+    assert found.settings == TrackerSettings(
+        interval=2.5, largest=2, output_dir="z", cpu_allocator=True
+    )
+    assert found.origin == {
+        "interval": "MEMPROF_INTERVAL",
+        "largest": str(empty_folder / "memprof.toml"),
+        "output_dir": "argument",
+        "cpu_allocator": str(empty_folder / "memprof.toml"),
+    }
+
+
+def test_which_file_counts(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = empty_folder.parent
+    (above / "memprof.toml").write_text("[memprof]\nlargest = 1\n")
+    assert find_file() == above / "memprof.toml"
+    # A project without our table does not end the search, one with it does.
+    (empty_folder / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert find_file() == above / "memprof.toml"
+    (empty_folder / "pyproject.toml").write_text("[tool.memprof]\nlargest = 3\n")
+    assert configured().settings.largest == 3
+    (empty_folder / "memprof.toml").write_text("[memprof]\nlargest = 4\n")
+    assert configured().settings.largest == 4
+    (above / "other.toml").write_text("[memprof]\nlargest = 5\n")
+    monkeypatch.setenv("MEMPROF_CONFIG", str(above / "other.toml"))
+    assert configured().settings.largest == 5
+    monkeypatch.setenv("MEMPROF_CONFIG", "nowhere.toml")
+    with pytest.raises(SettingsError, match="which is no file"):
+        configured()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[memprof]\ninterval = \n", "not TOML: Invalid value (at line 2"),
+        ("[memprof]\nintervall = 1\n", "there is no setting 'intervall'; did you mean interval?"),
+        ("[memprof]\ninterval = 'x'\n", "interval is 'x', it must be a number"),
+        ("[memprof]\ninterval = 0.001\n", "it must be 0.01 or more"),
+        ("[memprof]\ninterval = nan\n", "it must be 0.01 or more"),
+        ("[memprof]\ninterval = inf\n", "it must be 0.01 or more"),
+        ("[memprof]\nlargest = 1.5\n", "largest is 1.5, it must be a whole number"),
+        ("[memprof]\nlargest = true\n", "largest is True, it must be a whole number"),
+        ("[memprof]\nenabled = 1\n", "enabled is 1, it must be true or false"),
+        ("[memprof]\noutput_dir = ''\n", "output_dir is empty"),
+        ("memprof = 3\n", "`memprof` is 3, it must be a table"),
+        (b"[memprof]\nx = '\xff'\n", "not TOML"),
+    ],
+)
+def test_wrong_files(empty_folder: Path, text: str | bytes, says: str) -> None:
+    path = empty_folder / "memprof.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsError) as e:
+        configured()
+    assert says in str(e.value)
+    assert str(e.value).startswith(str(path))
+    result = invoke("config", "show")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("MEMPROF_INTERVAL", "soon", "MEMPROF_INTERVAL: interval is 'soon', it must be a number"),
+        ("MEMPROF_ENABLED", "maybe", "it must be true or false"),
+        ("MEMPROF_MAX_SNAPSHOTS", "3", "it must be 10 or more"),
+        ("MEMPROF_LARGEST", "1.5", "it must be a whole number"),
+    ],
+)
+def test_wrong_variables(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError) as e:
+        configured()
+    assert says in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_true_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MEMPROF_CPU_ALLOCATOR", text)
+    assert configured().settings.cpu_allocator is True
+
+
+@pytest.mark.parametrize("value", ["", 'a"b\\c', "é\n\t\x01", "😀", True, False, 3, 2.5])
+def test_values_are_toml(value: Any) -> None:
+    import sys
+
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib came with Python 3.11")
+    import tomllib
+
+    assert tomllib.loads(f"x = {toml_value(value)}") == {"x": value}
+
+
+def test_show(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (empty_folder / "memprof.toml").write_text("[memprof]\nlargest = 3\n")
+    monkeypatch.setenv("MEMPROF_INTERVAL", "1")
+    output = invoke("config", "show").output
+    assert output.splitlines()[0] == f"# file: {empty_folder / 'memprof.toml'}"
+    assert "interval = 1.0  # MEMPROF_INTERVAL" in output
+    assert f"largest = 3  # {empty_folder / 'memprof.toml'}" in output
+    assert 'output_dir = "."  # default' in output
+    found = json.loads(invoke("config", "show", "--json").output)
+    assert found["settings"]["largest"] == 3
+    # What is shown can be put into a file.
+    (empty_folder / "memprof.toml").write_text("[memprof]\n" + output)
+    assert configured().settings.interval == 1.0
+
+
+def test_update_makes_and_changes_a_file(empty_folder: Path) -> None:
+    path = empty_folder / "memprof.toml"
+    assert invoke("config", "update", "interval=2", "output-dir=a b").exit_code == 0
+    assert path.read_text() == '[memprof]\ninterval = 2.0\noutput_dir = "a b"\n'
+    assert invoke("config", "update", "interval=3", "largest=1").exit_code == 0
+    assert path.read_text() == '[memprof]\ninterval = 3.0\noutput_dir = "a b"\nlargest = 1\n'
+    assert invoke("config", "update", "output_dir=").exit_code == 0
+    assert path.read_text() == "[memprof]\ninterval = 3.0\nlargest = 1\n"
+
+
+def test_update_leaves_everything_else_as_it_was(empty_folder: Path) -> None:
+    path = empty_folder / "pyproject.toml"
+    path.write_text(
+        "# head\n[project]\nname = 'x'  # interval = 9\n\n"
+        "[tool.memprof]  # ours\ninterval = 1 # often\n\n[tool.other]\ninterval = 7\n"
+    )
+    assert invoke("config", "update", "interval=2", "largest=4").exit_code == 0
+    assert path.read_text() == (
+        "# head\n[project]\nname = 'x'  # interval = 9\n\n"
+        "[tool.memprof]  # ours\ninterval = 2.0 # often\nlargest = 4\n\n"
+        "[tool.other]\ninterval = 7\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "before", "says"),
+    [
+        (["interval=fast"], None, "it must be a number"),
+        (["interval"], None, "is not NAME=VALUE"),
+        (["speed=1"], None, "there is no setting 'speed'"),
+        (["speed="], None, "there is no setting 'speed'"),
+        (["largest=1"], "[memprof\n", "not TOML"),
+        (["largest=1"], "memprof = {interval = 3}\n", "edit it by hand"),
+        (["largest=1"], "memprof.interval = 3\n", "edit it by hand"),
+    ],
+)
+def test_update_refuses(
+    empty_folder: Path, arguments: list[str], before: str | None, says: str
+) -> None:
+    path = empty_folder / "memprof.toml"
+    if before is not None:
+        path.write_text(before)
+    result = invoke("config", "update", *arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert (path.read_text() if path.exists() else None) == before
+
+
+def test_run_says_what_is_wrong_before_it_runs(empty_folder: Path) -> None:
+    assert "Missing a script" in invoke("run").output
+    result = invoke("run", "--interval", "0", "x.py")
+    assert (result.exit_code, "it must be 0.01 or more" in result.output) == (2, True)
+    result = invoke("run", "--output-dir", "nowhere", "x.py")
+    assert result.exit_code == 2
+    assert "the folder must exist" in result.output

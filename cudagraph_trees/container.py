@@ -189,8 +189,7 @@ def reset_cudagraph_trees() -> None:
         container.shut_down()
     _new_family()
     compat.step_counters()[0].mark_step_counter = 0
-    if not all_managers():
-        compat.set_cached_tensors_enabled(False)
+    # Cached tensors stay enabled: torch's own trees may have some, and would abort their reset.
 
 
 def _after_fork() -> None:

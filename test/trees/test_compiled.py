@@ -287,6 +287,30 @@ def test_nothing_is_left_after_reset() -> None:
     assert torch.cuda.memory_allocated() == 0
 
 
+def test_resets_with_torchs_own_trees_in_the_same_process(trees: InductorTrees) -> None:
+    def train(model: torch.nn.Module) -> torch.nn.Module:
+        compiled = torch.compile(model, mode="reduce-overhead")
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(torch.randn(4, 16, device="cuda")).backward()
+            model.zero_grad()
+        return model
+
+    # GIVEN cached outputs of both
+    train(pair()[1])
+    assert all_managers() != []
+    trees.undo()
+    train(pair()[1])
+    # WHEN ours are reset first, THEN torch's can be reset as well; and the other way round
+    reset_cudagraph_trees()
+    torch._inductor.cudagraph_trees.reset_cudagraph_trees()
+    train(pair()[1])
+    with use_in_inductor():
+        train(pair()[1])
+        torch._inductor.cudagraph_trees.reset_cudagraph_trees()
+    assert all_managers() == []
+
+
 class Block(torch.nn.Module):
     """One layer of a transformer."""
 

@@ -36,6 +36,19 @@ def page(profile: DataFlowProfile, device: str, title: str | None = None) -> str
         notes.append(
             f"The allocator held {_size(report.allocator_reserved)} then, {_size(idle)} of it idle."
         )
+    if report.replay_reserved:
+        notes.append(
+            f"Pools of CUDA graphs and the arena hold {_size(report.replay_reserved)} from the "
+            "system; what is live in them is in the picture."
+        )
+    if profile.compiled is not None:
+        c = profile.compiled
+        replayed = f", {c.replayed:,} of them replayed" if c.replayed else ""
+        notes.append(
+            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by "
+            f"allocation{replayed}."
+        )
+        notes += [f"{n:,} not: {escape(why)}." for why, n in sorted(c.unmatched.items())]
     if profile.columns.skipped_ns:
         notes.append(f"{profile.columns.skipped_ns / 1e9:.1f} s of compilation were not looked at.")
     unknown = "".join(

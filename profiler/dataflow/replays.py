@@ -26,6 +26,7 @@ A call is not replayed, however few allocations it has, if the ledger does not s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,23 +148,31 @@ class _Leases:
     """Leases by label, each to be taken once."""
 
     def __init__(self, memory: Sequence[ReplayMemory]) -> None:
-        self.free: dict[tuple[str, int], list[Lease]] = {}
+        self.free: dict[tuple[str, int], list[Lease]] = {}  # each by birth
         self.taken: set[tuple[int, int]] = set()
         """First address and address after the last."""
         for lease in (x for m in memory for x in m.leases):
             self.free.setdefault((lease.label, lease.nbytes), []).append(lease)
+        for found in self.free.values():
+            found.sort(key=_birth)
 
     def take(self, label: str, nbytes: int, born: int) -> Lease | None:
         """The lease that began nearest to ``born``."""
         found = self.free.get((label, nbytes))
         if not found:
             return None
-        nearest = min(found, key=lambda x: abs(x.born_ns - born))
-        if abs(nearest.born_ns - born) > NEAREST_CALL_NS:
+        at = bisect_left(found, born, key=_birth)
+        if at == len(found) or (at and born - found[at - 1].born_ns < found[at].born_ns - born):
+            at -= 1
+        if abs(found[at].born_ns - born) > NEAREST_CALL_NS:
             return None
-        found.remove(nearest)
+        nearest = found.pop(at)
         self.taken.add((nearest.address, nearest.address + nearest.nbytes))
         return nearest
+
+
+def _birth(lease: Lease) -> int:
+    return lease.born_ns
 
 
 class _Ends:

@@ -10,6 +10,7 @@ import torch
 from memprof.profiler import DataFlowProfile, profile_memory
 from memprof.profiler.dataflow import peak_report
 from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.html import page
 from memprof.profiler.dataflow.over_time import by_category
 
 from . import ground_truth
@@ -74,6 +75,9 @@ def test_the_arena_shows_the_memory_that_plain_calls_show() -> None:
     # the arena holds at least what is in it,
     assert peaks[0].replay_reserved >= 0
     assert peaks[1].replay_reserved >= 2 * 512 * 256 * 4
+    assert "4 of 4 compiled calls are known allocation by allocation, 4 of them replayed." in page(
+        arena, "cpu"
+    )
     # and everything that was made and dropped is gone at the end.
     last = [by_category(p, "cpu").bytes[-1].sum() for p in (plain, arena)]
     assert int(last[1]) == pytest.approx(int(last[0]), rel=0.01)

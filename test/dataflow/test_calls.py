@@ -1,0 +1,277 @@
+"""Calls of compiled code against their programs, on traces and programs made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.profiler import DataFlowProfile
+from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.read import read_events
+from memprof.profiler.model import (
+    AllocationProgram,
+    BufferProvenance,
+    CallColumns,
+    Event,
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
+    LedgerEntry,
+    LedgerKind,
+    NodeProvenance,
+    Origin,
+    Profile,
+    Role,
+    Storage,
+    TreeDetail,
+)
+from memprof.profiler.model import Category as ModelCategory
+from memprof.profiler.replay_memory import Lease, ReplayMemory
+
+from . import fake_trace
+from .fake_trace import PyCall, Result, alloc, fakes  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("fakes")
+
+FORWARD_FILE, BACKWARD_FILE = "c" + "f" * 24, "c" + "b" * 24
+ALLOC, FREE, REUSE = EventKind.ALLOC, EventKind.FREE, EventKind.REUSE
+
+
+def call(
+    file: str, start: int, *children: fake_trace.Event, length: int = 1000
+) -> fake_trace.Event:
+    """A call of a generated function."""
+    return fake_trace.Event(
+        PyCall(), *children, name=f"/tmp/x/{file}.py(7): call", start=start, length=length
+    )
+
+
+def node(name: str) -> NodeProvenance:
+    return NodeProvenance(name, f"aten.{name}.default", module_path=f"m.{name}")
+
+
+def forward() -> GraphRecord:
+    """Allocates a saved activation, a temporary and an output; the temporary's memory is taken
+    over by another buffer."""
+    storages = (
+        Storage(0, 400, "cpu", Origin.BUFFER, "buf0", ModelCategory.ACTIVATION, outputs=(1,)),
+        Storage(1, 300, "cpu", Origin.BUFFER, "buf1", ModelCategory.TEMPORARY),
+        Storage(2, 200, "cpu", Origin.BUFFER, "buf3", ModelCategory.OUTPUT, outputs=(0,)),
+    )
+    events = (
+        Event(ALLOC, 0, 1, "buf0"),
+        Event(ALLOC, 1, 2, "buf1"),
+        Event(REUSE, 1, 3, "buf2"),
+        Event(ALLOC, 2, 4, "buf3"),
+        Event(FREE, 1, 5),
+    )
+    names = {"buf0": "tanh", "buf1": "mul", "buf2": "exp", "buf3": "sum"}
+    return GraphRecord(
+        id=0,
+        kind=GraphKind.FORWARD,
+        compile_id="0/0",
+        graph_id=5,
+        code_path=f"/tmp/x/{FORWARD_FILE}.py",
+        nodes={n: node(n) for n in names.values()},
+        buffers={b: BufferProvenance(b, "ComputedBuffer", (n,), n) for b, n in names.items()},
+        programs=[AllocationProgram((), storages, events)],
+    )
+
+
+def backward() -> GraphRecord:
+    """Releases what the forward saved between two allocations of its own."""
+    storages = (
+        Storage(0, 400, "cpu", Origin.INPUT, "saved", ModelCategory.ACTIVATION, inputs=(0,)),
+        Storage(1, 100, "cpu", Origin.BUFFER, "buf0", ModelCategory.GRADIENT, outputs=(0,)),
+        Storage(2, 50, "cpu", Origin.BUFFER, "buf1", ModelCategory.TEMPORARY),
+    )
+    events = (
+        Event(ALLOC, 1, 1, "buf0"),
+        Event(FREE, 0, 2),
+        Event(ALLOC, 2, 3, "buf1"),
+        Event(FREE, 2, 4),
+    )
+    return GraphRecord(
+        id=1,
+        kind=GraphKind.BACKWARD,
+        compile_id="0/0",
+        graph_id=5,
+        code_path=f"/tmp/x/{BACKWARD_FILE}.py",
+        inputs=(
+            GraphValue(
+                0, "saved", Role.SAVED_FOR_BACKWARD, ModelCategory.ACTIVATION, forward_output=1
+            ),
+        ),
+        programs=[AllocationProgram((), storages, events)],
+    )
+
+
+def ledger(*graphs: int, at: int = 0) -> list[LedgerEntry]:
+    return [LedgerEntry(at, LedgerKind.REPLAY, g, "ran", 1, TreeDetail("cpu", "f")) for g in graphs]
+
+
+def profile(
+    trace: list[fake_trace.Event], replayed: tuple[int, ...] = (), leases: tuple[Lease, ...] = (),
+    at: int = 0,
+) -> DataFlowProfile:  # fmt: skip
+    known = Profile(
+        graphs=[forward(), backward()], ledger=ledger(*replayed, at=at), calls=CallColumns()
+    )
+    memory = [ReplayMemory("cpu", 4096, [(0, 4096)], leases)] if replayed else []
+    return DataFlowProfile(read_events(Result(*trace)), memprof_profile=known, memory=memory)
+
+
+def lives(p: DataFlowProfile) -> list[tuple[int, int, int, str | None]]:
+    """Bytes, birth, death (-1: none) and category of every storage of compiled code."""
+    out = []
+    for s in range(len(p.storages)):
+        if p.owners(s):
+            born, died = p.storages.life(s)
+            number = (
+                int(p.corrected.of_block[s - p.storages.keys])
+                if s >= p.storages.keys
+                else int(p.corrected.of_value[p.graph.first_value[s]])
+            )
+            name = Category(number).name if number else None
+            out.append((int(p.storages.size[s]), born, died if died < 1 << 60 else -1, name))
+    return sorted(out, key=lambda x: (x[1], x[0]))
+
+
+def observed() -> list[fake_trace.Event]:
+    """A forward that allocates what its program says, at 100, 200 and 300."""
+    return [
+        call(
+            FORWARD_FILE,
+            1000,
+            alloc(64, 400, 1, 1, start=1100),
+            alloc(128, 300, 2, 2, start=1200),
+            alloc(256, 200, 3, 3, start=1400),
+            alloc(128, -300, 2, 2, start=1500),
+        )
+    ]
+
+
+def test_a_call_that_allocates_what_its_program_says() -> None:
+    p = profile(observed())
+    assert p.compiled is not None
+    assert (p.compiled.calls, p.compiled.matched, p.compiled.replayed) == (1, 1, 0)
+    assert p.compiled.unmatched == {}
+    assert [(n, c) for n, _, _, c in lives(p)] == [
+        (400, "ACTIVATION"),
+        (300, "TEMPORARY"),
+        (200, "ACTIVATION"),
+    ]
+
+
+def test_memory_that_is_taken_over_has_one_owner_after_the_other() -> None:
+    p = profile(observed())
+    [storage] = [s for s in range(len(p.storages)) if int(p.storages.size[s]) == 300]
+    # THEN the second owner begins between the allocations around it in the program,
+    assert [(o.buffer, o.since) for o in p.owners(storage)] == [("buf1", 1200), ("buf2", 1300)]
+    # and who asks for a time is told who it was then.
+    assert p.operator(storage) == "aten.mul.default"
+    assert p.operator(storage, 1299) == "aten.mul.default"
+    assert p.operator(storage, 1300) == "aten.exp.default"
+    assert p.module(storage, 1450) == "m.exp"
+
+
+def test_scratch_memory_that_was_not_observed_is_more_than_the_program() -> None:
+    trace = observed()
+    trace[0].children.insert(1, alloc(512, 77, start=1150))
+    trace[0].children.insert(2, alloc(512, -77, start=1160))
+    p = profile(trace)
+    assert p.compiled is not None
+    assert (p.compiled.matched, p.compiled.unmatched) == (1, {})
+    assert sum(n for n, *_ in lives(p)) == 900
+
+
+def test_what_a_call_lacks_is_named() -> None:
+    # GIVEN a call that allocates two of three buffers, of a graph that is not replayed
+    trace = observed()
+    del trace[0].children[1:]
+    p = profile(trace)
+    assert p.compiled is not None
+    assert p.compiled.matched == 0
+    assert p.compiled.unmatched == {"its program allocates 500 bytes more (buf1, buf3)": 1}
+    assert [n for n, *_ in lives(p)] == [400]
+
+
+def test_a_graph_without_a_program_says_so() -> None:
+    known = Profile(graphs=[forward()])
+    known.graphs[0].programs = []
+    known.graphs[0].unobservable = "cpp_wrapper"
+    p = DataFlowProfile(read_events(Result(*observed())), memprof_profile=known)
+    assert p.compiled is not None
+    assert p.compiled.unmatched == {"no program was observed of 0/0 forward: cpp_wrapper": 1}
+
+
+def step(at: int) -> list[fake_trace.Event]:
+    """A forward and a backward without allocations."""
+    return [call(FORWARD_FILE, at, length=600), call(BACKWARD_FILE, at + 2000, length=500)]
+
+
+def test_a_replayed_call_has_the_memory_of_its_program() -> None:
+    p = profile([*step(10_000), *step(20_000)], replayed=(0, 1))
+    assert p.compiled is not None
+    assert (p.compiled.calls, p.compiled.matched, p.compiled.replayed) == (4, 4, 4)
+    # THEN five events lie evenly in the forward's 600 ns, four in the backward's 500,
+    assert lives(p) == [
+        # saved: up to its release in the backward
+        (400, 10_100, 12_200, "ACTIVATION"),
+        # temporary: up to its release in the same call
+        (300, 10_200, 10_500, "TEMPORARY"),
+        # output: up to the next call of the graph
+        (200, 10_400, 20_000, "ACTIVATION"),
+        (100, 12_100, 22_000, "GRADIENT"),
+        (50, 12_300, 12_400, "TEMPORARY"),
+        (400, 20_100, 22_200, "ACTIVATION"),
+        (300, 20_200, 20_500, "TEMPORARY"),
+        (200, 20_400, -1, "ACTIVATION"),
+        (100, 22_100, -1, "GRADIENT"),
+        (50, 22_300, 22_400, "TEMPORARY"),
+    ]
+    # and each its owner.
+    assert {p.operator(s) for s in range(len(p.storages)) if p.storages.size[s] == 400} == {
+        "aten.tanh.default"
+    }
+
+
+def test_a_lease_says_how_long_a_replays_output_lives() -> None:
+    leases = (
+        Lease("0/0 forward: buf3", 200, 1024, 10_390, 15_000),
+        Lease("0/0 forward: buf0", 400, 2048, 10_090, 12_345),
+        Lease("0/0 forward: buf3", 200, 1024, 20_390, None),
+        Lease("0/0 forward: buf3", 999, 1024, 20_390, None),
+    )
+    p = profile([*step(10_000), *step(20_000)], replayed=(0,), leases=leases)
+    assert [x for x in lives(p) if x[0] in (200, 400)] == [
+        (400, 10_090, 12_345, "ACTIVATION"),
+        (200, 10_390, 15_000, "ACTIVATION"),
+        # of its second saved activation nobody knows: up to the end of the backward, whose
+        # graph is not replayed and whose program says where
+        (400, 20_100, 22_200, "ACTIVATION"),
+        (200, 20_390, -1, "ACTIVATION"),
+    ]
+
+
+def test_calls_before_the_graph_was_recorded_are_not_replays() -> None:
+    p = profile([*step(10_000), *step(20_000)], replayed=(0, 1), at=15_000)
+    assert p.compiled is not None
+    assert p.compiled.replayed == 2
+    assert p.compiled.unmatched == {"it allocates nothing of its program": 2}
+    assert min(born for _, born, _, _ in lives(p)) == 20_100
+
+
+def test_a_replays_output_is_not_counted_again_as_memory_that_was_there() -> None:
+    # GIVEN an operator that reads the output of a replay, at the address of its lease, and
+    # another tensor that was there before
+    output = fake_trace.Tensor(7, 7, 1024, sizes=(50,))
+    other = fake_trace.Tensor(8, 8, 8192, sizes=(50,))
+    reads = fake_trace.op("aten::mul", [output, other], alloc(640, 200, 9, 9))
+    leases = (Lease("0/0 forward: buf3", 200, 1024, 10_390, None),)
+    p = profile([call(FORWARD_FILE, 10_000, length=600), reads], replayed=(0,), leases=leases)
+    keys = {int(p.columns.keys.ptr[k]): k for k in range(len(p.columns.keys))}
+    present = p.torch_categories.present
+    assert not present[keys[1024]]
+    assert present[keys[8192]]
+    assert present[keys[640]]

@@ -7,6 +7,8 @@ import json
 import pickle
 import pickletools
 import random
+import re
+import shlex
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -492,6 +494,20 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     part = invoke(path, "-f", format, "-o", str(tmp_path / "out"), "--calls", "3:5")
     assert part.exit_code == 0
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_commands_in_the_documentation_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "exports.md").read_text() + (docs / "gantt.md").read_text()
+    commands = re.findall(r"^memprof (?:export|gantt) .*", text, re.MULTILINE)
+    assert len(commands) == 6
+    monkeypatch.chdir(tmp_path)
+    write_profile(training(102), "run.json.gz")
+    for command in commands:
+        result = CliRunner().invoke(main, shlex.split(command)[1:])
+        assert result.exit_code == 0, (command, result.output)
 
 
 def test_the_tables_of_the_tracker(path: str, tmp_path: Path) -> None:

@@ -286,6 +286,18 @@ def test_touch_pinches_and_drags(browser: Any, pages: Path) -> None:
         )
         near = window(page)
         assert near[1] - near[0] < (whole[1] - whole[0]) / 3
+        # A tap shows what hovering would, and chooses.
+        for _ in range(6):
+            page.get_by_role("button", name="Zoom in").tap()
+        page.evaluate(FRAME)
+        index = page.evaluate(
+            "memprof.chart.model.order.findIndex(([l, i]) => "
+            "l.start[i] > memprof.chart.view.from && l.row[i] < 4)"
+        )
+        x, y, name = place_of(page, index)
+        page.touchscreen.tap(x, y)
+        assert page.locator(".tooltip-title").inner_text() == name
+        assert page.locator(".gantt-detail h2").inner_text().startswith(name)
 
 
 @pytest.mark.parametrize("name", ["training", "server"])

@@ -165,11 +165,17 @@
     const up = (event) => {
       if (!pointers.delete(event.pointerId)) return;
       pinch = null;
-      if (event.type === "pointerup" && moved <= 4) on.click?.(...place(event));
+      if (event.type === "pointerup" && moved <= 4) {
+        on.click?.(...place(event));
+        // A finger cannot hover: a tap shows what hovering would.
+        if (event.pointerType === "touch") on.hover?.(...place(event), event);
+      }
     };
     node.addEventListener("pointerup", up);
     node.addEventListener("pointercancel", up);
-    node.addEventListener("pointerleave", () => on.leave?.());
+    node.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") on.leave?.();
+    });
   }
 
   Object.assign(memprof, { GanttView: View, tickLabel, interact });

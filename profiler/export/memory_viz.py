@@ -80,7 +80,7 @@ def write_memory_viz(
         file.write(pk.APPENDS)
     file.write(pk.encode("segments"))
     pk.write_list(file.write, (s for i in sorted(traces) for s in traces[i].segments()))
-    settings = {"memprof": "synthetic addresses, see docs/exports.md"}
+    settings = {"memprof": "see docs/exports.md for what these addresses are"}
     file.write(pk.encode("allocator_settings") + pk.encode(settings))
     file.write(pk.encode("external_annotations") + pk.encode([]))
     file.write(pk.SET_ITEMS + pk.STOP)

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
-import pickletools
-import random
 import re
 import shlex
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
-from browser.gantt_profiles import training_run
 from click.testing import CliRunner, Result
 from dataflow.perfetto_wasm import query
-from hypothesis import given
-from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, training
 from profile_builder import calls as logged
 
 from memprof.cli import main
 from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.export import FORMATS, devices_of, export_profile, pickle_stream
-from memprof.profiler.export.address_space import AddressSpace
-from memprof.profiler.export.memory_viz import device_index, write_memory_viz
+from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.export.perfetto import write_perfetto
 from memprof.profiler.export.speedscope import write_speedscope
 from memprof.profiler.file import write_profile
@@ -44,8 +35,6 @@ from memprof.profiler.model import (
     LedgerEntry,
     LedgerKind,
     MemorySnapshot,
-    PlacedBlock,
-    Placement,
     Process,
     Profile,
     Role,
@@ -118,228 +107,6 @@ def everything() -> Profile:
         ],
     )
     return profile
-
-
-def snapshot(profile: Profile) -> dict[str, Any]:
-    file = io.BytesIO()
-    write_memory_viz(profile, file, devices_of(profile))
-    loaded = pickle.loads(file.getvalue())
-    assert isinstance(loaded, dict)
-    return loaded
-
-
-# memory_viz
-
-
-def test_memory_viz_opens_in_torch() -> None:
-    viz = pytest.importorskip("torch.cuda._memory_viz")
-    taken = snapshot(training())
-    # segsum and trace assert that their sums are right; they must also be ours
-    assert f"total_allocated: {10 * MIB / MIB:.1f}MiB" in viz.segsum(taken)
-    text = viz.trace(taken)
-    assert text.startswith("Device 0 -")
-    # (its total is wrong: the loop that adds it up uses the same variable for the position)
-    assert text.count(" = cudaMalloc(") == len(taken["segments"])
-    assert "# free completed for" in text
-    assert "= MEM[" not in text  # every allocation lies in a segment
-    flame = viz.memory(taken, format_flamegraph=lambda lines: lines)
-    active = [line for line in flame.splitlines() if ";active_allocated;" in line]
-    assert sum(int(line.rpartition(" ")[2]) for line in active) == 10 * MIB
-    assert any("0_0 forward>:0:parameter l1.weight" in line for line in active)
-    assert viz.segments(taken, format_flamegraph=lambda lines: lines)
-    for plot in (viz.trace_plot, viz.segment_plot):
-        assert "snapshot.pickle" in plot(taken)
-    assert "snapshot.pickle" in viz.trace_plot(taken, plot_segments=True)
-    viz.trace_plot(taken, filter_freed=True)
-    left = [e for e in taken["device_traces"][0] if e["action"] == "alloc"]
-    assert sum(e["size"] for e in left) == 10 * MIB
-
-
-def test_memory_viz_compares_two_snapshots() -> None:
-    viz = pytest.importorskip("torch.cuda._memory_viz")
-    before, after = snapshot(training(1)), snapshot(training(4))
-    text = viz.compare(before["segments"], after["segments"], format_flamegraph=lambda lines: lines)
-    # One step fits into the first segments; four need more.
-    assert text
-    assert all(line.startswith("only_after;") for line in text.splitlines())
-
-
-def test_memory_viz_shows_inside_of_calls_with_frames() -> None:
-    events = snapshot(training())["device_traces"][0]
-    saved = next(e for e in events if e.get("category") == "activation")
-    assert saved["frames"] == [
-        {"name": "mm aten.mm.default", "filename": "<0_0 forward>", "line": 10},
-        {"name": "module l1", "filename": "<module>", "line": 0},
-        {"name": "forward", "filename": "/nowhere/site-packages/zoo/model.py", "line": 3},
-    ]
-    assert saved["size"] == 8 * MIB
-    # A reuse gives the same address to the next owner.
-    relu, sum_1 = (
-        next(i for i, e in enumerate(events) if e["frames"] and e["frames"][0]["name"] == name)
-        for name in ("relu aten.relu.default", "sum_1 aten.sum.dim_IntList")
-    )
-    assert events[relu]["addr"] == events[sum_1]["addr"]
-    assert [e["action"] for e in events[sum_1 - 2 : sum_1]] == ["free_requested", "free_completed"]
-
-
-def test_memory_viz_segments_hold_what_is_in_them() -> None:
-    for s in snapshot(training())["segments"]:
-        assert sum(b["size"] for b in s["blocks"]) == s["total_size"]
-        assert s["blocks"][0]["address"] == s["address"]
-        for b, c in zip(s["blocks"], s["blocks"][1:], strict=False):
-            assert b["address"] + b["size"] == c["address"]
-        assert all(b["requested_size"] <= b["size"] for b in s["blocks"])
-
-
-def test_memory_viz_in_javascript_knows_all_opcodes_and_finds_an_unknown_category() -> None:
-    # GIVEN the opcodes of the unpickler in MemoryViz.js
-    known = (
-        "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT "
-        "EMPTY_LIST EMPTY_TUPLE FRAME LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE "
-        "NEWTRUE NONE PROTO SETITEM SETITEMS SHORT_BINUNICODE STOP TUPLE TUPLE1 TUPLE2 "
-        "TUPLE3"
-    )
-    file = io.BytesIO()
-    write_memory_viz(training(), file, ["cpu"])
-    used = {op.name for op, _, _ in pickletools.genops(file.getvalue())}
-    assert used <= {*known.split()}
-    # Without one event of category "unknown" that script throws.
-    assert snapshot(training())["device_traces"][0][0]["category"] == "unknown"
-
-
-POOL = 0x7F12_0000_0000
-
-
-def placed(steps: int) -> Profile:
-    """Calls of the forward replay from the third step on, at addresses of a pool."""
-    profile = training_run(steps)
-    blocks = (
-        PlacedBlock(POOL, 8 * MIB, 1, 11, Category.ACTIVATION, 0, "buf0", 10),
-        PlacedBlock(POOL + 8 * MIB, 2 * MIB, 2, 5, Category.TEMPORARY, 0, "buf1", 12),
-        PlacedBlock(POOL + 8 * MIB, 2 * MIB, 5, 7, Category.TEMPORARY, 0, "buf2", 14),
-        PlacedBlock(POOL + 10 * MIB, 3 * MIB, 3, 4, Category.TEMPORARY, 0, None, 13),
-        PlacedBlock(POOL + 10 * MIB, 1 * MIB, 6, 11, Category.OUTPUT, 0, "buf3", 15),
-    )
-    segments = ((POOL, 4 * MIB), (POOL + 4 * MIB, 16 * MIB), (POOL, 8 * MIB))
-    profile.graphs[0].placements.append(Placement("cpu", (), 3, segments, (10,), blocks))
-    return profile
-
-
-def addresses_are_sound(taken: dict[str, Any]) -> None:
-    """Allocations lie in segments and never on each other."""
-    for trace in taken["device_traces"]:
-        segments: list[tuple[int, int]] = []
-        live: dict[int, int] = {}
-        for e in trace:
-            first, end = e["addr"], e["addr"] + e["size"]
-            if e["action"] == "segment_alloc":
-                assert all(end <= a or b <= first for a, b in segments)
-                segments.append((first, end))
-            elif e["action"] == "alloc":
-                assert any(a <= first and end <= b for a, b in segments)
-                assert all(end <= a or a + n <= first for a, n in live.items())
-                live[first] = e["size"]
-            elif e["action"] == "free_completed":
-                assert live.pop(first) == e["size"]
-
-
-def test_memory_viz_has_replays_at_the_pools_addresses() -> None:
-    viz = pytest.importorskip("torch.cuda._memory_viz")
-    taken = snapshot(placed(4))
-    addresses_are_sound(taken)
-    events = taken["device_traces"][0]
-    pool = [s for s in taken["segments"] if s["segment_pool_id"] == (0, 1)]
-    assert [(s["address"], s["total_size"]) for s in pool] == [(POOL, 20 * MIB)]
-    made = [
-        (e["frames"][0]["name"].split()[0], e["addr"] - POOL)
-        for e in events
-        if e["action"] == "alloc" and POOL <= e["addr"] < POOL + 20 * MIB
-    ]
-    # The warm-up is not in the pool; the recording and two replays are.
-    assert made == 3 * [
-        ("mm", 0), ("relu", 8 * MIB), ("relu", 10 * MIB), ("sum_1", 8 * MIB), ("add", 10 * MIB),
-    ]  # fmt: skip
-    viz.segsum(taken)
-    assert "= MEM[" not in viz.trace(taken)
-
-
-def test_a_place_that_is_taken_is_not_taken_twice() -> None:
-    # GIVEN two forwards of which only one recording is known, waiting for their backwards
-    profile = placed(6)
-    c = profile.calls
-    # the forwards of steps 3 and 4 follow each other
-    order = [0, 1, 2, 3, 4, 5, 6, 9, 10, 7]
-    c.graph[:] = [c.graph[k] for k in order]
-    for column in (c.program, c.start_ns, c.end_ns, c.thread):
-        del column[len(order) :]
-    taken = snapshot(profile)
-    addresses_are_sound(taken)
-    saved = [
-        e["addr"]
-        for e in taken["device_traces"][0]
-        if e["action"] == "alloc" and e.get("category") == "activation"
-    ]
-    assert saved[2] == POOL
-    assert saved[3] != POOL
-
-
-def test_devices_have_places_of_their_own() -> None:
-    assert device_index(["cpu", "cuda:0", "cuda:2"]) == {"cuda:0": 0, "cuda:2": 2, "cpu": 3}
-    assert device_index(["cuda:0", "xpu:0"]) == {"cuda:0": 0, "xpu:0": 1}
-    assert device_index(["cpu"]) == {"cpu": 0}
-
-
-@given(st.integers(-(1 << 62), 1 << 62))
-def test_integers_are_pickled_as_pickle_reads_them(value: int) -> None:
-    encoded = pickle_stream.START + pickle_stream.encode_int(value) + pickle_stream.STOP
-    assert pickle.loads(encoded) == value
-
-
-def test_a_long_list_is_pickled_in_batches() -> None:
-    parts: list[bytes] = [pickle_stream.START]
-    values = list(range(0, 5_000_000, 1_999))
-    pickle_stream.write_list(parts.append, map(pickle_stream.encode_int, values))
-    assert pickle.loads(b"".join([*parts, pickle_stream.STOP])) == values
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_addresses_never_overlap(seed: int) -> None:
-    rng = random.Random(seed)
-    space = AddressSpace(1 << 40)
-    live: dict[int, int] = {}
-    for _ in range(600):
-        if live and rng.random() < 0.45:
-            address = rng.choice(list(live))
-            del live[address]
-            space.free(address)
-        else:
-            nbytes = rng.choice([1, 500, 4096, 2 * MIB, 11 * MIB, rng.randrange(1, 30 * MIB)])
-            address, _ = space.allocate(nbytes)
-            live[address] = nbytes
-    # THEN blocks lie side by side in segments, and those handed out are ours
-    used: dict[int, int] = {}
-    for s in space.segments:
-        end = s.address
-        for address, nbytes, out in space.blocks(s):
-            assert address == end
-            end += nbytes
-            if out:
-                used[address] = nbytes
-        assert end == s.address + s.nbytes
-    assert used.keys() == live.keys()
-    assert all(0 <= used[a] - n < 512 for a, n in live.items())
-    for address in live:
-        space.free(address)
-    # AND what was split is whole again
-    assert all(len(space.blocks(s)) == 1 for s in space.segments)
-
-
-def test_address_space_refuses_what_makes_no_sense() -> None:
-    space = AddressSpace(0)
-    with pytest.raises(ValueError, match="a block of 0 bytes has no address"):
-        space.allocate(0)
-    with pytest.raises(KeyError):
-        space.free(512)
 
 
 # Perfetto

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from profile_builder import MIB, training
-from test_export_formats import addresses_are_sound
+from test_export_memory_viz import addresses_are_sound
 from test_timeline import profiles
 
 from memprof.profiler.attribution import Attribution, View

@@ -25,6 +25,7 @@ _SCRIPTS = (
     "assets/gantt_model.js",
     "assets/gantt_view.js",
     "assets/gantt_panels.js",
+    "assets/gantt_sections.js",
     "assets/gantt.js",
 )
 

@@ -1,0 +1,145 @@
+"""A failed warm-up is made again if its inputs can be had; otherwise the error says why."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees import _torch_compat as compat
+from memprof.cudagraph_trees import recovery
+from memprof.cudagraph_trees.entry import cudagraphify_impl
+from memprof.cudagraph_trees.function import CompilationMode, Function, FunctionID
+from memprof.cudagraph_trees.leaves import Leaves
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, live_blocks, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+N = 1 << 10
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full((N,), float(value), device="cuda")
+
+
+def fails_once(
+    inputs: Sequence[torch.Tensor], static: Sequence[int] = (), mutated: Sequence[int] = ()
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """Sums its inputs, having added 1 to those in ``mutated``, having let go of all of them.
+
+    The first time it overwrites the memory that they had, if it can, and fails.
+    """
+    failed = []
+
+    def model(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        for i in mutated:
+            args[i].add_(1)
+        out = args[0] + 0
+        while len(args) > 1:
+            out += args.pop()
+        args.clear()
+        if not failed:
+            failed.append(1)
+            scratch = [torch.full((N,), -7.0, device="cuda") for _ in range(4)]
+            raise ValueError(f"mine, {len(scratch)}")
+        return [out]
+
+    return cudagraphify_impl(
+        model,
+        list(inputs),
+        tuple(static),
+        device_index=0,
+        is_inference=True,
+        is_backward=False,
+        mutated_input_idxs=tuple(mutated),
+    )
+
+
+def failures() -> list[str]:
+    return [e.reason for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
+
+
+def test_inputs_that_died_in_the_warm_up_are_had_again() -> None:
+    # GIVEN a function that gets what an earlier one made, two of them over one storage
+    def halves(x: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.cat([x, x * 2])
+        return [y[:N], y[N:], x - 1]
+
+    f = graphed(halves, [full(1)])
+    g = fails_once([full(0)] * 3)
+    for i in range(5):
+        next_step()
+        made = f([full(i)])
+        # WHEN its warm-up fails, having let go of them
+        (y,) = g(made)
+        # THEN the call has its value, as every later one
+        same(y, torch.full((N,), 4.0 * i - 1))
+        del y, made
+    assert [r.partition(":")[0] for r in failures()] == ["warm-up failed"]
+    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]
+    gc.collect()
+    assert live_blocks() == 0
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_inputs_that_are_too_large_to_be_kept(
+    written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "MAX_BACKUP_BYTES", 2 * N)
+    f = graphed(lambda x: [x + 1], [full(1)])
+    buffer = full(0)
+    inputs = [buffer, full(0)] if written else [full(0)]
+    which = [0] if written else []
+    g = fails_once(inputs, static=which, mutated=which)
+    for i in range(6):
+        next_step()
+        made = [buffer, *f([full(i)])] if written else f([full(i)])
+        if i == 0:
+            # WHEN the warm-up fails THEN the error is the program's, and says what memprof did
+            with pytest.raises(ValueError, match="mine, 4") as e:
+                g(made)
+            (note,) = e.value.__notes__
+            assert note.startswith("memprof: the call cannot be made again without a graph")
+            assert f"{4 * N} bytes" in note
+            assert "too large" in note
+            assert "What to do: if memory ran out, make the batch smaller" in note
+            assert note in f"memprof: {failures()[0].partition('; ')[2]}"
+            del e, made
+            continue
+        # and later steps are right
+        (y,) = g(made)
+        same(y, torch.full((N,), 2.0 * i + 2 if written else i + 1.0))
+        del y, made
+    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]
+
+
+def test_no_memory_for_copies_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        raise torch.OutOfMemoryError("none left")
+
+    f = graphed(lambda x: [x + 1], [full(1)])
+    g = graphed(lambda x: [x * 2], [full(1)])
+    monkeypatch.setattr(torch.UntypedStorage, "clone", none_left)
+    for i in range(4):
+        next_step()
+        (y,) = g(f([full(i)]))
+        same(y, torch.full((N,), 2.0 * (i + 1)))
+        del y
+    assert failures() == []
+
+
+@pytest.mark.skipif(compat.can_swap_storage(), reason="this torch can swap storages")
+def test_parameters_are_remembered_for_as_long_as_they_live() -> None:
+    leaves = Leaves()
+    parameters = [torch.nn.Parameter(full(i)) for i in range(3)]
+    function = Function(FunctionID(0), list, CompilationMode.FORWARD, (0, 1, 2))
+    for _ in range(2):
+        leaves.remember(function, list(parameters))
+    assert {id(p) for p in leaves} == {id(p) for p in parameters}
+    del parameters[1:]
+    gc.collect()
+    assert [id(p) for p in leaves] == [id(p) for p in parameters]

@@ -106,7 +106,8 @@ class PeakReport:
             None on devices without one. Their difference is what it holds idle or lost
             to fragmentation.
         replay_reserved: what pools of CUDA graphs and the CPU arena hold from the system when
-            the trace is analysed, bytes; what is live in it is part of ``bytes``.
+            the trace is analysed, bytes; what is live in it is part of ``bytes``. On CUDA it
+            is part of ``allocator_reserved`` too.
     """
 
     device: str

@@ -251,6 +251,23 @@ def test_keyboard_alone(page: Page, pages: Path) -> None:
     assert not page.locator(".gantt-detail").is_visible()
 
 
+def test_bars_are_found_by_name(page: Page, pages: Path) -> None:
+    show(page, pages / "server.html")
+    box = page.get_by_role("searchbox", name="Find bars by name")
+    box.fill("TOKEN")
+    assert page.locator(".gantt-find span").inner_text() == "5,000 found"
+    faded = page.locator(".gantt-scroll").screenshot()
+    for _ in range(3):
+        box.press("Enter")
+        assert page.locator(".gantt-detail h2").inner_text().startswith("tokenize")
+    box.fill("no such thing")
+    assert page.locator(".gantt-find span").inner_text() == "0 found"
+    box.fill("")
+    assert page.locator(".gantt-find span").inner_text() == ""
+    page.evaluate(FRAME)
+    assert page.locator(".gantt-scroll").screenshot() != faded
+
+
 def test_a_click_chooses_a_bar(page: Page, pages: Path) -> None:
     show(page, pages / "training.html")
     x, y, name = place_of(page, 5)

@@ -207,6 +207,22 @@
         el("button", { type: "button", title, "aria-label": title, on: { click: press } }, text),
       ),
     );
+    const found = el("span.dim.num", { "aria-live": "polite" });
+    const find = el("input", {
+      type: "search",
+      placeholder: "Find by name",
+      "aria-label": "Find bars by name",
+      on: {
+        input: () => {
+          const n = model.find(find.value);
+          found.textContent = model.found ? `${format.count(n)} found` : "";
+          redraw();
+        },
+        keydown: (event) => {
+          if (event.key === "Enter") onKey(new KeyboardEvent("keydown", { key: event.shiftKey ? "p" : "n" }), model, view, lanes, choose);
+        },
+      },
+    });
     const keys = el(
       "p.gantt-keys",
       { id: "gantt-keys" },
@@ -227,7 +243,12 @@
     );
     redraw();
     return [
-      el("div.gantt-toolbar", {}, legend(model), buttons),
+      el(
+        "div.gantt-toolbar",
+        {},
+        legend(model),
+        el("div.gantt-tools", {}, el("label.gantt-find", {}, found, find), buttons),
+      ),
       plot,
       memory && curveButtons(curves, redraw),
       keys,
@@ -369,11 +390,13 @@
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const step = (by) => {
       const { order } = model;
-      if (!order.length) return;
       const [lane, i] = lanes.selected ?? [];
       let at = order.findIndex(([l, j]) => l === lane && j === i);
       if (at < 0) at = order.findIndex(([l, j]) => l.start[j] >= view.from) - (by > 0);
-      choose(order[Math.max(0, Math.min(order.length - 1, at + by))], true);
+      for (at += by; at >= 0 && at < order.length; at += by) {
+        if (model.isFound(...order[at])) return choose(order[at], true);
+      }
+      return null;
     };
     const moves = {
       ArrowLeft: () => view.pan(-view.width / 10),

@@ -141,6 +141,7 @@
     constructor(payload) {
       this.payload = payload;
       this.end = Math.max(1, payload.end);
+      this.found = null;
       this.lanes = [];
       let top = 0;
       for (const data of payload.lanes) {
@@ -221,6 +222,19 @@
         .filter((i) => i >= 0 && i < times.length && Math.abs(times[i] - time) <= slack)
         .sort((a, b) => Math.abs(times[a] - time) - Math.abs(times[b] - time));
       return best === undefined ? [] : tensors[best].map(([t, n]) => [this.payload.strings[t], n]);
+    }
+
+    /** Looks for bars by a part of their name; "" ends it. The number found. */
+    find(text) {
+      const wanted = text.trim().toLowerCase();
+      this.found = null;
+      if (!wanted) return this.bars;
+      this.found = this.payload.strings.map((name) => name.toLowerCase().includes(wanted));
+      return this.lanes.reduce((n, l) => n + l.name_of.filter((name) => this.found[name]).length, 0);
+    }
+
+    isFound(lane, i) {
+      return !this.found || this.found[lane.name_of[i]];
     }
 
     name(lane, i) {

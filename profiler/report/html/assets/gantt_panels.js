@@ -154,11 +154,16 @@
         const a = Math.round(Math.max(-2, view.x(row.start[i])));
         const b = Math.max(a + 1, Math.round(Math.min(view.width + 2, view.x(row.end[i]))));
         let next = i + 1;
-        let fill = lane.color[row.bars[i]];
+        let shown = i;
         if (b - a === 1) {
           next = Math.max(next, memprof.above(row.start, view.time(a + 0.5)));
-          if (row.failedBefore[next] > row.failedBefore[i]) fill = model.failed;
+          if (model.found) {
+            while (shown < next - 1 && !model.isFound(lane, row.bars[shown])) shown += 1;
+          }
         }
+        const hides = !model.found && row.failedBefore[next] > row.failedBefore[i];
+        const fill = hides ? model.failed : lane.color[row.bars[shown]];
+        c.globalAlpha = model.isFound(lane, row.bars[shown]) ? 1 : 0.18;
         if (b >= 0) {
           if (fill !== set) c.fillStyle = fills[fill];
           set = fill;
@@ -167,12 +172,13 @@
           if (width > 26) {
             const left = Math.max(0, a);
             const name = model.name(lane, row.bars[i]);
-            this.text(c, name, left + 4, y + 1 + BAR / 2, b - left - 9, inks[fill]);
+            this.text(c, name, left + 4, y + 1 + BAR / 2, b - left - 8, inks[fill]);
             set = -1;
           }
         }
         i = next;
       }
+      c.globalAlpha = 1;
     }
 
     text(c, name, x, y, room, style) {
@@ -180,7 +186,8 @@
       if (width === undefined) this.measured.set(name, (width = c.measureText(name).width));
       let shown = name;
       if (width > room) {
-        const fit = Math.floor((name.length * room) / width) - 1;
+        // The ellipsis takes some of the room.
+        const fit = Math.floor((name.length * (room - 9)) / width);
         if (fit < 2) return;
         shown = `${name.slice(0, fit)}…`;
       }

@@ -40,6 +40,28 @@ def test_report_without_torch(tmp_path: Path) -> None:
         assert "0/0 forward" in done.stdout
 
 
+def test_the_report_page_without_torch(tmp_path: Path) -> None:
+    write_profile(training(), tmp_path / "p.json")
+    main = "from memprof.cli import main; main(prog_name='memprof')"
+    page = tmp_path / "p.html"
+    done = run(BLOCK + main, "report", str(tmp_path / "p.json"), "--html", str(page))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
+    write_profile(training(), tmp_path / "p.json")
+    code = (
+        BLOCK + "import sys\nfrom memprof.cli import main\n"
+        "file, out = sys.argv[1:]\n"
+        "main(['gantt', file, '-o', out], standalone_mode=False)\n"
+        "for name in ('perfetto', 'memory-viz', 'speedscope', 'collapsed'):\n"
+        "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
+    )
+    done = run(code, str(tmp_path / "p.json"), str(tmp_path / "out"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_reading_a_profile_does_not_import_torch(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(training(), path)

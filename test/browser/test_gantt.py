@@ -9,6 +9,7 @@ import pytest
 
 from memprof.profiler.model import Profile, TrackerRecord
 from memprof.profiler.report.html.gantt_page import write_gantt
+from memprof.profiler.timeline import Timeline
 
 from .fixtures import open_file
 from .gantt_profiles import MS, Operations, server, training_run
@@ -157,6 +158,25 @@ def test_memory_and_concurrency_answer_too(page: Page, pages: Path) -> None:
     )
     page.mouse.move(box["x"] + at, box["y"] + 8)
     assert "skip 1/0 inference" in page.locator(".tooltip").inner_text()
+
+
+def test_the_curve_has_the_timelines_bytes_at_every_instant(page: Page, tmp_path: Path) -> None:
+    profile = training_run(4)
+    write_gantt(profile, tmp_path / "a.html")
+    show(page, tmp_path / "a.html")
+    timeline = Timeline(profile, "cpu")
+    calls = profile.calls
+    times: list[float] = []
+    expected: list[int] = []
+    for k in range(len(timeline)):
+        n = len(timeline.changes(k)) + 1
+        width = calls.end_ns[k] - calls.start_ns[k]
+        times += [calls.start_ns[k] + width * (i + 0.5) / n for i in range(n)]
+        expected += [timeline.live_at(k, i).nbytes for i in range(n)]
+        times.append(calls.end_ns[k] + 1)
+        expected.append(timeline.bytes_over_time().between[k])
+    found = page.evaluate("times => times.map(t => memprof.chart.model.live[0].at(t))", times)
+    assert found == expected
 
 
 def test_wheel_zooms_where_the_pointer_is(page: Page, pages: Path) -> None:

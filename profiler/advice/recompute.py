@@ -60,7 +60,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             else f"{ops} in {name}: kept for the backward",
             nbytes,
             "at the peak",
-            f"compute it again in the backward: call {name} through "
+            f"compute it again in the backward: call {_to_wrap(timeline, members)} through "
             "torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose "
             "with torch._functorch.config.activation_memory_budget below 1.0",
             tuple(
@@ -90,6 +90,16 @@ def _lifetime(
         for calls in counter.elements()
     ]
     return median(found) if found else 0
+
+
+def _to_wrap(timeline: Timeline, members: list[tuple[LiveItem, Site]]) -> str:
+    """The module to checkpoint. A module without children is not worth it: what it returns is
+    saved by whoever takes it, so the one around both has to be wrapped."""
+    path = members[0][1].module or ""
+    modules = {n.module_path for g in timeline.profile.graphs for n in g.nodes.values()}
+    if path and not any(m and m.startswith(f"{path}.") for m in modules):
+        path = path.rpartition(".")[0]
+    return _pattern(path) or "parts of the model"
 
 
 def _kept(lifetime: float) -> str:

@@ -90,7 +90,8 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     assert found.nbytes == 15 * MIB
     assert found.whose == "at the peak"
     assert found.title == "gelu in blocks.*.mlp: kept for the backward, cheap to compute again"
-    assert "call blocks.*.mlp through torch.utils.checkpoint" in found.change
+    # mlp has no module inside: what it returns would be saved by the module that takes it
+    assert "call blocks.* through torch.utils.checkpoint" in found.change
     assert [(e.nbytes, e.graph, e.node, e.module) for e in found.evidence] == [
         (6 * MIB, "0/0 forward", "n1", "blocks.1.mlp"),
         (5 * MIB, "0/0 forward", "n2", "blocks.2.mlp"),
@@ -100,6 +101,13 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     assert frame is not None
     assert frame.line == 55
     assert found.evidence[0].text == "gelu, kept for 1 call"
+
+
+def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
+    profile = layers("aten.gelu.default", [4 * MIB])
+    profile.graphs[0].nodes["up"] = node("up", "aten.addmm.default", "blocks.0.mlp.up", 55)
+    (found,) = advise(profile)
+    assert "call blocks.*.mlp through torch.utils.checkpoint" in found.change
 
 
 @pytest.mark.parametrize(

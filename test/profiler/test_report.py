@@ -138,7 +138,7 @@ Unattributed
 
 What to change
   1. up to 8.00 MiB at the peak: mm in l1: kept for the backward
-     compute it again in the backward: call l1 through
+     compute it again in the backward: call parts of the model through
      torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
      torch._functorch.config.activation_memory_budget below 1.0
        8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
@@ -239,7 +239,7 @@ Unattributed
 
 What to change
   1. up to 8,388,608 B at the peak: mm in the root module: kept for the backward
-     compute it again in the backward: call the root module through
+     compute it again in the backward: call parts of the model through
      torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
      torch._functorch.config.activation_memory_budget below 1.0
        8,388,608 B | mm, kept for 1 call | 0/0 forward | mm

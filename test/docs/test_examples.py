@@ -1,0 +1,241 @@
+"""Every command and every piece of code in the documentation runs.
+
+A page's fenced ``bash``, ``console`` and ``python`` blocks run from top to bottom in one folder,
+prepared as a reader's would be after some work (``prepared``). So do blocks without a language that
+begin with a command. Python blocks of a page share their names, like the cells of a notebook. A
+block that cannot run here has an HTML comment before it that says why:
+``<!-- not run: needs a GPU -->``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+import memprof.cudagraph_trees as trees
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n+)?"
+    r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+COMMAND = re.compile(r"^(\$ )?(memprof|make|python|pip|torchrun|export) [a-z.-]")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; ``line`` is that of its first line of text."""
+
+    language: str
+    text: str
+    line: int
+    reason: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    found = []
+    for m in FENCE.finditer(text):
+        language = m["language"]
+        if not language and COMMAND.match(m["text"]):
+            language = "bash"
+        line = text[: m.start("text")].count("\n") + 1
+        found.append(Block(language, m["text"], line, m["reason"]))
+    return found
+
+
+TRAIN = """
+import torch
+from torch import nn
+
+import memprof
+
+
+class Block(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def main():
+    torch.manual_seed(0)
+    model = torch.compile(nn.Sequential(Block(), Block()), backend="memprof")
+    with memprof.profile("run.{rank}.memprof"):
+        for _ in range(3):
+            model(torch.randn(64, 64)).sum().backward()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a script and with the profiles that pages speak of."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "train.py").write_text(TRAIN)
+    for name, steps in (("run.json.gz", 160), ("before.json.gz", 3), ("after.json.gz", 3)):
+        torch._dynamo.reset()
+        with memprof.profile(folder / name):
+            train(torch.compile(make_model(), backend="memprof"), steps)
+    (folder / "out").mkdir()
+    shutil.copy(folder / "run.json.gz", folder / "out" / "gpt.memprof.json")
+    return folder
+
+
+@pytest.fixture
+def prepared(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "work"))
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+
+def train(model: nn.Module, steps: int = 3) -> None:
+    for _ in range(steps):
+        model(torch.ones(8, 64)).sum().backward()
+
+
+def names() -> dict[str, Any]:
+    """What code in the pages may take for granted."""
+    model = make_model()
+    x = torch.ones(8, 64)
+
+    def backward() -> None:
+        model(x).sum().backward()
+
+    return {
+        "torch": torch,
+        "nn": nn,
+        "memprof": memprof,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "x": x,
+        "batches": [x, x],
+        "train": train,
+        "train_some_steps": lambda: train(model),
+        "other_loss": types.SimpleNamespace(backward=backward),
+        "__name__": "docs",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_page(page: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared)
+    shown = names()
+    for block in blocks(page):
+        if block.reason is not None:
+            continue
+        if block.language in ("bash", "console"):
+            run_commands(page, block, prepared)
+        elif block.language == "python":
+            run_python(page, block, shown)
+
+
+def run_commands(page: Path, block: Block, folder: Path) -> None:
+    lines = block.text.splitlines()
+    if block.language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "100",
+    }
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", "\n".join(lines)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
+
+
+def run_python(page: Path, block: Block, shown: dict[str, Any]) -> None:
+    # A source that linecache knows, so that provenance finds the lines.
+    source = f"<{page.name}:{block.line}>"
+    linecache.cache[source] = (
+        len(block.text),
+        None,
+        block.text.splitlines(keepends=True),
+        source,
+    )
+    with contextlib.redirect_stdout(io.StringIO()), undone_trees():
+        exec(compile(block.text, source, "exec"), shown)
+
+
+@contextlib.contextmanager
+def undone_trees() -> Iterator[None]:
+    """Code in a page may put memprof's graph trees in the place of torch's."""
+    used: list[trees.InductorTrees] = []
+    original = trees.use_in_inductor
+
+    def use_in_inductor(*args: Any) -> trees.InductorTrees:
+        used.append(original(*args))
+        return used[-1]
+
+    with mock.patch.object(trees, "use_in_inductor", use_in_inductor):
+        try:
+            yield
+        finally:
+            for one in used:
+                one.undo()
+
+
+def test_reasons_are_reasons() -> None:
+    skipped = [(p.name, b) for p in PAGES for b in blocks(p) if b.reason is not None]
+    assert skipped
+    for page, block in skipped:
+        assert len(block.reason or "") > 10, f"{page}:{block.line}"
+
+
+def test_all_comments_belong_to_a_block() -> None:
+    for page in PAGES:
+        comments = page.read_text().count("<!-- not run:")
+        assert comments == sum(b.reason is not None for b in blocks(page)), page.name
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} → {target}"
+
+
+def test_sections_that_are_linked_exist() -> None:
+    def slug(title: str) -> str:
+        return re.sub(r"[^\w\- ]", "", title.lower().replace("`", "")).replace(" ", "-")
+
+    for page in PAGES:
+        for target, section in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
+            if "://" in target:
+                continue
+            text = (page.parent / target).read_text() if target else page.read_text()
+            titles = {slug(t) for t in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+            assert section in titles, f"{page.name} → {target}#{section}"

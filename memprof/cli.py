@@ -13,7 +13,18 @@ import click
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("report", "ledger", "diff", "merge", "gantt", "export", "schema", "doctor")
+COMMANDS = (
+    "report",
+    "ledger",
+    "diff",
+    "merge",
+    "gantt",
+    "export",
+    "run",
+    "config",
+    "schema",
+    "doctor",
+)
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``."""
 
 

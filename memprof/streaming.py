@@ -121,10 +121,11 @@ class Streamer:
         columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
         if not columns:
             return CallColumns()
+        graph, program, start, end, idents = columns
         number = self.threads.setdefault
-        columns[4] = [number(thread, len(self.threads)) for thread in columns[4]]
-        self._seen += len(columns[0])
-        return CallColumns(*columns)
+        thread = [number(ident, len(self.threads)) for ident in idents]
+        self._seen += len(graph)
+        return CallColumns(graph, program, start, end, thread)
 
     def _write(self, profile: Profile, calls: CallColumns, *, end: bool) -> None:
         if self.failed or self._fd < 0 or self._pid != os.getpid():

@@ -17,22 +17,19 @@ from ._common import print_json, print_text, read
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
-class Limit(click.ParamType):
-    """``5%`` (a growth relative to BEFORE) or ``64MiB`` (bytes)."""
-
-    name = "limit"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, bool]:
-        """(number, whether it is relative)"""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|b|[kmgt]ib)?", str(value).strip().lower())
-        if not found or (found[2] is None and found[1] != "0"):
-            self.fail(f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB")
-        number, unit = float(found[1]), found[2] or "b"
-        if unit == "%":
-            return number / 100, True
-        return number * _UNITS[unit], False
+def _limit(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, bool] | None:
+    """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|b|[kmgt]ib)?", value.strip().lower())
+    if not found or (found[2] is None and found[1] != "0"):
+        raise click.BadParameter(
+            f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB"
+        )
+    number, unit = float(found[1]), found[2] or "b"
+    return (number / 100, True) if unit == "%" else (number * _UNITS[unit], False)
 
 
 @click.command()
@@ -41,7 +38,7 @@ class Limit(click.ParamType):
 @click.option(
     "--fail-over",
     "limit",
-    type=Limit(),
+    callback=_limit,
     metavar="LIMIT",
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )

@@ -86,7 +86,7 @@ def _memory(page: Page, record: TrackerRecord) -> None:
     for s in shown:
         what = f"{s.kind.value} {s.name}".strip() + (" *" if s is peak else "")
         cpu = s.devices.get("cpu")
-        cells = [
+        cells: list[str | Text] = [
             format_ns(s.time_ns - record.metadata.start_ns),
             Text(what + ("" if s.complete else " (old)")),
             f"{s.total_tensors:,}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 
 from .lifecycle import LIFECYCLE
 from .settings import SettingsError, TrackerSettings, configured
@@ -108,7 +109,7 @@ def _new(settings: TrackerSettings) -> MemoryTracker:
     return tracker
 
 
-def _configured(arguments: dict[str, object]) -> TrackerSettings:
+def _configured(arguments: Mapping[str, object]) -> TrackerSettings:
     own = configured(arguments, environment={}, file=False).settings
     try:
         return configured(arguments).settings

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import types
+from importlib.abc import InspectLoader
 from types import CodeType, TracebackType
 from typing import NoReturn
 
@@ -75,11 +76,12 @@ def _module(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec, str]:
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
+            name = f"{name}.__main__"
+            spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as e:
         _fail(f"memprof run: cannot find module {name}: {e}")
     loader = spec.loader if spec is not None else None
-    code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
+    code = loader.get_code(name) if isinstance(loader, InspectLoader) else None
     if spec is None or code is None:
         _fail(f"memprof run: there is no module {name} that can be run")
     return code, spec, spec.origin or name

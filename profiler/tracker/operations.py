@@ -87,7 +87,7 @@ class Operation:
         self.summary = summary
         self.lane = lane
         self.parent = parent
-        self.depth = parent.depth + 1 if parent is not None else 0
+        self.depth: int = parent.depth + 1 if parent is not None else 0
         self.task = 0
         self.start_ns = 0
         self.end_ns = -1
@@ -391,7 +391,7 @@ class OperationLog:
         """What changed since it was last asked: rows, at most ``limit`` of those that have
         ended, and summaries. Ask again until there is nothing more."""
         with self._lock:
-            rows = []
+            rows: list[OperationRow] = []
             while self._ended and len(rows) < limit:
                 rows.append(self._ended.popleft().row())
             changed = {i: self._sums[i].summary() for i in sorted(self._changed)[:limit]}

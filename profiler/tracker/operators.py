@@ -32,13 +32,17 @@ OTHER = "(other operators)"
 _NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
 
 Shapes = tuple[tuple[int, ...], ...]
+_FIGURES = (
+    *("cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns"),
+    *("cpu_bytes", "self_cpu_bytes", "device_bytes", "self_device_bytes"),
+)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What adds up, in the order of ``OperatorStatistics``."""
+    """What adds up: ``numbers`` are the count and ``_FIGURES``."""
 
-    numbers: list[int] = field(default_factory=lambda: [0] * 9)
+    numbers: list[int] = field(default_factory=lambda: [0] * (1 + len(_FIGURES)))
     shapes: dict[Shapes, list[int]] = field(default_factory=dict)
 
 
@@ -104,10 +108,17 @@ class OperatorTable:
             found = []
             for name, sums in self._sums.items():
                 ranked = sorted(sums.shapes.items(), key=lambda item: (-item[1][0], item[0]))
-                kept = tuple(OperatorShapes(s, *figures) for s, figures in ranked[:MAX_SHAPES])
+                kept = tuple(OperatorShapes(s, *times) for s, times in ranked[:MAX_SHAPES])
                 others = sums.numbers[0] - sum(s.count for s in kept)
+                count, *figures = sums.numbers
                 found.append(
-                    OperatorStatistics(name, *sums.numbers, kept, others if sums.shapes else 0)
+                    OperatorStatistics(
+                        name,
+                        count,
+                        **dict(zip(_FIGURES, figures, strict=True)),
+                        shapes=kept,
+                        other_shapes=others if sums.shapes else 0,
+                    )
                 )
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
             return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)

@@ -223,7 +223,11 @@ def check(name: str, value: Any, where: str) -> Any:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         raise SettingsError(f"{where}: {name} is {value!r}, it must be {words[kind]}")
     least = _LEAST.get(name)
-    if least is not None and not (value >= least and math.isfinite(value)):
+    if (
+        least is not None
+        and isinstance(value, (int, float))
+        and not (value >= least and math.isfinite(value))
+    ):
         raise SettingsError(f"{where}: {name} is {value!r}, it must be {least:g} or more")
     if kind is str and not value:
         raise SettingsError(f"{where}: {name} is empty")

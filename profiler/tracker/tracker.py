@@ -282,12 +282,9 @@ class MemoryTracker:
         while self.started:
             self._wake.wait(max(due - self._clock(), 0) / 1e9)
             self._wake.clear()
-            if not self.started:
-                return
-            now = self._clock()
-            if now < due:
+            if self._clock() < due:
                 continue
-            if not self._paused:
+            if self.enabled:
                 self._guard(lambda: self.snapshot(SnapshotKind.PERIODIC))
             # What is late is not made up for: no bursts after the process was stopped.
             due += interval * max(1, -(-(self._clock() - due) // interval))
@@ -352,13 +349,13 @@ class MemoryTracker:
 
     def _write_operations(self, pace: Pace | None) -> None:
         while True:
-            if pace is not None:
-                pace.rest()
             with self._lock:
                 rows, summaries = self._log.news(_ROWS)
                 if not rows and not summaries:
                     break
                 self._write(Entry(operations=rows, summaries=summaries))
+            if pace is not None:
+                pace.rest()
         self._log.thin()
 
     def _write(self, entry: Entry) -> None:
@@ -456,9 +453,10 @@ class MemoryTracker:
                 ``threading.get_ident()``; by default those of the last ``profile()``.
         """
         with self._lock:
+            self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             return TrackerRecord(
                 self._current_metadata(call_threads),
-                thin_snapshots(self._snapshots, self.settings.max_snapshots),
+                list(self._snapshots),
                 as_columns(self._log.rows()),
                 self._log.summaries(),
                 self._operators.record(),

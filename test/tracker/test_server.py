@@ -26,7 +26,6 @@ SERVER = """
 import fastapi, uvicorn
 
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).eval()
-tracker = memprof.initialize_memory_tracker(interval=0.1)
 app = fastapi.FastAPI()
 
 def taken():
@@ -40,14 +39,18 @@ def taken():
             log.write("taken\\n")
     Journal.append = told
 taken()
+tracker = memprof.initialize_memory_tracker(interval=0.1)
+
+def forward(size):
+    with torch.inference_mode():
+        return model(torch.randn(size, 64)).mean().item()
 
 @app.get("/infer/{size}")
 async def infer(size: int):
     async with tracker.track_operation("request"):
-        x = torch.randn(size, 64)
-        with tracker.track_operation("model"), torch.inference_mode():
-            y = await asyncio.to_thread(model, x)
-        return {"mean": y.mean().item()}
+        with tracker.track_operation("model"):
+            mean = await asyncio.to_thread(forward, size)
+        return {"mean": mean}
 
 uvicorn.run(app, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="error")
 """
@@ -78,7 +81,7 @@ class Server:
         while time.monotonic() < end:
             await asyncio.sleep(0.05)
         self.process.send_signal(stop_with)
-        await asyncio.gather(*clients)
+        await asyncio.wait_for(asyncio.gather(*clients), 60)
 
     async def _client(self, i: int) -> None:
         while self.process.poll() is None:

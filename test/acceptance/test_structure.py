@@ -17,11 +17,16 @@ BELOW = {
     "profiler": set(),
 }
 TORCH_FREE = [
+    "profiler/advice",
     "profiler/call_modes.py",
+    "profiler/devices.py",
+    "profiler/diff.py",
     "profiler/export",
     "profiler/file.py",
     "profiler/model",
+    "profiler/ranks.py",
     "profiler/report",
+    "profiler/stream.py",
     "profiler/timeline.py",
 ]
 

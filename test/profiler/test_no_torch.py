@@ -38,6 +38,10 @@ def test_report_without_torch(tmp_path: Path) -> None:
         done = run(BLOCK + main, command, str(path))
         assert (done.returncode, done.stderr) == (0, "")
         assert "0/0 forward" in done.stdout
+    merged = str(tmp_path / "all.memprof")
+    for command in (["diff", str(path), str(path)], ["merge", merged, str(path)]):
+        done = run(BLOCK + main, *command)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_report_page_without_torch(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu bench bench-autograd bench-arena bench-ranks bench-profile doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -120,6 +120,9 @@ bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: 
 
 bench-profile: $(ENVIRONMENT) ## measure the data-flow memory profile beside torch's
 	$(PY) benchmarks/dataflow_speed.py $(ARGS)
+
+bench-tracker: $(ENVIRONMENT) ## measure the run-time tracker: a snapshot, an operation, a training loop
+	$(PY) benchmarks/tracker_cost.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

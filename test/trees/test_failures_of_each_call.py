@@ -212,9 +212,19 @@ class RunsOut:
         finally:
             lift_the_limit()
             if traced is not False:
-                new = [e["size"] for e in trace()[traced:] if e["action"] == "segment_alloc"]
-                self.segments += [(self.calls, sum(new[: j + 1])) for j in range(len(new))]
+                more = 0
+                for e in trace()[traced:]:
+                    if e["action"] == "segment_alloc":
+                        more += e["size"]
+                        self.segments.append((self.calls, more))
+                    elif e["action"] == "segment_free":
+                        more -= e["size"]
             self.calls += 1
+
+
+def retries() -> int:
+    """How often the allocator had to give memory back to the device to go on."""
+    return torch.cuda.memory_stats()["num_alloc_retries"]
 
 
 def trace() -> list[dict[str, Any]]:
@@ -260,9 +270,10 @@ def test_training_goes_on_when_memory_runs_out() -> None:
         for call, nbytes in counting.segments:
             clean()
             # WHEN the device has not quite so much
+            retried = retries()
             at = RunsOut(call, nbytes - 1024)
             told += train(at, n)
             # THEN the values were right (``train`` looks), and
-            assert at.fired
+            assert at.fired or retries() > retried
             check_nothing_is_left(before)
     assert told > 0

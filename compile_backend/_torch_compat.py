@@ -297,6 +297,16 @@ def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:
     return found
 
 
+def partition_inputs(compiled: Any) -> list[tuple[int | None, ...]]:
+    """For each partition, and each of its inputs: which input of the graph it is, None for what
+    another partition makes. A partition orders its inputs by its own code, also where it is
+    the only one. No partitions: an empty list."""
+    return [
+        tuple(partition.input_index_mapping)
+        for partition in getattr(compiled, "partition_maps", None) or ()
+    ]
+
+
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:

@@ -69,7 +69,7 @@ class GraphsStage(CompileStage[Any]):
         self._wrapped.append(options)
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
-        """Tell the trees which outputs of the graph each partition makes."""
+        """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
             reason = getattr(compiled, "disabled_cudagraphs_reason", None)
             self.ledger.add(
@@ -81,7 +81,9 @@ class GraphsStage(CompileStage[Any]):
         partitions = _torch_compat.partition_outputs(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
         wrapped = self._wrapped[-len(partitions) :] if partitions else self._wrapped
-        for number, (options, outputs) in enumerate(zip(wrapped, partitions, strict=False)):
+        inputs = _torch_compat.partition_inputs(compiled)
+        for number, options in enumerate(wrapped[: len(partitions)]):
             options["partition"] = number if len(partitions) > 1 else None
-            options["graph_outputs"] = outputs
+            options["graph_inputs"] = inputs[number]
+            options["graph_outputs"] = partitions[number]
         return compiled

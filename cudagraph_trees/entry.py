@@ -138,6 +138,7 @@ def cudagraphify(
     key: tuple[int, ...] = (),
     record: Any = None,
     partition: int | None = None,
+    graph_inputs: tuple[int | None, ...] | None = None,
     graph_outputs: tuple[int | None, ...] | None = None,
     **unused: Any,
 ) -> tuple[Runner, list[Output]]:
@@ -161,6 +162,7 @@ def cudagraphify(
         key: the integers among ``inputs``.
         record: ``profiler.model.GraphRecord`` of the graph, for messages and the ledger.
         partition: number of the partition, None if ``model`` is the whole graph.
+        graph_inputs: for each input of a partition, which input of the graph it is.
         graph_outputs: for each output of a partition, which output of the graph it is.
         **unused: what other versions of torch pass and these trees take from
             ``torch._inductor.config`` when it matters.
@@ -194,6 +196,7 @@ def cudagraphify(
         key=key,
         record=record,
         partition=partition,
+        graph_inputs=graph_inputs,
         graph_outputs=graph_outputs,
         alignment_checked=alignment_checked,
     )

@@ -59,6 +59,8 @@ class Function:
         alignment_checked: inputs that the code takes for aligned and that may not be.
         loose: tensors among the inputs that are not static.
         partition: number of this partition of the graph, None if it has only one.
+        graph_inputs: for each input, which input of the whole graph it is, None for what
+            another partition makes. None where the function is the whole graph.
         graph_outputs: for each output, which output of the whole graph it is, None for what
             only another partition reads. None where the function is the whole graph.
     """
@@ -81,6 +83,7 @@ class Function:
     alignment_checked: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     label: str = field(default="")
+    graph_inputs: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.label:

@@ -121,6 +121,7 @@ class CUDAGraphTreeManager:
         key: tuple[int, ...] = (),
         record: GraphRecord | None = None,
         partition: int | None = None,
+        graph_inputs: tuple[int | None, ...] | None = None,
         graph_outputs: tuple[int | None, ...] | None = None,
         alignment_checked: Sequence[int] = (),
     ) -> tuple[Callable[[list[Input]], list[Output]], list[Output]]:
@@ -146,6 +147,7 @@ class CUDAGraphTreeManager:
             partition,
             graph_outputs,
             tuple(alignment_checked),
+            graph_inputs=graph_inputs,
         )
         function.loose = tuple(
             i

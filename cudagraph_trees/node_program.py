@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .function import Function
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
+_NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")
 _GENERATED = re.compile(r"^(call|partition_\d+|.*Runner\.call)$")
 
 
@@ -115,7 +116,7 @@ def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
     """Line of the generated code, and what its text assigns. ``code`` is the path of that code;
     where it is not known, functions are recognised by their names."""
     for file, line, name in e.frames:
-        known = file == code if code else "torch/_inductor" not in file
+        known = file == code if code else not _NOT_GENERATED.search(file)
         if known and _GENERATED.match(name):
             match = _ASSIGNED.match(linecache.getline(file, line))
             return line, match.group(1) if match else None
@@ -136,32 +137,53 @@ def _owner(function: Function, line: int, name: str | None) -> tuple[str | None,
     return None, Origin.INTERNAL
 
 
+def graph_input(function: Function, i: int) -> int | None:
+    """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
+    if function.record is None:
+        return None
+    if function.graph_inputs is not None:
+        found = function.graph_inputs[i] if i < len(function.graph_inputs) else None
+    else:
+        found = i if function.partition is None else None
+    return found if found is not None and found < len(function.record.inputs) else None
+
+
 def _input_name(function: Function, i: int) -> str:
-    if function.record is not None and function.partition is None:
-        inputs = function.record.inputs
-        if i < len(inputs):
-            return inputs[i].name
+    at = graph_input(function, i)
+    if at is not None and function.record is not None:
+        return function.record.inputs[at].name
     if i < len(function.placeholders):
         return str(getattr(function.placeholders[i], "name", f"input_{i}"))
     return f"input_{i}"
 
 
 def _input_category(function: Function, i: int) -> Category:
-    if function.record is not None and function.partition is None:
-        inputs = function.record.inputs
-        if i < len(inputs):
-            return inputs[i].category
+    at = graph_input(function, i)
+    if at is not None and function.record is not None:
+        return function.record.inputs[at].category
     if function.mode is CompilationMode.BACKWARD:
         return Category.ACTIVATION
     return Category.INPUT
 
 
+def _graph_output(function: Function, outputs: tuple[int, ...]) -> int | None:
+    """The first of these outputs that is one of the graph in the profile."""
+    if function.record is None:
+        return None
+    if function.graph_outputs is not None:
+        mapped = [function.graph_outputs[o] for o in outputs if o < len(function.graph_outputs)]
+    else:
+        mapped = list(outputs) if function.partition is None else []
+    known = len(function.record.outputs)
+    return next((o for o in mapped if o is not None and o < known), None)
+
+
 def _output_category(function: Function, outputs: tuple[int, ...]) -> Category:
     if not outputs:
         return Category.TEMPORARY
-    record = function.record
-    if record is not None and function.partition is None and outputs[0] < len(record.outputs):
-        return record.outputs[outputs[0]].category
+    record, found = function.record, _graph_output(function, outputs)
+    if record is not None and found is not None:
+        return record.outputs[found].category
     if function.mode is CompilationMode.BACKWARD:
         return Category.GRADIENT
     users = function.user_outputs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memprof.profiler.model import (
@@ -13,6 +14,8 @@ from memprof.profiler.model import (
     PlacedBlock,
     Placement,
 )
+
+from .node_program import graph_input
 
 if TYPE_CHECKING:
     from .arena_plan import ArenaPlan
@@ -33,7 +36,7 @@ def placed(
     graph: int,
     program: AllocationProgram,
     addresses: Mapping[int, int],
-    inputs_are_the_graphs: bool = True,
+    input_of: Callable[[int], int | None] = lambda i: i,
 ) -> list[PlacedBlock]:
     """The storages of ``program`` that have an address, by address.
 
@@ -41,7 +44,7 @@ def placed(
         graph: id of the graph that runs.
         program: what it does.
         addresses: by number of the storage.
-        inputs_are_the_graphs: input indices of the program are those of the whole graph.
+        input_of: from an input of the program to that of the graph, None if it is none.
     """
     out: list[PlacedBlock] = []
     open_: dict[int, PlacedBlock] = {}
@@ -49,7 +52,7 @@ def placed(
 
     def begin(storage: int, at: int, owner: str | None, line: int) -> None:
         s = program.storages[storage]
-        inputs = s.inputs if inputs_are_the_graphs else ()
+        inputs = tuple(g for i in s.inputs if (g := input_of(i)) is not None)
         open_[storage] = PlacedBlock(
             addresses[storage], s.nbytes, at, end, s.category, graph, owner, line, inputs
         )
@@ -79,7 +82,7 @@ def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placemen
     record, program = function.record, node.program
     if record is None or program is None:
         return None
-    blocks = placed(record.id, program, dict(enumerate(node.addresses)), function.partition is None)
+    blocks = _blocks(node, record, program)
     blocks += _held(path[:-1], node, {b.address for b in blocks if not b.begin})
     return Placement(
         pool=str(node.pool.device),
@@ -122,13 +125,19 @@ def _held(
             yield replace(made[r.address], begin=0, end=end, node=earlier.id.id)
 
 
+def _blocks(
+    node: CUDAGraphNode, record: GraphRecord, program: AllocationProgram
+) -> list[PlacedBlock]:
+    addresses = dict(enumerate(node.addresses))
+    return placed(record.id, program, addresses, partial(graph_input, node.wrapped_function))
+
+
 def _final_blocks(node: CUDAGraphNode) -> dict[int, PlacedBlock]:
     """What is there when a recording has run, by address."""
     record, program = node.wrapped_function.record, node.program
     if record is None or program is None:
         return {}
-    whole = node.wrapped_function.partition is None
-    blocks = placed(record.id, program, dict(enumerate(node.addresses)), whole)
+    blocks = _blocks(node, record, program)
     return {b.address: b for b in blocks if b.end == len(program.events) + 1}
 
 

@@ -127,6 +127,15 @@ def test_recordings_of_graph_trees() -> None:
             check(placement)
             assert placement.pool == "cuda:0"
             assert any(b.owner in graph.buffers for b in placement.blocks)
+    # What the backward has at entry is named as what it is: by size, activations of the forward
+    # and the tangent, although Inductor orders a partition's inputs by its own code.
+    for b in (b for g in profile.graphs for p in g.placements for b in p.live_at(0)):
+        if b.node is None:
+            graph = profile.graph(b.graph)
+            values = [graph.inputs[i] for i in b.inputs]
+            assert values, b
+            assert b.owner in {v.name for v in values}
+            assert all(v.nbytes is None or v.nbytes <= b.nbytes < v.nbytes + 512 for v in values)
     # The forward's activations are there when the backward begins.
     backward = next(g for g in profile.graphs if g.kind is GraphKind.BACKWARD)
     (placement,) = backward.placements

@@ -1,0 +1,100 @@
+"""The tracker on CUDA, simulated or real: allocator figures, peaks of operations, pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.profiler.model import SnapshotKind
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+pytestmark = [
+    pytest.mark.simgpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def tracker(tmp_path: Path) -> MemoryTracker:
+    found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    found.start(thread=False)
+    return found
+
+
+def test_a_device_that_is_not_in_use_is_not_touched(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import torch, memprof\n"
+        "memprof.initialize_memory_tracker(interval=0.05)\n"
+        "memprof.memory_checkpoint('x')\n"
+        "with memprof.get_memory_tracker().track_operation('x'): pass\n"
+        "print(torch.cuda.is_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
+    before = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    kept = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    first, second = (s.devices["cuda:0"] for s in tracker.record().snapshots[-2:])
+    assert second.tensor_bytes - first.tensor_bytes == 8 * MIB
+    assert second.tensors - first.tensors == 1
+    assert first.allocated_bytes is not None
+    assert second.allocated_bytes == first.allocated_bytes + 8 * MIB
+    assert second.allocated_bytes == torch.cuda.memory_allocated()
+    assert second.reserved_bytes == torch.cuda.memory_reserved()
+    assert second.peak_bytes == torch.cuda.max_memory_allocated()
+    assert second.total_bytes == torch.cuda.get_device_properties(0).total_memory
+    assert second.highest_bytes == second.allocated_bytes
+    largest = tracker.record().snapshots[-1].largest[0]
+    assert (largest.device, largest.nbytes) == ("cuda:0", 8 * MIB)
+    (cuda,) = (s for s in tracker.record().metadata.sources if s.name == "CUDA allocator")
+    assert cuda.used
+    tracker.stop()
+    del before, kept
+
+
+def test_peaks_of_operations(tracker: MemoryTracker) -> None:
+    torch.empty(1, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    with tracker.track_operation("high"):
+        big = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        del big
+    with tracker.track_operation("low"):
+        kept = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
+    mark = torch.cuda.max_memory_allocated()
+    cuda = tracker.record().operation_allocations.memory["cuda:0"]
+    assert cuda.exact == [True, False]
+    assert cuda.peak[0] - cuda.before[0] == 64 * MIB
+    assert (cuda.after[1] - cuda.before[1], cuda.peak[1]) == (16 * MIB, cuda.after[1])
+    # The user's own mark is what it was.
+    assert mark == cuda.peak[0]
+    tracker.stop()
+    del kept
+
+
+def test_pools(tracker: MemoryTracker) -> None:
+    torch.empty(1, device="cuda")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+    tracker._accelerators._pools._next = 0
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    pools = tracker.record().snapshots[-1].devices["cuda:0"].pools
+    found = {p.id: p for p in pools}
+    mine = found[f"({', '.join(map(str, pool.id))})"]
+    assert mine.allocated_bytes == 4 * MIB
+    assert mine.reserved_bytes >= 4 * MIB
+    tracker.stop()
+    del kept

@@ -60,7 +60,12 @@ class BackwardCompiler:
 
     def switch_on(self) -> None:
         """Capture backwards from here on, unless something else does or nothing shall."""
-        if compiled_autograd.turn_on(self.compile, on_unsupported=self._unsupported):
+        # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where
+        # one stays, Inductor's code asks for its item(), which at a first call fails for a
+        # number that autograd has wrapped (torch 2.11).
+        if compiled_autograd.turn_on(
+            self.compile, cuda_graphs=True, on_unsupported=self._unsupported
+        ):
             _listen(self._runtime)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:

@@ -205,7 +205,10 @@ class CapturedIO:
         for position, node in enumerate(output.args[0]):
             if not isinstance(node, Node):
                 continue
-            taken = self.taken.get(tag_of(node, CAPTURED_TAG) or "")
+            # The gradient itself, detached. One of several results has the tag of them all
+            # and, as every value that is assigned to a variable, its own name.
+            names = (tag_of(node, CAPTURED_TAG), *(n.name for n in node.all_input_nodes))
+            taken = next((self.taken[n] for n in names if n is not None and n in self.taken), None)
             leaf = accumulated_leaf(node)
             if taken is not None:
                 source = f"L['inputs'][{taken}]"

@@ -132,6 +132,14 @@ def patched_engine_entry(
         setattr(module, name, original)
 
 
+def is_refusal(error: RuntimeError) -> bool:
+    """Whether the engine says that it cannot describe a node or hook to a capture."""
+    text = str(error)
+    if isinstance(error, NotImplementedError):
+        return "Compiled Autograd" in text
+    return text.startswith("Compiled autograd is not compatible with C++ DDP Reducer")
+
+
 # --- identity of a capture ----------------------------------------------------------------
 
 

@@ -49,16 +49,16 @@ class AutogradCompilerInstance:
     Args:
         compiler_fn: gets the captured graph and returns what runs in its place; both take
             ``(inputs, sizes, scalars, hooks, packed_data)``.
+        cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
+            be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
     """
 
     log = CaptureLog()
     """Of every capture in the process."""
-    cuda_graphs = False
-    """CPU scalars go to the GPU, so that captured graphs can be CUDA graphs; Inductor's own
-    option ``triton.cudagraphs`` asks for it too."""
 
-    def __init__(self, compiler_fn: CompilerFn) -> None:
+    def __init__(self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False) -> None:
         self.compiler_fn = compiler_fn
+        self.cuda_graphs = cuda_graphs
         self._tracer = GraphTracer()
         self._aot = AotInliner(self._tracer)
         self._nan_check: NanCheck | None = None

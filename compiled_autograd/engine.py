@@ -101,6 +101,7 @@ def turn_on(
     compiler_fn: CompilerFn,
     *,
     dynamic: bool = False,
+    cuda_graphs: bool = False,
     on_unsupported: Callable[[CaptureError], None] | None = None,
 ) -> bool:
     """``enable`` without an end: for every backward of the process from here on.
@@ -110,6 +111,7 @@ def turn_on(
 
     Args:
         compiler_fn, dynamic: as for ``enable``.
+        cuda_graphs: as for ``AutogradCompilerInstance``.
         on_unsupported: told of a backward that cannot be captured; that backward then runs
             in the normal engine. None raises the error instead.
 
@@ -129,7 +131,8 @@ def turn_on(
     _torch_compat.prepare_cuda()
     _on.close()  # torch._dynamo.reset() switches off without asking us
     _own_the_cache(compiler_fn, dynamic)
-    _torch_compat.set_compiler(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
+    factory = functools.partial(AutogradCompilerInstance, compiler_fn, cuda_graphs=cuda_graphs)
+    _torch_compat.set_compiler(factory, dynamic)
     state.compiled_autograd_enabled = True
     torch.autograd.set_multithreading_enabled(False)
     _is_on = True
@@ -238,9 +241,10 @@ def _normally_if_unsupported(
             return run(*args, **kwargs)
         except CaptureError as error:
             tell(error)
-        except NotImplementedError as error:
-            # From C++, of a node or hook that it cannot describe: before anything is captured.
-            if "Compiled Autograd" not in str(error):
+        except RuntimeError as error:
+            # From C++, of a node or hook that it cannot describe (a NotImplementedError), or of
+            # DDP's C++ reducer: before anything is captured.
+            if not _torch_compat.is_refusal(error):
                 raise
             tell(CaptureError(str(error).split("\n")[0]))
         with disable():

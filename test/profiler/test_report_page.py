@@ -14,7 +14,9 @@ import pytest
 from big_profile import big_profile, count_allocations
 from browser.fixtures import open_file, watch
 from click.testing import CliRunner
+from hypothesis import given, settings
 from profile_builder import KIB, MIB, training
+from test_timeline import profiles
 
 from memprof.cli import main
 from memprof.profiler.attribution import Attribution, View
@@ -40,6 +42,7 @@ from memprof.profiler.model import (
 from memprof.profiler.report import summarize
 from memprof.profiler.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.report.html import build_page, report_page, write_report
+from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.html.payload_parts import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 
@@ -86,37 +89,46 @@ def shown(page: Page) -> tuple[str, int]:
 # What it says
 
 
-def test_every_view_of_every_instant_is_what_the_timeline_says(page: Page, report: Path) -> None:
-    # GIVEN two profiles' pages, the second with many kinds of calls
-    for profile in (training(), big_profile(40, 1000)):
-        write_report(profile, report.with_name("other.html"))
-        show(page, report.with_name("other.html"))
-        # WHEN the page works out each live set and its views
-        found = page.evaluate(
-            """() => {
-              const m = memprof.report.model, out = [];
-              for (let k = 0; k < m.length; k++) {
-                for (let p = 0; p <= m.lastInstant(k) + 1; p++) {
-                  const live = m.live(k, p), row = new Float64Array(m.categories.length);
-                  const views = m.payload.views.map((v) => {
-                    const b = m.breakdown(live, v);
-                    return [b.total, b.attributed, b.unattributed,
-                            b.parts.map((x) => [x.key, x.nbytes, x.storages])];
-                  });
-                  out.push([k, p, m.bytes(k, p), [...m.categoryBytes(k, p, row)], views,
-                            memprof.liveTree(m, live, m.bytes(k, p)).value]);
-                }
-              }
-              return out;
-            }"""
-        )
-        # THEN they are the timeline's and the attribution's, to the byte
-        timeline, attribution = Timeline(profile, "cpu"), Attribution(profile)
-        assert len(found) > len(timeline)
+EVERYTHING = """(payload) => payload.devices.map((device) => {
+  const m = new memprof.DeviceModel(payload, device), out = [];
+  for (let k = 0; k < m.length; k++) {
+    for (let p = 0; p <= m.lastInstant(k) + 1; p++) {
+      const live = m.live(k, p), row = new Float64Array(m.categories.length);
+      const views = payload.views.map((v) => {
+        const b = m.breakdown(live, v);
+        return [b.total, b.attributed, b.unattributed,
+                b.parts.map((x) => [x.key, x.nbytes, x.storages])];
+      });
+      out.push([k, p, m.bytes(k, p), [...m.categoryBytes(k, p, row)], views,
+                memprof.liveTree(m, live, m.bytes(k, p)).value]);
+    }
+  }
+  return out;
+})"""
+
+
+def check_everywhere(page: Page, profile: Profile) -> None:
+    """Each live set and its views, as the page works them out, are the timeline's and the
+    attribution's, to the byte."""
+    payload = report_payload(profile)
+    attribution = Attribution(profile)
+    for device, found in zip(payload["devices"], page.evaluate(EVERYTHING, payload), strict=True):
+        timeline = Timeline(profile, device["device"])
+        positions = 0
+        for call in range(len(timeline)):
+            program = profile.calls.program[call]
+            graph = profile.graph(profile.calls.graph[call])
+            positions += 2 + (len(graph.programs[program].events) if program >= 0 else 0)
+        assert len(found) == positions
         for call, position, nbytes, by_category, views, in_treemap in found:
-            kind = profile.graphs[profile.calls.graph[call]].programs[0]
-            after = position > len(kind.events)
-            items = timeline.live_after(call) if after else timeline.live_at(call, position).items
+            program = profile.calls.program[call]
+            graph = profile.graph(profile.calls.graph[call])
+            last = len(graph.programs[program].events) if program >= 0 else 0
+            items = (
+                timeline.live_after(call)
+                if position > last
+                else timeline.live_at(call, position).items
+            )
             assert nbytes == in_treemap == sum(i.nbytes for i in items)
             sums: Counter[str] = Counter()
             for i in items:
@@ -128,6 +140,23 @@ def test_every_view_of_every_instant_is_what_the_timeline_says(page: Page, repor
                 assert Counter(map(tuple, parts)) == Counter(
                     (p.key, p.nbytes, p.storages) for p in b.parts
                 )
+
+
+def test_every_view_of_every_instant_is_what_the_timeline_says(page: Page, report: Path) -> None:
+    show(page, report)
+    for profile in (training(), big_profile(40, 1000)):
+        check_everywhere(page, profile)
+
+
+def test_every_view_of_random_profiles(page: Page, report: Path) -> None:
+    show(page, report)
+
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(profiles())
+    def check(profile: Profile) -> None:
+        check_everywhere(page, profile)
+
+    check()
 
 
 def test_the_page_opens_at_the_peak_of_the_report(page: Page, report: Path) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -153,7 +153,7 @@ def _end_output(
     # of its forward ("donated" buffers).
     node, index = outputs[-1]
     function = node.wrapped_function
-    handed_out = [t for n, i in outputs if (t := _take(n, i, pointer)) is not None]
+    handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
     gradient = function.mode is CompilationMode.BACKWARD
     clone = manager.clones_outputs and (
         function.user_outputs is None or index in function.user_outputs
@@ -177,9 +177,20 @@ def _end_output(
                         LedgerKind.MOVED_OUT, function, f"output {index} is a parameter's .grad"
                     )
                 del g
-        elif clone:
-            for t in handed_out:
+        # Those that only the trees held: the list's reference, and the argument's.
+        handed_out = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
+        if still_held:
+            while handed_out:
+                t = handed_out.pop()
                 t.data = t.data.clone()
+                del t
+                what = "a gradient" if gradient else 'outputs="clone"'
+                manager.note(
+                    LedgerKind.MOVED_OUT,
+                    function,
+                    f"output {index} is held beyond its step: {what}; the tensor was given memory "
+                    "of its own, views of it were not",
+                )
     if compat.storage_use_count(pointer) == 0:
         return
     _clone_arguments(inputs, pointer)
@@ -188,14 +199,15 @@ def _end_output(
         overwritten_in=manager.step + 1,
         by=next_function.label if next_function is not None else "a reset",
     )
-    tensor = None
-    if handed_out and not (clone and not gradient):
-        tensor = handed_out[0]
     manager.pool.release_storage(pointer)
-    manager.pool.invalidate(tensor, pointer, message)
+    manager.pool.invalidate(handed_out[0] if handed_out else None, pointer, message)
     manager.note(
         LedgerKind.INVALIDATED, function, f"output {index} is held beyond its step; its use raises"
     )
+
+
+def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return t is not None
 
 
 def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ Change = Callable[[torch.Tensor], object]
 
 
 def full(value: float) -> torch.Tensor:
-    return torch.full(SHAPE, value, device="cuda")
+    return torch.full(SHAPE, float(value), device="cuda")
 
 
 def plus_one() -> Callable[[float | torch.Tensor], torch.Tensor]:
@@ -162,3 +162,39 @@ def test_hooks_and_gradients_of_a_held_output_stay_with_it() -> None:
     assert not z.requires_grad
     raises(kept, manager().step - 1)
     same(w.grad, torch.full(SHAPE, 2.0))
+
+
+def test_gradients_keep_their_values_for_whoever_holds_them() -> None:
+    # GIVEN a backward whose gradient nobody puts into a ``.grad``
+    g = graphed(lambda x: [x * 2, x * 3], [full(0)], is_backward=True)
+    held = []
+    for i in range(6):
+        next_step()
+        twice, thrice = g([full(i)])
+        held.append(twice if i % 2 else thrice)
+        del twice, thrice
+    # THEN each is what it was
+    for i, t in enumerate(held):
+        same(t, torch.full(SHAPE, float(i) * (2 if i % 2 else 3)))
+
+
+def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> None:
+    # GIVEN parameters, whose gradients a forward and a backward in the pool make
+    w = torch.nn.Parameter(full(2))
+    f = graphed(lambda w, x: [w * x, x + 0], [w, full(0)], static=(0,), is_inference=False)
+    g = graphed(lambda x: [x * 1], [full(0)], is_backward=True)
+    for i in range(6):
+        next_step()
+        y, saved = f([w, full(i)])
+        made = [saved]
+        del saved
+        (grad,) = g(made)
+        # As autograd accumulates: it takes over what nobody else holds.
+        w.grad = grad.detach() if w.grad is None else w.grad + grad
+        del y, grad
+    # THEN nothing was overwritten
+    same(w.grad, torch.full(SHAPE, 15.0))
+    entries = manager().entries()
+    assert LedgerKind.INVALIDATED not in {e.kind for e in entries}
+    (moved,) = (e for e in entries if e.kind is LedgerKind.MOVED_OUT)
+    assert "views of it were not" not in moved.reason

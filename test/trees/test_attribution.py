@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memprof.cudagraph_trees._torch_compat import torch_version
 from memprof.cudagraph_trees.attribution import explain_pool, explain_replay
 from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.manager import ExecutionState
@@ -68,6 +69,33 @@ def test_inside_a_replay() -> None:
         assert parts.reserved == reserved()
         assert parts.free >= 0
     assert explain_replay(root).attributed == 3 * 4 * n
+
+
+def test_workspaces_that_a_library_keeps_are_a_part_of_their_own() -> None:
+    configure(programs=True)
+    weight = torch.ones(64, 256, device="cuda")
+    f = graphed(lambda w, x: [torch.mm(x, w) + 1], [weight, weight], static=(0,))
+    for _ in range(3):
+        next_step()
+        f([weight, torch.ones(32, 64, device="cuda")])
+    (root,) = manager().get_roots()
+    program = root.program
+    assert program is not None
+    parts = [explain_replay(root, i) for i in range(len(program.events) + 1)]
+    assert all(p.reserved == reserved() and p.unattributed == 0 for p in parts)
+    inputs, product, result = 4 * 32 * 64, 4 * 32 * 256, 4 * 32 * 256
+    if torch_version() < (2, 15):
+        # cuBLAS gets a workspace when it is first used in the recording; it stays until the end.
+        kept = [program.storages[i] for i in root.workspaces]
+        assert [s.origin for s in kept] == [Origin.INTERNAL]
+        assert kept[0].nbytes >= 1 << 20
+        assert [p.workspace for p in parts[1:-1]].count(kept[0].nbytes) >= 2
+        assert {p.workspace for p in parts} == {0, kept[0].nbytes}
+        assert max(p.attributed for p in parts) == inputs + product + result
+    else:
+        # It comes and goes with the multiplication, and is its scratch memory.
+        assert not root.workspaces
+        assert max(p.attributed for p in parts) > inputs + product + (1 << 20)
 
 
 def test_the_users_memory_history_stays_as_it_is() -> None:

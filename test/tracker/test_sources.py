@@ -1,0 +1,221 @@
+"""What snapshots hold: names of compiled tensors, the CPU allocator's count, costly questions."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import memprof
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import Category, MemorySnapshot, SnapshotKind
+from memprof.profiler.tracker.memory import ProcessMemory, Seldom
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
+
+
+def tracker(folder: Path, **settings: bool) -> MemoryTracker:
+    found = MemoryTracker(TrackerSettings(output_dir=str(folder), largest=30, **settings))
+    found.start(thread=False)
+    return found
+
+
+def now(found: MemoryTracker) -> MemorySnapshot:
+    found.snapshot(SnapshotKind.PERIODIC)
+    return found.record().snapshots[-1]
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Iterator[MemoryTracker]:
+    found = tracker(tmp_path, cpu_allocator=True)
+    yield found
+    found.stop()
+
+
+def test_the_cpu_allocators_count_is_exact(counted: MemoryTracker) -> None:
+    # Memory from before is released without being in the count.
+    assert counted.record().metadata.problems == []
+    before = now(counted).devices["cpu"].allocated_bytes
+    assert before is not None
+    kept = torch.empty(1_000_000)
+    gone = torch.empty(500_000)
+    del gone
+    after = now(counted).devices["cpu"].allocated_bytes
+    assert after is not None
+    assert after - before == 4_000_000
+    del kept
+
+
+def test_it_sees_what_only_autograd_holds(counted: MemoryTracker) -> None:
+    w = torch.ones(1000, 1000, requires_grad=True)
+    before = now(counted)
+    # WHEN an activation has no Python object any more, and waits for the backward
+    loss = (w.exp() + 1).sum()
+    after = now(counted)
+    # THEN Python's tensors do not have it, the allocator's count has
+    assert after.total_bytes - before.total_bytes == 4
+    held = (after.devices["cpu"].allocated_bytes or 0) - (
+        before.devices["cpu"].allocated_bytes or 0
+    )
+    assert held == 4_000_000 + 4
+    loss.backward()
+
+
+def test_stopping_stops_the_count(tmp_path: Path) -> None:
+    import ctypes
+    import os
+
+    path = os.path.join(torch.__path__[0], "lib", "libc10.so")
+    flag = ctypes.c_bool.in_dll(ctypes.CDLL(path), "FLAGS_caffe2_report_cpu_memory_usage")
+    found = tracker(tmp_path, cpu_allocator=True)
+    assert flag.value
+    found.stop()
+    assert not flag.value
+
+
+def test_compiled_tensors_have_names(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(320, 310), torch.nn.ReLU(), torch.nn.Linear(310, 300)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = tracker(tmp_path)
+    compiled = torch.compile(model, backend="memprof")
+    out = None
+    for _ in range(4):
+        out = compiled(torch.randn(500, 320))
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert out is not None
+    largest = {t.shape: t for t in now(found).largest}
+    found.stop()
+    # The output of a call that was not observed, by its graph's autograd function.
+    output = largest[(500, 300)]
+    assert output.category == Category.OUTPUT.value
+    assert output.node is not None
+    # Parameters by the storage that the graphs have seen.
+    weight = next(
+        t for t in now_or_last(found).largest if t.shape == (310, 320) and t.requires_grad
+    )
+    assert (weight.category, weight.graph is None) == (Category.PARAMETER.value, False)
+    assert "0" in weight.name
+    assert "weight" in weight.name
+    # The file has what was compiled, and says in which of its threads operations ran.
+    assert found.path is not None
+    profile = read_profile(found.path)
+    assert profile.tracker is not None
+    assert {g.kind.value for g in profile.graphs} >= {"forward", "backward"}
+    assert output.graph in {g.id for g in profile.graphs}
+    assert len(profile.calls) >= 8
+    start, end = profile.tracker.metadata.start_ns, profile.tracker.metadata.end_ns
+    assert start <= profile.calls.start_ns[-1] <= end
+
+
+def now_or_last(found: MemoryTracker) -> MemorySnapshot:
+    return found.record().snapshots[-1]
+
+
+def test_lanes_know_the_numbers_of_the_calls_threads(tmp_path: Path) -> None:
+    import threading
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="memprof")
+    compiled(torch.ones(3))
+    found = tracker(tmp_path)
+
+    def work() -> None:
+        with found.track_operation("work"):
+            compiled(torch.ones(3))
+
+    with found.track_operation("main"):
+        compiled(torch.ones(3))
+    thread = threading.Thread(target=work, name="worker")
+    thread.start()
+    thread.join()
+    found.stop()
+    assert found.path is not None
+    profile = read_profile(found.path)
+    assert profile.tracker is not None
+    lanes = profile.tracker.metadata.lanes
+    columns = profile.tracker.operation_allocations
+    for i, lane in enumerate(columns.lane):
+        inside = [
+            profile.calls.thread[c]
+            for c in range(len(profile.calls))
+            if columns.start_ns[i] <= profile.calls.start_ns[c] <= columns.end_ns[i]
+        ]
+        assert inside == [lanes[lane].call_thread]
+
+
+class Ticking:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_costly_questions_are_asked_seldom() -> None:
+    clock = Ticking()
+    asked = []
+
+    def question() -> int:
+        asked.append(clock.now)
+        clock.now += 5_000_000
+        return len(asked)
+
+    seldom = Seldom(question, clock)
+    assert (seldom.ask(), seldom.ask()) == (1, None)
+    clock.now += 4_900_000_000
+    assert (seldom.ask(), seldom.last) == (None, 1)
+    clock.now += 200_000_000
+    assert seldom.ask() == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_resident_memory() -> None:
+    memory = ProcessMemory()
+    before = memory.resident()
+    kept = torch.ones(50_000_000)
+    after = memory.resident()
+    assert before is not None
+    assert after is not None
+    assert after - before == pytest.approx(200_000_000, rel=0.05)
+    assert (memory.highest() or 0) >= after - 2_000_000
+    assert (memory.allocated() or 200_000_000) >= 200_000_000
+    memory.close()
+    assert memory.resident() is None
+    del kept
+
+
+def test_public_names() -> None:
+    names = {
+        "initialize_memory_tracker",
+        "get_memory_tracker",
+        "memory_checkpoint",
+        "stop_memory_tracker",
+    }
+    assert names <= set(memprof.__all__)
+    assert all(callable(getattr(memprof, name)) for name in names)
+
+
+def test_every_source_is_said(tmp_path: Path) -> None:
+    found = tracker(tmp_path)
+    sources = {s.name: s.used for s in found.record().metadata.sources}
+    found.stop()
+    gc.collect()
+    assert sources["python tensors"]
+    assert not sources["torch CPU allocator"]
+    assert list(sources) == [
+        "python tensors",
+        "resident memory",
+        "malloc",
+        "torch CPU allocator",
+        "CUDA allocator",
+        "MPS allocator",
+        "compiled graphs",
+    ]

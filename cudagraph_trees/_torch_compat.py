@@ -187,8 +187,12 @@ def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
 
 def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
     """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one,
-    and costs as much; later ones do more."""
-    return super(torch.cuda.CUDAGraph, graph).replay if torch_version() < (2, 12) else graph.replay
+    and costs as much; later ones do more. Whoever has replaced it, as a profiler or a simulated
+    device may, wants to be called."""
+    replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
+    if replaced or torch_version() >= (2, 12):
+        return graph.replay
+    return super(torch.cuda.CUDAGraph, graph).replay
 
 
 def torch_version() -> tuple[int, int]:

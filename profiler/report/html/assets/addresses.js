@@ -27,7 +27,7 @@
     const rows = el("div");
     fill(
       root,
-      el("p.help", {}, "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant."),
+      el("p.help", {}, "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces that libraries took while a graph was recorded are in it, so its sum is not that of the live set."),
       el("label.choice", {}, "Show the memory ", choice),
       title,
       picture,

@@ -260,6 +260,19 @@ def test_keyboard(page: Page, report: Path) -> None:
     for key, name, mib in presses:
         page.keyboard.press(key)
         assert shown(page) == (name, mib * MIB), key
+    # What has just happened, by name and size also where memory is freed.
+    happened = []
+    for instant in (0, 1, 2, 3):
+        page.evaluate(f"memprof.report.select(4, {instant}, true)")
+        happened.append(page.inner_text(".instant-event"))
+    assert happened == [
+        "at the entry of the call: its inputs and what other calls left behind",
+        "buf0, 6.00 MiB, allocated at line 20",
+        "buf0, 8.00 MiB, freed at line 21",
+        "buf1, 4.00 MiB, allocated at line 22",
+    ]
+    page.keyboard.press("p")
+    shown(page)
     slider = page.locator("#timeline")
     assert slider.get_attribute("role") == "slider"
     assert slider.get_attribute("aria-valuenow") == "4"

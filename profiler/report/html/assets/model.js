@@ -5,7 +5,6 @@
 (function (memprof) {
   "use strict";
 
-  const ALLOC = 0;
   const FREE = 1;
 
   /** One device of the payload. */
@@ -278,14 +277,14 @@
       if (!unit || position < 1 || this.isBetween(k, position)) return null;
       const { kind, line, item, storage } = unit.events;
       const i = position - 1;
+      // What is freed is what was there before; also where a reuse leaves a storage as it is.
+      const before = () => this._own(this.calls.step[k], i).get(storage[i]) ?? -1;
       const text = this.graphs.get(unit.graph).statements[line[i]];
       return {
         kind: ["alloc", "free", "reuse"][kind[i]],
-        allocates: kind[i] === ALLOC,
         line: line[i],
         statement: text === undefined ? null : this.string(text),
-        item: item[i],
-        storage: storage[i],
+        item: item[i] >= 0 ? item[i] : before(),
       };
     }
   }

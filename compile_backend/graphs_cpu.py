@@ -267,7 +267,7 @@ class CpuGraphs:
             f"{plan.lower_bound if scratch else 0}), {len(leased)} outputs "
             f"in blocks of {sum(s.nbytes for s in leased)} bytes; {outside} bytes a call are "
             "allocated outside of it",
-            tree=self._detail(program, plan.scratch_bytes),
+            tree=_detail(self.record.label, program, plan.scratch_bytes),
         )
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
         self.ledger.count(
@@ -275,7 +275,7 @@ class CpuGraphs:
             self.record.id,
             f"ran in the arena{sizes}",
             replays,
-            tree=self._detail(program),
+            functools.partial(_detail, self.record.label, program),
         )
         return call
 
@@ -285,21 +285,22 @@ class CpuGraphs:
             self.record.id,
             "somebody keeps a temporary of this graph beyond its call; it runs without an "
             "arena from here on",
-            tree=self._detail(program),
+            tree=_detail(self.record.label, program),
         )
         use(self.plain)
 
     def _skip(self, reason: str, program: AllocationProgram) -> None:
         self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
 
-    def _detail(self, program: AllocationProgram, marginal: int = 0) -> TreeDetail:
-        return TreeDetail(
-            device="cpu",
-            function=self.record.label,
-            key=program.key,
-            pool_after=POOL.reserved_bytes,
-            marginal=marginal,
-        )
+
+def _detail(label: str, program: AllocationProgram, marginal: int = 0) -> TreeDetail:
+    return TreeDetail(
+        device="cpu",
+        function=label,
+        key=program.key,
+        pool_after=POOL.reserved_bytes,
+        marginal=marginal,
+    )
 
 
 def _with_scratch(

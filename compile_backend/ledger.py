@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
 
@@ -25,7 +25,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[LedgerKey, LedgerEntry] = {}
-        self._counted: dict[LedgerKey, list[Counter]] = {}
+        self._counted: dict[LedgerKey, list[tuple[Counter, Callable[[], TreeDetail]]]] = {}
         self._logged: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
@@ -55,26 +55,26 @@ class Ledger:
         graph: int | None,
         reason: str,
         counter: Counter,
-        tree: TreeDetail | None = None,
+        tree: Callable[[], TreeDetail],
     ) -> None:
-        """An entry whose count is ``counter``'s whenever the ledger is read: for what
-        happens too often to write it down each time. It is none while the count is 0."""
+        """An entry whose count is ``counter``'s, and whose detail is ``tree()``, whenever the
+        ledger is read: for what happens too often to write it down each time. It is none while
+        the count is 0."""
         key = (kind, graph, reason)
         with self._lock:
             if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
                 self.dropped += 1
                 return
             if key not in self._entries:
-                self._entries[key] = LedgerEntry(
-                    time.time_ns(), kind, graph, reason, count=0, tree=tree
-                )
-            self._counted.setdefault(key, []).append(counter)
+                self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
+            self._counted.setdefault(key, []).append((counter, tree))
 
     def _now(self) -> dict[LedgerKey, LedgerEntry]:
         """All entries with their counts as they are now; call it with the lock."""
-        for key, counters in self._counted.items():
-            count = sum(c.value for c in counters)
-            self._entries[key] = dataclasses.replace(self._entries[key], count=count)
+        for key, counted in self._counted.items():
+            self._entries[key] = dataclasses.replace(
+                self._entries[key], count=sum(c.value for c, _ in counted), tree=counted[-1][1]()
+            )
         return self._entries
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:

@@ -45,7 +45,7 @@ from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
 
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
-from .columns import Bools, EventColumns, Ints, frozen
+from .columns import FORWARD, Bools, EventColumns, Ints, frozen
 
 ADDED_PTR = -(1 << 62)
 """Where the address of an added row is not known, it counts down from here; no real one is
@@ -239,22 +239,33 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
     )
     which = [i for _, _, i in order]
     n = len(which)
+    releases = np.asarray([r for _, r, _ in order], np.bool_)
     scope = np.asarray([blocks[i].scope for i in which], np.int32)
     size = np.asarray([-blocks[i].nbytes if r else blocks[i].nbytes for _, r, i in order], np.int64)
     start = np.asarray([at for at, _, _ in order], np.int64)
     device = np.asarray([blocks[i].device for i in which], np.int16)
     ptr = np.asarray([blocks[i].address or ADDED_PTR - i for i in which], np.int64)
     none = np.full(n, -1, np.int32)
+    # What a call makes is made in its part of the backward. What is released is released
+    # somewhere: in the part that the last operator before belongs to.
+    backward = scopes.backward[scope]
+    by_start = np.argsort(leaves.start, kind="stable")
+    before = np.searchsorted(leaves.start[by_start], start) - 1
+    backward[releases] = np.where(
+        before < 0, np.uint8(FORWARD), leaves.backward[by_start[before]] if len(leaves) else 0
+    )[releases]
+    event = scopes.event[scope]
+    scope[releases] = -1
     new_leaves: dict[str, Ints] = {
         "event": none,  # of no event
         "start": start,
         "name": none,
-        "backward": scopes.backward[scope],
+        "backward": backward,
         "scope": scope,
         "sequence": none,
     }
     new_rows: dict[str, Ints] = {
-        "event": scopes.event[scope],
+        "event": event,
         "leaf": len(leaves) + np.arange(n, dtype=np.int32),
         "key": none,
         "size": size,

@@ -12,19 +12,23 @@ from memprof.profiler.dataflow import peak_report
 from memprof.profiler.dataflow.categories import Category
 from memprof.profiler.dataflow.html import page
 from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.peak import storage_category
 
 from . import ground_truth
 from .models import Case, mlp, optimizer, profiled, train, transformer
 
+Made = Counter[tuple[int, "str | None", "Category | None"]]
 
-def made_in_compiled_code(profile: DataFlowProfile) -> Counter[tuple[int, str | None]]:
-    """(bytes, FX node) of every storage that compiled code made, replays included."""
-    made: Counter[tuple[int, str | None]] = Counter()
+
+def made_in_compiled_code(profile: DataFlowProfile) -> Made:
+    """(bytes, FX node, category) of every storage that compiled code made, replays included."""
+    made: Made = Counter()
     for storage in range(len(profile.storages)):
         owner = profile.owner(storage)
         if owner is not None:
-            node = owner.node
-            made[int(profile.storages.size[storage]), node.name if node else None] += 1
+            node, size = owner.node, int(profile.storages.size[storage])
+            category = storage_category(profile, storage, 0)
+            made[size, node.name if node else None, category] += 1
     return made
 
 
@@ -64,7 +68,7 @@ def test_the_arena_shows_the_memory_that_plain_calls_show() -> None:
     assert (arena.compiled.calls, arena.compiled.replayed) == (4, 4)
     assert arena.compiled.matched == 4, arena.compiled.unmatched
 
-    # THEN compiled code made the same buffers, of the same size,
+    # THEN compiled code made the same buffers, of the same size and category,
     assert made_in_compiled_code(arena) == made_in_compiled_code(plain)
     # as much is live at the peak, all of it in the right category,
     peaks = [peak_report(p, "cpu") for p in (plain, arena)]

@@ -223,7 +223,9 @@ def _operators(page: Page, record: TrackerRecord) -> None:
         return
     span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
     peak = f", at most {page.bytes(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
-    page.section(f"PyTorch operators in {len(o.windows):,} windows of {span} together{peak}")
+    count = len(o.windows)
+    windows = f"a window of {span}" if count == 1 else f"{count:,} windows of {span} together"
+    page.section(f"PyTorch operators in {windows}{peak}")
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
     table = page.table(
         "operator",

@@ -173,6 +173,7 @@ def test_a_task_belongs_to_what_started_it(tracker: MemoryTracker) -> None:
     async def main() -> None:
         with tracker.track_operation("parent"):
             task = asyncio.create_task(child())
+            await asyncio.sleep(0)
         await task
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -210,3 +211,13 @@ def test_run_says_what_is_wrong_before_it_runs(empty_folder: Path) -> None:
     result = invoke("run", "--output-dir", "nowhere", "x.py")
     assert result.exit_code == 2
     assert "the folder must exist" in result.output
+
+
+def test_every_setting_is_documented_and_has_a_flag() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tracker.md").read_text()
+    help_text = invoke("run", "--help").output
+    for field in dataclasses.fields(TrackerSettings):
+        default = toml_value(field.default)
+        assert f"| `{field.name}` | {default} |" in text.replace('`"."`', '"."')
+        if field.name != "enabled":
+            assert f"--{field.name.replace('_', '-')}" in help_text

@@ -1,0 +1,194 @@
+"""The report of a tracker's record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from expecttest import TestCase
+
+from memprof.cli import main
+from memprof.profiler.model import (
+    DeviceMemory,
+    DeviceSummary,
+    Lane,
+    LaneKind,
+    MemorySnapshot,
+    OperationSummary,
+    OperatorRecord,
+    OperatorShapes,
+    OperatorStatistics,
+    Profile,
+    RunState,
+    SnapshotKind,
+    Source,
+    Span,
+    TensorInfo,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.tracker.document import encode_document
+
+MIB = 1 << 20
+SECOND = 10**9
+
+
+def taken(
+    at: int, mib: int, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = ""
+) -> MemorySnapshot:
+    cuda = DeviceMemory(mib * MIB, mib, mib * MIB, 2 * mib * MIB, highest_bytes=mib * MIB)
+    return MemorySnapshot(
+        at * SECOND,
+        kind,
+        name,
+        total_bytes=mib * MIB,
+        total_tensors=mib,
+        resident_bytes=500 * MIB,
+        devices={"cpu": DeviceMemory(reserved_bytes=500 * MIB), "cuda:0": cuda},
+        largest=(
+            TensorInfo(
+                (512, 1024), "torch.float32", "cuda:0", 2 * MIB, 1, True,
+                "step/forward", "head.weight", 3, "primals_1", "parameter",
+            ),
+        ),
+        operations=("step",) if kind is SnapshotKind.PERIODIC else (),
+    )  # fmt: skip
+
+
+def full() -> TrackerRecord:
+    return TrackerRecord(
+        TrackerMetadata(
+            perf_origin_ns=1_795_155_000 * SECOND,
+            start_ns=0,
+            end_ns=60 * SECOND,
+            state=RunState.SIGNAL,
+            reason="SIGTERM",
+            host="node-3",
+            pid=42,
+            command=("/home/me/train.py", "--fast"),
+            torch="2.13.0",
+            memprof="0.1.0",
+            python="3.11.7",
+            interval_ns=5 * SECOND,
+            sources=(
+                Source("python tensors", True, "what Python holds", "activations"),
+                Source("malloc", False, "", "glibc only"),
+            ),
+            lanes=[Lane(LaneKind.THREAD, "MainThread", 0)],
+            pauses=[Span(10 * SECOND, 12 * SECOND)],
+            snapshots_taken=14,
+            snapshots_merged=9,
+            operations_seen=30,
+            cost_ns=6_000_000,
+            problems=["cannot write x: No space left on device"],
+        ),
+        [
+            taken(0, 1, SnapshotKind.START),
+            taken(20, 30),
+            taken(30, 90, SnapshotKind.CHECKPOINT, "epoch 1"),
+            taken(50, 20),
+            taken(60, 10, SnapshotKind.END),
+        ],
+        operation_summary=[
+            OperationSummary(
+                "step", -1, 10, 1, 10 * SECOND, 2 * SECOND, SECOND // 2, 4 * MIB, 4, 3,
+                {
+                    "cpu": DeviceSummary(MIB, MIB, MIB, 10),
+                    "cuda:0": DeviceSummary(8 * MIB, MIB, 96 * MIB, 10),
+                },
+            ),
+            OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, SECOND // 4, 0, 0, 0, {}),
+        ],
+        pytorch_operations=OperatorRecord(
+            [Span(0, 2 * SECOND)],
+            [
+                OperatorStatistics(
+                    "aten::mm", 20, 4_000_000, 3_000_000, 0, 0, MIB, MIB, 0, 0,
+                    (OperatorShapes(((4, 8), (8, 2)), 15, 1, 0),), 5,
+                ),
+                OperatorStatistics("aten::add", 5, 500_000, 500_000),
+            ],
+            3 * MIB,
+        ),
+    )  # fmt: skip
+
+
+class TestReport(TestCase):
+    maxDiff = None
+
+    def test_text(self) -> None:
+        self.assertExpectedInline(
+            render_tracker_record(full(), top=4),
+            """\
+Memory tracker · process 42 on node-3 · train.py --fast
+memprof 0.1.0 · torch 2.13.0 · Python 3.11.7
+60.0 s from 2026-11-20 06:10:00 UTC, ended by a signal (SIGTERM)
+14 snapshots, 9 of them merged into later ones, one every 5.00 s; 30 operations; the tracker's own
+time 6.00 ms (<0.1 %)
+disabled for 2.00 s, 10.0 s in
+problem: cannot write x: No space left on device
+
+Memory over time
+ after  snapshot              live tensors     bytes  resident    cuda:0  in operation
+──────────────────────────────────────────────────────────────────────────────────────
+  0 ns  start                            1  1.00 MiB   500 MiB  1.00 MiB  -
+20.0 s  periodic                        30  30.0 MiB   500 MiB  30.0 MiB  step
+30.0 s  checkpoint epoch 1 *            90  90.0 MiB   500 MiB  90.0 MiB  -
+60.0 s  end                             10  10.0 MiB   500 MiB  10.0 MiB  -
+1 more in the file; * is the highest, see `memprof gantt`
+
+Largest tensors, 30.0 s in: 90.0 MiB in live tensors
+   bytes  share  device  dtype    shape        what                               made in
+──────────────────────────────────────────────────────────────────────────────────────────────
+2.00 MiB  2.2 %  cuda:0  float32  [512, 1024]  head.weight, primals_1, parameter  step/forward
+all others 88.0 MiB
+
+Operations
+operation          times   total    mean     max   tensors grew  memory grew  highest inside
+────────────────────────────────────────────────────────────────────────────────────────────
+step       10 (1 failed)  10.0 s  1.00 s  2.00 s  4.00 MiB in 3     8.00 MiB        96.0 MiB
+  forward             10  6.00 s  600 ms  1.00 s              -            -               -
+memory is allocated on cuda:0; tensors were counted as often as `in N` says
+
+PyTorch operators in a window of 2.00 s, at most 3.00 MiB of CPU memory
+operator   calls  self CPU      CPU  CPU bytes  most frequent shapes
+────────────────────────────────────────────────────────────────────
+aten::mm      20   3.00 ms  4.00 ms   1.00 MiB  [4, 8] [8, 2] (15)
+aten::add      5    500 us   500 us        0 B  -
+
+What the figures are
+  python tensors: what Python holds. Not: activations.
+  Not used: malloc (glibc only).
+""",
+        )
+
+    def test_an_empty_record(self) -> None:
+        self.assertExpectedInline(
+            render_tracker_record(TrackerRecord()),
+            """\
+Memory tracker · process 0 on  ·
+memprof  · torch  · Python
+0 ns from 1970-01-01 00:00:00 UTC, it has not ended: the process runs, or was killed
+0 snapshots, one every 0 ns; 0 operations; the tracker's own time 0 ns (-)
+
+No snapshot was taken
+""",
+        )
+
+
+def test_the_command_prints_it(tmp_path: Path) -> None:
+    path = tmp_path / "memory_profile_1.json"
+    path.write_bytes(encode_document(Profile(tracker=full())))
+    result = CliRunner().invoke(main, ["report", str(path)], env={"COLUMNS": "100"})
+    assert result.exit_code == 0
+    assert result.output == render_tracker_record(full())
+    result = CliRunner().invoke(main, ["report", str(path), "--json"])
+    assert json.loads(result.output)["tracker"]["snapshots"] == 5
+
+
+def test_ascii_and_narrow() -> None:
+    text = render_tracker_record(full(), ascii_only=True, width=80)
+    assert text.isascii()
+    assert render_tracker_record(full(), color=True) != render_tracker_record(full())

@@ -27,7 +27,11 @@
     const rows = el("div");
     fill(
       root,
-      el("p.help", {}, "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces that libraries took while a graph was recorded are in it, so its sum is not that of the live set."),
+      el(
+        "p.help",
+        {},
+        "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces that libraries took while a graph was recorded are in it, so its sum is not that of the live set.",
+      ),
       el("label.choice", {}, "Show the memory ", choice),
       title,
       picture,
@@ -49,7 +53,10 @@
     function update() {
       const { model, call, position } = state;
       const own = memprof.placementsOf(placements, model, call);
-      shown = choice.value === "" ? (own[own.length - 1] ?? another(model, call)) : placements[Number(choice.value)];
+      shown =
+        choice.value === ""
+          ? (own[own.length - 1] ?? another(model, call))
+          : placements[Number(choice.value)];
       const follows = own.includes(shown);
       instant = follows ? memprof.instantOf(shown, model, call, position) : shown.last;
       const use = shown.use(instant);
@@ -58,12 +65,19 @@
         own.length || choice.value !== ""
           ? null
           : el("span.warn", {}, `${whyNotThis(payload, model, call)} Shown instead: `),
-        el("strong.num", { title: exactBytes(use.used), data: { bytes: use.used } }, bytes(use.used)),
+        el(
+          "strong.num",
+          { title: exactBytes(use.used), data: { bytes: use.used } },
+          bytes(use.used),
+        ),
         ` in ${count(use.live.length)} blocks of ${bytes(use.reserved)} that ${shown.data.node === null ? "its scratch memory has" : "the pool had then"}; `,
         `largest free piece ${bytes(use.largest)} · ${shown.name}, `,
         follows ? `instant ${count(instant)} of ${count(shown.last)}` : "at its end",
       );
-      canvas.setAttribute("aria-label", `Address map of ${shown.name}; the table below has what is there at the chosen instant`);
+      canvas.setAttribute(
+        "aria-label",
+        `Address map of ${shown.name}; the table below has what is there at the chosen instant`,
+      );
       list(use);
       refresh();
     }
@@ -86,17 +100,33 @@
           empty: "Nothing is there at this instant.",
           onPick: (b) => state.showDetail([], nameOf(b), describe(b)),
           columns: [
-            { label: "Address", number: true, value: (b) => blocks.address[b], cell: (b) => el("span.code", {}, addressText(blocks.address[b])) },
-            { label: "Bytes", number: true, value: (b) => blocks.nbytes[b], cell: (b) => bytesCell(blocks.nbytes[b]) },
+            {
+              label: "Address",
+              number: true,
+              value: (b) => blocks.address[b],
+              cell: (b) => el("span.code", {}, addressText(blocks.address[b])),
+            },
+            {
+              label: "Bytes",
+              number: true,
+              value: (b) => blocks.nbytes[b],
+              cell: (b) => bytesCell(blocks.nbytes[b]),
+            },
             {
               label: "What",
               wide: true,
               cell: (b) => {
                 const d = describe(b)[0];
                 return [
-                  el("i.swatch", { style: { "--swatch": `var(--cat-${d.category.replaceAll("_", "-")})` } }),
+                  el("i.swatch", {
+                    style: { "--swatch": `var(--cat-${d.category.replaceAll("_", "-")})` },
+                  }),
                   el("span.code", {}, nameOf(b)),
-                  el("span.dim", {}, ` ${[d.category.replaceAll("_", " "), d.module === "" ? "(root)" : d.module, d.node ?? d.outside, d.location].filter(Boolean).join(" · ")}`),
+                  el(
+                    "span.dim",
+                    {},
+                    ` ${[d.category.replaceAll("_", " "), d.module === "" ? "(root)" : d.module, d.node ?? d.outside, d.location].filter(Boolean).join(" · ")}`,
+                  ),
                 ];
               },
             },
@@ -141,7 +171,9 @@
 
     function box(b) {
       const { address, nbytes, begin, end } = shown.data.blocks;
-      const s = layout.places.find((p) => address[b] >= p.address && address[b] < p.address + p.nbytes);
+      const s = layout.places.find(
+        (p) => address[b] >= p.address && address[b] < p.address + p.nbytes,
+      );
       if (!s) return null;
       const top = s.bottom - (address[b] - s.address + nbytes[b]) * s.scale;
       return {
@@ -194,7 +226,11 @@
           g.rect(r.x + 2, r.y, r.width - 4, r.height);
           g.clip();
           g.fillStyle = memprof.textOn(fillColor);
-          g.fillText(`${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`, r.x + 5, r.y + Math.min(r.height / 2, 10));
+          g.fillText(
+            `${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`,
+            r.x + 5,
+            r.y + Math.min(r.height / 2, 10),
+          );
           g.restore();
         }
       }
@@ -249,7 +285,8 @@
     const out = new Set();
     ledger.kind.forEach((kind, i) => {
       const named = ["not_graphed", "skip", "tree_failure"].includes(strings[kind]);
-      if (named && (graph === null || strings[ledger.graph[i]] === graph)) out.add(strings[ledger.reason[i]]);
+      if (named && (graph === null || strings[ledger.graph[i]] === graph))
+        out.add(strings[ledger.reason[i]]);
     });
     return [...out].slice(0, 3);
   }
@@ -267,7 +304,11 @@
     const why = reasons(payload, label);
     return (
       `${label} has no fixed addresses` +
-      (why.length ? `: ${why.join("; ")}.` : model.unit(call) ? " for the sizes of this call." : ": this call was not observed.")
+      (why.length
+        ? `: ${why.join("; ")}.`
+        : model.unit(call)
+          ? " for the sizes of this call."
+          : ": this call was not observed.")
     );
   }
 

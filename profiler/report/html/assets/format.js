@@ -39,7 +39,10 @@
   function ns(n) {
     if (n === null || n === undefined) return "-";
     if (Math.abs(n) < 1e3) return `${grouped(n, 0)} ns`;
-    for (const [limit, unit] of [[1e6, "us"], [1e9, "ms"]]) {
+    for (const [limit, unit] of [
+      [1e6, "us"],
+      [1e9, "ms"],
+    ]) {
       if (Math.abs(n) < limit) {
         const value = n / (limit / 1e3);
         return `${value.toFixed(digits(value, 0))} ${unit}`;

@@ -21,10 +21,14 @@
 
   function liveTable(state, root) {
     let view = "module";
-    const tabs = memprof.toggles("Live set by", VIEWS.map(([v, label]) => [v, label]), (v) => {
-      view = v;
-      draw();
-    });
+    const tabs = memprof.toggles(
+      "Live set by",
+      VIEWS.map(([v, label]) => [v, label]),
+      (v) => {
+        view = v;
+        draw();
+      },
+    );
     const holder = el("div", { id: "live-table" });
     fill(root, tabs.element, holder);
 
@@ -43,10 +47,29 @@
         limit: 14,
         onPick: (part) => state.showDetail(part.items, nameOf(part)),
         columns: [
-          { label: "Bytes", number: true, value: (p) => p.nbytes, cell: (p) => memprof.table.bytesCell(p.nbytes) },
-          { label: "Share", number: true, cell: (p) => memprof.table.bar(p.nbytes, b.total, colorOf(p)) },
-          { label: "Storages", number: true, value: (p) => p.storages, cell: (p) => count(p.storages) },
-          { label: VIEWS.find(([v]) => v === view)[1], wide: true, value: (p) => p.key, cell: nameCell },
+          {
+            label: "Bytes",
+            number: true,
+            value: (p) => p.nbytes,
+            cell: (p) => memprof.table.bytesCell(p.nbytes),
+          },
+          {
+            label: "Share",
+            number: true,
+            cell: (p) => memprof.table.bar(p.nbytes, b.total, colorOf(p)),
+          },
+          {
+            label: "Storages",
+            number: true,
+            value: (p) => p.storages,
+            cell: (p) => count(p.storages),
+          },
+          {
+            label: VIEWS.find(([v]) => v === view)[1],
+            wide: true,
+            value: (p) => p.key,
+            cell: nameCell,
+          },
         ],
         foot: [
           ...b.remainder.map((r) => [
@@ -57,7 +80,11 @@
           ]),
           ...(b.remainder.length ? [] : [[bytes(0), share(0, b.total), count(0), "unattributed"]]),
           [
-            el("span", { id: "live-total", title: exactBytes(b.total), data: { bytes: b.total } }, bytes(b.total)),
+            el(
+              "span",
+              { id: "live-total", title: exactBytes(b.total), data: { bytes: b.total } },
+              bytes(b.total),
+            ),
             share(b.total, b.total),
             "",
             "total",
@@ -82,10 +109,12 @@
     }
 
     function nameCell(part) {
-      const graph = view === "node" && part.graph >= 0 ? state.model.graphs.get(part.graph)?.label : null;
+      const graph =
+        view === "node" && part.graph >= 0 ? state.model.graphs.get(part.graph)?.label : null;
       return [
         el(view === "category" ? "span" : "span.code", { title: part.key }, shortName(part)),
-        (graph || part.note) && el("div.dim.code", {}, [graph, part.note].filter(Boolean).join(" · ")),
+        (graph || part.note) &&
+          el("div.dim.code", {}, [graph, part.note].filter(Boolean).join(" · ")),
       ];
     }
 
@@ -103,9 +132,15 @@
         quietCaption: true,
         rows,
         limit: 14,
-        onPick: (r) => state.showDetail([r.item], state.model.describe(r.item).owner ?? "scratch memory"),
+        onPick: (r) =>
+          state.showDetail([r.item], state.model.describe(r.item).owner ?? "scratch memory"),
         columns: [
-          { label: "Bytes", number: true, value: (r) => r.nbytes, cell: (r) => memprof.table.bytesCell(r.nbytes) },
+          {
+            label: "Bytes",
+            number: true,
+            value: (r) => r.nbytes,
+            cell: (r) => memprof.table.bytesCell(r.nbytes),
+          },
           { label: "Share", number: true, cell: (r) => memprof.table.bar(r.nbytes, all) },
           { label: "Copies", number: true, value: (r) => r.copies, cell: (r) => count(r.copies) },
           {
@@ -115,7 +150,14 @@
               const d = state.model.describe(r.item);
               return [
                 el("span.code", {}, d.owner ?? "(scratch memory of a kernel)"),
-                el("div.dim", {}, swatch(d.category), [d.category.replaceAll("_", " "), d.graph?.label, d.node, d.fqn].filter(Boolean).join(" · ")),
+                el(
+                  "div.dim",
+                  {},
+                  swatch(d.category),
+                  [d.category.replaceAll("_", " "), d.graph?.label, d.node, d.fqn]
+                    .filter(Boolean)
+                    .join(" · "),
+                ),
               ];
             },
           },
@@ -141,13 +183,22 @@
   /** One part of the live set: what it is, where it comes from, why it is live. */
   function detail(state, root) {
     const empty = () =>
-      fill(root, el("p.empty", {}, "Choose a part of the treemap or a row of the table to see where it comes from."));
+      fill(
+        root,
+        el(
+          "p.empty",
+          {},
+          "Choose a part of the treemap or a row of the table to see where it comes from.",
+        ),
+      );
 
     function show(items, title, described) {
       const { model } = state;
-      const all = described?.map((d) => ({ ...d, copies: 1 })) ?? items
-        .filter((i) => state.live.has(i))
-        .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      const all =
+        described?.map((d) => ({ ...d, copies: 1 })) ??
+        items
+          .filter((i) => state.live.has(i))
+          .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
       all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
       if (!all.length) return empty();
       const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
@@ -175,12 +226,19 @@
       const fqns = [...new Set(group.map((d) => d.fqn).filter(Boolean))];
       const categories = [...new Set(group.map((d) => d.category))];
       const holds = [...new Set(group.map((d) => d.hold))];
-      const list = (words) => words.slice(0, 8).join(", ") + (words.length > 8 ? `, … ${words.length} in all` : "");
+      const list = (words) =>
+        words.slice(0, 8).join(", ") + (words.length > 8 ? `, … ${words.length} in all` : "");
       return el(
         "div.source",
         {},
         first.code && el("pre.source-code", {}, el("code", {}, first.code)),
-        el("div.dim.code", {}, location ? `${location}${first.function ? ` in ${first.function}` : ""}` : "no source line: " + (first.outside ?? "unknown")),
+        el(
+          "div.dim.code",
+          {},
+          location
+            ? `${location}${first.function ? ` in ${first.function}` : ""}`
+            : "no source line: " + (first.outside ?? "unknown"),
+        ),
         el(
           "dl.facts",
           {},

@@ -109,7 +109,11 @@
     const event = el("code.instant-event");
     const left = el("span.num", { id: "instant-unattributed" });
     const step = (label, title, press) =>
-      el("button.quiet", { type: "button", "aria-label": title, title, on: { click: press } }, label);
+      el(
+        "button.quiet",
+        { type: "button", "aria-label": title, title, on: { click: press } },
+        label,
+      );
     fill(
       root,
       el(
@@ -121,7 +125,17 @@
         step("⇥", "Next call", () => state.moveCall(1)),
         step("Peak", "Go to the peak", () => state.selectPeak()),
       ),
-      el("div.instant-text", {}, total, " live ", el("span.dim", {}, "· "), where, el("span.dim", {}, " · "), left, event),
+      el(
+        "div.instant-text",
+        {},
+        total,
+        " live ",
+        el("span.dim", {}, "· "),
+        where,
+        el("span.dim", {}, " · "),
+        left,
+        event,
+      ),
     );
     const say = oncePerFrame(() => announce(`${total.textContent} live, ${where.textContent}`));
     state.onSelect(() => {
@@ -144,7 +158,8 @@
     if (model.isBetween(call, position)) {
       return "between calls: what is known to be kept";
     }
-    if (!model.unit(call)) return "this call was not observed: only what other calls left behind is known";
+    if (!model.unit(call))
+      return "this call was not observed: only what other calls left behind is known";
     const event = model.eventBefore(call, position);
     if (!event) return "at the entry of the call: its inputs and what other calls left behind";
     const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
@@ -157,7 +172,10 @@
     if (state.models.length < 2) return (root.hidden = true);
     const tabs = memprof.toggles(
       "Device",
-      state.models.map((m, i) => [String(i), `${m.name} · peak ${bytes(state.payload.header.peaks[m.name])}`]),
+      state.models.map((m, i) => [
+        String(i),
+        `${m.name} · peak ${bytes(state.payload.header.peaks[m.name])}`,
+      ]),
       (i) => state.setDevice(state.models[Number(i)]),
     );
     root.append(tabs.element);
@@ -181,7 +199,11 @@
   function overTime(state, root) {
     if (!state.model.length) {
       return root.append(
-        el("p.empty", {}, "No call of a compiled graph was recorded: nothing that torch.compile made ran while the profile was taken."),
+        el(
+          "p.empty",
+          {},
+          "No call of a compiled graph was recorded: nothing that torch.compile made ran while the profile was taken.",
+        ),
       );
     }
     const holder = el("div");
@@ -214,7 +236,12 @@
     const choice = el("div.devices");
     const sections = SECTIONS.map(([id, title, make]) => {
       const body = el("div");
-      const section = el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), body);
+      const section = el(
+        "section",
+        { id, "aria-labelledby": `${id}-title` },
+        el("h2", { id: `${id}-title` }, title),
+        body,
+      );
       return { id, title, make, body, section };
     });
     const nav = el("nav.contents", { "aria-label": "Contents" });
@@ -231,9 +258,13 @@
       s.make(state, s.body);
       s.section.hidden = s.body.hidden;
     }
-    fill(nav, sections.filter((s) => !s.section.hidden).map((s) => el("a", { href: `#${s.id}` }, s.title)));
+    fill(
+      nav,
+      sections.filter((s) => !s.section.hidden).map((s) => el("a", { href: `#${s.id}` }, s.title)),
+    );
     addEventListener("keydown", (event) => {
-      const typing = event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
+      const typing =
+        event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
       if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key.toLowerCase() === "p") state.selectPeak();
     });

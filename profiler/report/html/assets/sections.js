@@ -31,22 +31,35 @@
         [
           `memprof ${h.memprof} · torch ${h.torch} · Python ${h.python}`,
           machine.filter(Boolean).join(" · "),
-          p && p.world_size > 1 ? `rank ${p.rank} of ${p.world_size} (local rank ${p.local_rank}, host ${p.host}, process ${p.pid})` : "",
-          h.created_ns ? new Date(h.created_ns / 1e6).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "",
+          p && p.world_size > 1
+            ? `rank ${p.rank} of ${p.world_size} (local rank ${p.local_rank}, host ${p.host}, process ${p.pid})`
+            : "",
+          h.created_ns
+            ? new Date(h.created_ns / 1e6).toISOString().replace("T", " ").slice(0, 19) + " UTC"
+            : "",
           options.length ? `options: ${options.join(", ")}` : "",
         ]
           .filter(Boolean)
           .map((line) => el("span", {}, line)),
       ),
       !h.complete &&
-        el("p.notice", {}, "Incomplete: the process was killed or still runs. This is what it had written."),
+        el(
+          "p.notice",
+          {},
+          "Incomplete: the process was killed or still runs. This is what it had written.",
+        ),
       facts,
     );
     state.onDevice(() => {
       const { model } = state;
       const peak = model.device.peak;
       const kpi = (label, value, note, title) =>
-        el("div.kpi", { title }, el("dt", {}, label), el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)));
+        el(
+          "div.kpi",
+          { title },
+          el("dt", {}, label),
+          el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)),
+        );
       if (!peak) {
         return fill(facts, kpi("Peak", "-", "no call of a compiled graph was recorded"));
       }
@@ -56,8 +69,17 @@
       const largest = model.breakdown(live, "category").parts[0];
       fill(
         facts,
-        kpi(`Peak on ${model.name}`, bytes(most), `in ${state.nameOf(call, instant)}`, exactBytes(most)),
-        kpi("Most of it", largest ? words(largest.key) : "unknown", largest && `${bytes(largest.nbytes)}, ${share(largest.nbytes, most)}`),
+        kpi(
+          `Peak on ${model.name}`,
+          bytes(most),
+          `in ${state.nameOf(call, instant)}`,
+          exactBytes(most),
+        ),
+        kpi(
+          "Most of it",
+          largest ? words(largest.key) : "unknown",
+          largest && `${bytes(largest.nbytes)}, ${share(largest.nbytes, most)}`,
+        ),
         kpi(
           "Unattributed at the peak",
           bytes(lines.unattributed),
@@ -68,10 +90,16 @@
           "Compiled",
           `${count(h.graphs)} graphs`,
           `${count(h.calls)} calls in ${ns(h.span_ns)}` +
-            (h.dropped_calls ? `; ${count(h.dropped_calls)} earlier ones are no longer in the log` : ""),
+            (h.dropped_calls
+              ? `; ${count(h.dropped_calls)} earlier ones are no longer in the log`
+              : ""),
         ),
         h.unobserved_calls
-          ? kpi("Not observed", `${count(h.unobserved_calls)} calls`, "what these allocate is not counted; see Graphs")
+          ? kpi(
+              "Not observed",
+              `${count(h.unobserved_calls)} calls`,
+              "what these allocate is not counted; see Graphs",
+            )
           : null,
       );
     });
@@ -82,7 +110,13 @@
     return [
       el("span.code", {}, row.node ?? `(${row.op ?? "unknown"})`),
       code && el("div.code", {}, code),
-      el("div.dim.code", {}, [row.graph, row.module === null ? null : row.module || "(root)", file && `${file}:${line}`].filter(Boolean).join(" · ")),
+      el(
+        "div.dim.code",
+        {},
+        [row.graph, row.module === null ? null : row.module || "(root)", file && `${file}:${line}`]
+          .filter(Boolean)
+          .join(" · "),
+      ),
     ];
   }
 
@@ -95,17 +129,44 @@
       fill(
         root,
         rows.length > 0 &&
-          el("p.help", {}, `${bytes(all)} are left for the backwards by one call of each forward. Large memory held long is what recomputing or offloading it saves most on.`),
+          el(
+            "p.help",
+            {},
+            `${bytes(all)} are left for the backwards by one call of each forward. Large memory held long is what recomputing or offloading it saves most on.`,
+          ),
         table({
           caption: "Saved activations by bytes × calls until the backward",
           quietCaption: true,
           rows,
-          empty: "No forward with a backward was observed, so nothing is saved from one to the other.",
+          empty:
+            "No forward with a backward was observed, so nothing is saved from one to the other.",
           columns: [
-            { label: "Bytes", number: true, value: (r) => r.nbytes, cell: (r) => bytesCell(r.nbytes) },
-            { label: "Calls until used", number: true, value: (r) => r.lifetime, cell: (r) => (r.lifetime === null ? "-" : String(r.lifetime)), title: "Compiled calls from the forward to its backward, median; 1 is the very next" },
-            { label: "Bytes × calls", number: true, value: (r) => r.cost, cell: (r) => bar(r.cost, most), title: "Relative to the largest" },
-            { label: "FX node, source line", wide: true, value: (r) => r.node ?? "", cell: (r) => place(state, r) },
+            {
+              label: "Bytes",
+              number: true,
+              value: (r) => r.nbytes,
+              cell: (r) => bytesCell(r.nbytes),
+            },
+            {
+              label: "Calls until used",
+              number: true,
+              value: (r) => r.lifetime,
+              cell: (r) => (r.lifetime === null ? "-" : String(r.lifetime)),
+              title: "Compiled calls from the forward to its backward, median; 1 is the very next",
+            },
+            {
+              label: "Bytes × calls",
+              number: true,
+              value: (r) => r.cost,
+              cell: (r) => bar(r.cost, most),
+              title: "Relative to the largest",
+            },
+            {
+              label: "FX node, source line",
+              wide: true,
+              value: (r) => r.node ?? "",
+              cell: (r) => place(state, r),
+            },
           ],
           foot: rows.length ? [[bytesCell(all), "", "", "total"]] : [],
         }),
@@ -116,8 +177,16 @@
   /** One row a compiled graph. */
   function graphs(state, root) {
     state.onDevice(() => {
-      const rows = [...state.model.device.table].sort((a, b) => (b.peak ?? -1) - (a.peak ?? -1) || a.id - b.id);
-      const amount = (key, label, title) => ({ label, title, number: true, value: (r) => r[key], cell: (r) => bytesCell(r[key]) });
+      const rows = [...state.model.device.table].sort(
+        (a, b) => (b.peak ?? -1) - (a.peak ?? -1) || a.id - b.id,
+      );
+      const amount = (key, label, title) => ({
+        label,
+        title,
+        number: true,
+        value: (r) => r[key],
+        cell: (r) => bytesCell(r[key]),
+      });
       fill(
         root,
         table({
@@ -127,13 +196,33 @@
           rows,
           empty: "No graph was compiled while the profile was taken.",
           columns: [
-            { label: "Graph", wide: true, value: (r) => r.label, cell: (r) => [el("span.code", {}, r.label), r.unobserved && el("div.warn", {}, `not observed: ${r.unobserved}`)] },
+            {
+              label: "Graph",
+              wide: true,
+              value: (r) => r.label,
+              cell: (r) => [
+                el("span.code", {}, r.label),
+                r.unobserved && el("div.warn", {}, `not observed: ${r.unobserved}`),
+              ],
+            },
             { label: "Calls", number: true, value: (r) => r.calls, cell: (r) => count(r.calls) },
-            { label: "Median", number: true, value: (r) => r.median_ns, cell: (r) => ns(r.median_ns), title: "Duration of a call on the host" },
+            {
+              label: "Median",
+              number: true,
+              value: (r) => r.median_ns,
+              cell: (r) => ns(r.median_ns),
+              title: "Duration of a call on the host",
+            },
             amount("allocated", "Allocated", "All allocations of a call added up"),
             amount("peak", "Peak", "Most bytes live inside a call, its inputs included"),
             amount("saved", "Saved", "Left for the backward"),
-            { label: "Programs", number: true, value: (r) => r.programs, cell: (r) => count(r.programs), title: "One for each combination of sizes" },
+            {
+              label: "Programs",
+              number: true,
+              value: (r) => r.programs,
+              cell: (r) => count(r.programs),
+              title: "One for each combination of sizes",
+            },
           ],
         }),
       );
@@ -145,13 +234,33 @@
     const { payload } = state;
     const l = payload.ledger;
     const text = (i) => payload.strings[i];
-    const all = l.kind.map((kind, i) => ({ kind: text(kind), graph: text(l.graph[i]), reason: text(l.reason[i]), count: l.count[i], time: l.time_ms[i] }));
+    const all = l.kind.map((kind, i) => ({
+      kind: text(kind),
+      graph: text(l.graph[i]),
+      reason: text(l.reason[i]),
+      count: l.count[i],
+      time: l.time_ms[i],
+    }));
     const kinds = new Map();
     for (const e of all) kinds.set(e.kind, (kinds.get(e.kind) ?? 0) + e.count);
     const holder = el("div");
-    const choose = memprof.toggles("Entries", [["", `All ${count(all.length)}`], ...[...kinds].map(([k, n]) => [k, `${words(k)} ${count(n)}`])], draw);
+    const choose = memprof.toggles(
+      "Entries",
+      [
+        ["", `All ${count(all.length)}`],
+        ...[...kinds].map(([k, n]) => [k, `${words(k)} ${count(n)}`]),
+      ],
+      draw,
+    );
     root.append(choose.element, holder);
-    if (l.left_out) root.append(el("p.dim", {}, `${count(l.left_out)} earlier entries are left out here; memprof ledger prints them.`));
+    if (l.left_out)
+      root.append(
+        el(
+          "p.dim",
+          {},
+          `${count(l.left_out)} earlier entries are left out here; memprof ledger prints them.`,
+        ),
+      );
     draw("");
 
     function draw(kind) {
@@ -165,9 +274,17 @@
           limit: 15,
           empty: "The ledger is empty: nothing was compiled.",
           columns: [
-            { label: "Time (UTC)", value: (e) => e.time, cell: (e) => el("span.num", {}, new Date(e.time).toISOString().slice(11, 23)) },
+            {
+              label: "Time (UTC)",
+              value: (e) => e.time,
+              cell: (e) => el("span.num", {}, new Date(e.time).toISOString().slice(11, 23)),
+            },
             { label: "What", value: (e) => e.kind, cell: (e) => words(e.kind) },
-            { label: "Graph", value: (e) => e.graph, cell: (e) => el("span.code.nowrap", {}, e.graph || "-") },
+            {
+              label: "Graph",
+              value: (e) => e.graph,
+              cell: (e) => el("span.code.nowrap", {}, e.graph || "-"),
+            },
             { label: "Count", number: true, value: (e) => e.count, cell: (e) => count(e.count) },
             { label: "Why", wide: true, cell: (e) => e.reason },
           ],
@@ -184,13 +301,39 @@
       const missing = Object.entries(c.missing).sort((a, b) => b[1] - a[1]);
       fill(
         root,
-        el("ul.notes", {},
-          c.allocated > 0 && el("li", {}, `Of ${bytes(c.allocated)} that compiled code allocates in one call of each program, ${share(c.to_node, c.allocated)} have an FX node and ${share(c.to_source, c.allocated)} a source line or module.`),
+        el(
+          "ul.notes",
+          {},
+          c.allocated > 0 &&
+            el(
+              "li",
+              {},
+              `Of ${bytes(c.allocated)} that compiled code allocates in one call of each program, ${share(c.to_node, c.allocated)} have an FX node and ${share(c.to_source, c.allocated)} a source line or module.`,
+            ),
           missing.map(([reason, n]) => el("li", {}, `${bytes(n)}: ${reason}`)),
-          payload.kept_bytes > 0 && el("li", {}, `${bytes(payload.kept_bytes)} that libraries allocated in observed calls and kept (workspaces, packed weights) are not counted.`),
-          payload.unobserved.map((u) => el("li", {}, `${count(u.calls)} calls of ${state.model.graphs.get(u.graph).label} were not observed: ${u.reason}.`)),
-          el("li", {}, "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss, gradients between a backward and an eager optimizer, outputs that the program keeps. What is live between calls is a lower bound."),
-          el("li", {}, "A program is observed once and stands for all later calls with the same sizes, replays included: their memory is reconstructed, not measured again."),
+          payload.kept_bytes > 0 &&
+            el(
+              "li",
+              {},
+              `${bytes(payload.kept_bytes)} that libraries allocated in observed calls and kept (workspaces, packed weights) are not counted.`,
+            ),
+          payload.unobserved.map((u) =>
+            el(
+              "li",
+              {},
+              `${count(u.calls)} calls of ${state.model.graphs.get(u.graph).label} were not observed: ${u.reason}.`,
+            ),
+          ),
+          el(
+            "li",
+            {},
+            "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss, gradients between a backward and an eager optimizer, outputs that the program keeps. What is live between calls is a lower bound.",
+          ),
+          el(
+            "li",
+            {},
+            "A program is observed once and stands for all later calls with the same sizes, replays included: their memory is reconstructed, not measured again.",
+          ),
         ),
       );
     });

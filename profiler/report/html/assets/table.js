@@ -55,7 +55,12 @@
         el("caption", { class: options.quietCaption && "visually-hidden" }, caption),
         el("thead", {}, el("tr", {}, heads)),
         body,
-        foot.length > 0 && el("tfoot", {}, foot.map((cells) => el("tr", {}, cells.map(footCell)))),
+        foot.length > 0 &&
+          el(
+            "tfoot",
+            {},
+            foot.map((cells) => el("tr", {}, cells.map(footCell))),
+          ),
       ),
       more,
     );

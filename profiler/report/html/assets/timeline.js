@@ -49,13 +49,17 @@
       cursor,
       peak,
     );
-    const modes = toggles("Horizontal axis", [
-      ["time", "Time", "by the clock"],
-      ["calls", "Calls", "every call equally wide"],
-    ], (value) => {
-      mode = value;
-      rebuild();
-    });
+    const modes = toggles(
+      "Horizontal axis",
+      [
+        ["time", "Time", "by the clock"],
+        ["calls", "Calls", "every call equally wide"],
+      ],
+      (value) => {
+        mode = value;
+        rebuild();
+      },
+    );
     const zooms = el(
       "div.tabs",
       { role: "group", "aria-label": "Zoom" },
@@ -162,7 +166,10 @@
             endValue: window_[1],
             borderColor: memprof.theme.color("--line"),
             fillerColor: memprof.theme.color("--accent-weak"),
-            handleStyle: { color: memprof.theme.color("--raised"), borderColor: memprof.theme.color("--accent") },
+            handleStyle: {
+              color: memprof.theme.color("--raised"),
+              borderColor: memprof.theme.color("--accent"),
+            },
             moveHandleStyle: { color: memprof.theme.color("--line-strong") },
           },
           { type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: false },
@@ -324,7 +331,10 @@
     function follow() {
       const x = axis.at(state.call, state.position);
       const [from, to] = window_;
-      if (x < to && Math.max(x, edgeAfter(state.call, state.position) - (to - from) * 1e-9) >= from) {
+      if (
+        x < to &&
+        Math.max(x, edgeAfter(state.call, state.position) - (to - from) * 1e-9) >= from
+      ) {
         return mark();
       }
       const half = (to - from) / 2;
@@ -343,7 +353,9 @@
     }
 
     function drawLegend() {
-      const used = new Set(state.model.device.items.site.map((s) => state.payload.sites.category[s]));
+      const used = new Set(
+        state.model.device.items.site.map((s) => state.payload.sites.category[s]),
+      );
       fill(
         legend,
         STACK.filter((name) => used.has(state.model.categories.indexOf(name))).map((name) =>

@@ -61,7 +61,12 @@
       known.items.push(...leaf.items);
       known.number += 1;
     } else {
-      parent.small.set(leaf.category, { category: leaf.category, value: leaf.value, items: [...leaf.items], number: 1 });
+      parent.small.set(leaf.category, {
+        category: leaf.category,
+        value: leaf.value,
+        items: [...leaf.items],
+        number: 1,
+      });
     }
   }
 
@@ -75,7 +80,9 @@
     }
     const children = [
       ...[...n.below.values()].map(finish),
-      ...n.leaves.map((leaf) => shape(leaf, leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch", leaf)),
+      ...n.leaves.map((leaf) =>
+        shape(leaf, leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch", leaf),
+      ),
       ...[...n.small.values()].map((s) => shape(s, `${s.number} smaller`, null)),
     ];
     const value = children.reduce((sum, c) => sum + c.value, 0);
@@ -92,13 +99,16 @@
     fill(root, box);
     const chart = echarts.init(box, null, { renderer: "canvas" });
     let hidden = true;
-    new IntersectionObserver((entries) => {
-      const visible = entries.some((e) => e.isIntersecting);
-      if (visible && hidden) {
-        hidden = false;
-        draw();
-      } else if (!visible) hidden = true;
-    }, { rootMargin: "400px" }).observe(box);
+    new IntersectionObserver(
+      (entries) => {
+        const visible = entries.some((e) => e.isIntersecting);
+        if (visible && hidden) {
+          hidden = false;
+          draw();
+        } else if (!visible) hidden = true;
+      },
+      { rootMargin: "400px" },
+    ).observe(box);
     new ResizeObserver(() => chart.resize()).observe(box);
     memprof.theme.onChange(draw);
     chart.on("click", (event) => {
@@ -118,12 +128,20 @@
     function hover(event) {
       const { data } = event;
       const mouse = event.event.event;
-      const rows = [["bytes", bytes(data.value)], ["share", share(data.value, state.total)]];
+      const rows = [
+        ["bytes", bytes(data.value)],
+        ["share", share(data.value, state.total)],
+      ];
       const d = data.info;
       if (data.category) {
-        rows.push(["category", data.category.replaceAll("_", " "), memprof.theme.category(data.category)]);
+        rows.push([
+          "category",
+          data.category.replaceAll("_", " "),
+          memprof.theme.category(data.category),
+        ]);
       }
-      if (d?.module !== undefined && d?.module !== null) rows.push(["module", d.module || "(root)"]);
+      if (d?.module !== undefined && d?.module !== null)
+        rows.push(["module", d.module || "(root)"]);
       if (d?.op) rows.push(["operator", d.op]);
       if (d?.graph && !d.outside) rows.push(["graph", d.graph.label]);
       memprof.tooltip.show(mouse.clientX, mouse.clientY, titleOf(data), rows, d?.location, d?.code);
@@ -137,8 +155,12 @@
       box.setAttribute(
         "aria-label",
         `Treemap of ${bytes(top.value)} by module; the table beside it has the same numbers. Largest: ` +
-          top.children.slice().sort((a, b) => b.value - a.value).slice(0, 5)
-            .map((c) => `${c.name} ${share(c.value, top.value)}`).join(", "),
+          top.children
+            .slice()
+            .sort((a, b) => b.value - a.value)
+            .slice(0, 5)
+            .map((c) => `${c.name} ${share(c.value, top.value)}`)
+            .join(", "),
       );
       paint(top, theme);
       chart.setOption(
@@ -160,12 +182,29 @@
               breadcrumb: { show: false },
               visibleMin: 30,
               squareRatio: 1.2,
-              label: { show: true, overflow: "truncate", fontSize: 11, padding: [3, 4], lineHeight: 14, position: "insideTopLeft", formatter: labelOf },
-              upperLabel: { show: true, height: 18, fontSize: 11, color: theme.color("--text"), overflow: "truncate", formatter: (p) => `${p.name || "everything"}  ${bytes(p.value)}` },
+              label: {
+                show: true,
+                overflow: "truncate",
+                fontSize: 11,
+                padding: [3, 4],
+                lineHeight: 14,
+                position: "insideTopLeft",
+                formatter: labelOf,
+              },
+              upperLabel: {
+                show: true,
+                height: 18,
+                fontSize: 11,
+                color: theme.color("--text"),
+                overflow: "truncate",
+                formatter: (p) => `${p.name || "everything"}  ${bytes(p.value)}`,
+              },
               itemStyle: { borderColor: theme.color("--page"), borderWidth: 0, gapWidth: 1 },
               levels: [
                 { itemStyle: { gapWidth: 3, borderWidth: 0 } },
-                ...Array.from({ length: 8 }, () => ({ itemStyle: { gapWidth: 1, borderWidth: 1 } })),
+                ...Array.from({ length: 8 }, () => ({
+                  itemStyle: { gapWidth: 1, borderWidth: 1 },
+                })),
               ],
             },
           ],

@@ -12,7 +12,13 @@
     const pools = Object.entries(payload.pools);
     if (pools.length) {
       root.append(
-        el("p.help", {}, "Largest pools: ", pools.map(([d, n]) => `${d} ${bytes(n)}`).join(", "), ". Marginal is by how much recording a graph made its pool grow; a graph that fits into what others left costs nothing."),
+        el(
+          "p.help",
+          {},
+          "Largest pools: ",
+          pools.map(([d, n]) => `${d} ${bytes(n)}`).join(", "),
+          ". Marginal is by how much recording a graph made its pool grow; a graph that fits into what others left costs nothing.",
+        ),
       );
     }
     if (!nodes.length) {
@@ -31,18 +37,45 @@
               label: "Recording",
               wide: true,
               cell: ({ node, depth }) => [
-                el("span.code", { style: { "padding-left": `${depth * 18}px` } }, depth ? "└ " : "", `${node.function} `, el("span.dim", {}, `#${node.node}`)),
-                el("div.dim", { style: { "padding-left": `${depth * 18}px` } }, [node.device, node.key.length && `sizes ${node.key.join(", ")}`, node.rerecorded && `recorded again: ${node.reason}`, node.evicted && `dropped: ${node.evicted}`].filter(Boolean).join(" · ")),
+                el(
+                  "span.code",
+                  { style: { "padding-left": `${depth * 18}px` } },
+                  depth ? "└ " : "",
+                  `${node.function} `,
+                  el("span.dim", {}, `#${node.node}`),
+                ),
+                el(
+                  "div.dim",
+                  { style: { "padding-left": `${depth * 18}px` } },
+                  [
+                    node.device,
+                    node.key.length && `sizes ${node.key.join(", ")}`,
+                    node.rerecorded && `recorded again: ${node.reason}`,
+                    node.evicted && `dropped: ${node.evicted}`,
+                  ]
+                    .filter(Boolean)
+                    .join(" · "),
+                ),
               ],
             },
-            { label: "Replays", number: true, cell: ({ node }) => [count(node.replays), " ", bar(node.replays, most)] },
+            {
+              label: "Replays",
+              number: true,
+              cell: ({ node }) => [count(node.replays), " ", bar(node.replays, most)],
+            },
             { label: "Marginal", number: true, cell: ({ node }) => bytesCell(node.marginal) },
-            { label: "Recording took", number: true, cell: ({ node }) => (node.record_ns ? ns(node.record_ns) : "-") },
+            {
+              label: "Recording took",
+              number: true,
+              cell: ({ node }) => (node.record_ns ? ns(node.record_ns) : "-"),
+            },
           ],
         }),
       );
     }
-    const reasons = payload.functions.flatMap((f) => f.reasons.map((r) => ({ ...r, function: f.function })));
+    const reasons = payload.functions.flatMap((f) =>
+      f.reasons.map((r) => ({ ...r, function: f.function })),
+    );
     if (payload.functions.length) {
       root.append(
         el("h3", {}, "Functions"),
@@ -52,11 +85,35 @@
           quietCaption: true,
           rows: payload.functions,
           columns: [
-            { label: "Function", wide: true, value: (f) => f.function, cell: (f) => [el("span.code", {}, f.function), el("div.dim", {}, f.device === "cpu" ? "CPU arena" : f.device)] },
-            ...[["keys", "Sizes"], ["warm_ups", "Warm-ups"], ["recordings", "Recorded"], ["rerecordings", "Again"], ["replays", "Replays"], ["skips", "Skips"]].map(
-              ([key, label]) => ({ label, number: true, value: (f) => f[key], cell: (f) => (key === "replays" && f.device === "cpu" && !f.replays ? "-" : count(f[key])) }),
-            ),
-            { label: "Pool", number: true, value: (f) => f.marginal_bytes, cell: (f) => bytesCell(f.marginal_bytes) },
+            {
+              label: "Function",
+              wide: true,
+              value: (f) => f.function,
+              cell: (f) => [
+                el("span.code", {}, f.function),
+                el("div.dim", {}, f.device === "cpu" ? "CPU arena" : f.device),
+              ],
+            },
+            ...[
+              ["keys", "Sizes"],
+              ["warm_ups", "Warm-ups"],
+              ["recordings", "Recorded"],
+              ["rerecordings", "Again"],
+              ["replays", "Replays"],
+              ["skips", "Skips"],
+            ].map(([key, label]) => ({
+              label,
+              number: true,
+              value: (f) => f[key],
+              cell: (f) =>
+                key === "replays" && f.device === "cpu" && !f.replays ? "-" : count(f[key]),
+            })),
+            {
+              label: "Pool",
+              number: true,
+              value: (f) => f.marginal_bytes,
+              cell: (f) => bytesCell(f.marginal_bytes),
+            },
           ],
         }),
       );
@@ -72,7 +129,11 @@
           columns: [
             { label: "Times", number: true, value: (r) => r.count, cell: (r) => count(r.count) },
             { label: "What", value: (r) => r.kind, cell: (r) => r.kind.replaceAll("_", " ") },
-            { label: "Why", wide: true, cell: (r) => [r.reason, el("span.dim.code", {}, ` ${r.function}`)] },
+            {
+              label: "Why",
+              wide: true,
+              cell: (r) => [r.reason, el("span.dim.code", {}, ` ${r.function}`)],
+            },
           ],
         }),
       );
@@ -92,7 +153,9 @@
       ? "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU, where graphs may get an arena instead."
       : "No CUDA graph was recorded.";
     const reasons = [...why].sort((a, b) => b[1] - a[1]).slice(0, 3);
-    return reasons.length ? `${first} Reasons: ${reasons.map(([r, n]) => `${r} (${n} ×)`).join("; ")}.` : first;
+    return reasons.length
+      ? `${first} Reasons: ${reasons.map(([r, n]) => `${r} (${n} ×)`).join("; ")}.`
+      : first;
   }
 
   function inTreeOrder(nodes) {
@@ -100,7 +163,10 @@
     const known = new Set(nodes.map((n) => id(n.device, n.node)));
     const below = new Map();
     for (const n of nodes) {
-      const parent = n.parent !== null && n.parent !== n.node && known.has(id(n.device, n.parent)) ? id(n.device, n.parent) : "";
+      const parent =
+        n.parent !== null && n.parent !== n.node && known.has(id(n.device, n.parent))
+          ? id(n.device, n.parent)
+          : "";
       if (!below.has(parent)) below.set(parent, []);
       below.get(parent).push(n);
     }

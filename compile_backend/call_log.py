@@ -41,13 +41,6 @@ class CallLog:
         self.resize(self.capacity)
         self._records.clear()
 
-    def newest(self) -> CallRecord | None:
-        """The last record."""
-        try:
-            return self._records[-1]
-        except IndexError:
-            return None
-
     def after(self, last: CallRecord | None) -> list[CallRecord]:
         """The records that came after ``last``, a record of this log; all that are left if
         that one has been pushed out, or is None."""

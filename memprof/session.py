@@ -70,21 +70,22 @@ class ProfilingSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._streamer is not None:
-            self._streamer.finish(self._join)
-            if self._streamer.failed:
-                self._result = self._of_runtime()
-            RUNTIME.close_session()
-            return
-        self._result = self._of_runtime()
-        RUNTIME.close_session()
-        if self.path is None:
-            return
         try:
-            write_profile(self._result, self.path)
+            if self._streamer is not None:
+                self._streamer.finish(self._join)
+            if self._streamer is None or self._streamer.failed:
+                self._result = self._of_runtime()
+            if self._streamer is None and self.path is not None:
+                write_profile(self._result or Profile(), self.path)
         except ProfileError as failure:
             # The training that ran inside has succeeded; a full disk must not undo that.
             log.error("%s The profile is still in memory: session.save(PATH).", failure)
+        except Exception:
+            # Nor must a fault of ours.
+            log.exception("memprof failed to make this session's profile. Please report this.")
+            self._result = self._result or Profile(complete=False)
+        finally:
+            RUNTIME.close_session()
 
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.

@@ -41,6 +41,11 @@ FLUSH_CALLS = 16_384
 LOG_CALLS = 262_144
 
 
+Join = Callable[[Profile, Mapping[int, int]], Profile]
+"""Adds to a profile what other parts of memprof know; given the numbers of threads in its calls, by
+``threading.get_ident()``."""
+
+
 class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
@@ -72,33 +77,27 @@ class Streamer:
             ProfileNotWritableError: the file cannot be made.
         """
         self._fd = create_for_streaming(self.path)
-        self._last = self._runtime.calls.newest()
         self.flush()
         self._thread.start()
 
     def flush(self) -> None:
         """Write what is new; nothing after ``finish``."""
-        with self._lock:
-            # In this order: what is called is known by then.
-            calls = self._new_calls()
-            self._write(self._runtime.snapshot(self._session), calls, end=False)
+        if self._pid == os.getpid():
+            with self._lock:
+                self._write(lambda profile, threads: profile, end=False)
 
-    def finish(self, join: Callable[[Profile, Mapping[int, int]], Profile]) -> None:
+    def finish(self, join: Join) -> None:
         """Write the last chunk and close the file.
 
         Args:
-            join: adds to the last snapshot what other parts of memprof know; also given
-                ``threads``.
+            join: adds to the last snapshot what other parts of memprof know.
         """
         if self._pid != os.getpid():
             return
         self._stop.set()
         self._thread.join()
         with self._lock:
-            calls = self._new_calls()
-            profile = join(self._runtime.snapshot(self._session), self.threads)
-            dropped = max(0, sum(g.calls for g in profile.graphs) - self._seen)
-            self._write(profile, dataclasses.replace(calls, dropped=dropped), end=True)
+            self._write(join, end=True)
             os.close(self._fd)
             self._fd = -1
 
@@ -127,10 +126,16 @@ class Streamer:
         self._seen += len(graph)
         return CallColumns(graph, program, start, end, thread)
 
-    def _write(self, profile: Profile, calls: CallColumns, *, end: bool) -> None:
-        if self.failed or self._fd < 0 or self._pid != os.getpid():
+    def _write(self, join: Join, *, end: bool) -> None:
+        if self.failed or self._fd < 0:
             return
         try:
+            # In this order: what is called is known by the time of the snapshot.
+            calls = self._new_calls()
+            profile = join(self._runtime.snapshot(self._session), self.threads)
+            if end:
+                dropped = max(0, sum(g.calls for g in profile.graphs) - self._seen)
+                calls = dataclasses.replace(calls, dropped=dropped)
             data = memoryview(self._encoder.chunk(profile, calls, end=end))
             written = 0
             while written < len(data):
@@ -141,8 +146,9 @@ class Streamer:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             log.error(
-                "%s: cannot write the profile on (%s). It has what was written before; the rest "
-                "stays in memory: session.save(PATH).",
+                "%s: cannot write the profile on (%s: %s). It has what was written before; the "
+                "rest stays in memory: session.save(PATH).",
                 os.fspath(self.path),
+                type(e).__name__,
                 e,
             )

@@ -56,7 +56,9 @@ STREAM_HEAD = f'{{"format":"{STREAM_FORMAT}"'.encode()
 _CALLS_A_CHUNK = 65_536
 _BLOCK = 65_536
 # Written in records of their own, or with the end.
-_SPECIAL = {"format", "schema_version", "graphs", "calls", "ledger", "complete"}
+_SPECIAL = {
+    *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
+}
 _FIELDS = [f.name for f in dataclasses.fields(Profile) if f.name not in _SPECIAL]
 _GRAPH_FIELDS = [
     f.name for f in dataclasses.fields(GraphRecord) if f.name not in {"id", "programs", "calls"}
@@ -115,7 +117,7 @@ class StreamEncoder:
         if not self._begun:
             head = {"format": STREAM_FORMAT, "schema_version": SCHEMA_VERSION}
             lines.append(to_json({**head, "memprof": profile.memprof}))
-        self._set(lines, profile)
+        self._set(lines, profile, _FIELDS)
         for record in profile.graphs:
             written = self._graphs.setdefault(record.id, _WrittenGraph())
             changed = written.changes(record, end)
@@ -127,15 +129,19 @@ class StreamEncoder:
             for record in profile.graphs:
                 if record.calls != self._calls[record.id]:
                     lines.append(to_json({"graph": {"id": record.id, "calls": record.calls}}))
+        # The time alone is no news: an idle process would write one chunk after the other.
+        if lines or end:
+            self._set(lines, profile, ["created_ns"])
+        if end:
             lines.append(to_json({"end": True}))
         self._begun = True
         if not lines:
             return b""
         return gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6, mtime=0)
 
-    def _set(self, lines: list[bytes], profile: Profile) -> None:
+    def _set(self, lines: list[bytes], profile: Profile, names: list[str]) -> None:
         changed: dict[str, bytes] = {}
-        for name in _FIELDS:
+        for name in names:
             data = to_json(getattr(profile, name))
             if self._fields.get(name) != data:
                 self._fields[name] = changed[name] = data

@@ -15,6 +15,7 @@ from torch import nn
 
 import memprof
 import memprof.streaming
+from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.model import Profile
@@ -146,6 +147,23 @@ def test_a_full_disk_does_not_undo_the_training(
     assert len(session.profile().calls) == 6
     session.save(path)
     assert read_profile(path) == session.profile()
+
+
+def test_memprof_failing_does_not_undo_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.memprof"
+    with memprof.profile(path) as session:
+        run = step()
+        run()  # type: ignore[operator]
+        monkeypatch.setattr(RUNTIME, "snapshot", lambda session: 1 / 0)
+    monkeypatch.undo()
+    # THEN that is logged, and the file is an unfinished one
+    assert "cannot write the profile on (ZeroDivisionError" in caplog.text
+    assert "memprof failed to make this session's profile" in caplog.text
+    assert not session.profile().complete
+    assert not read_profile(path).complete
+    assert session.path == str(path)
 
 
 def test_an_unwritable_path_is_refused_before_the_training(tmp_path: Path) -> None:

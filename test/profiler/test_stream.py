@@ -234,6 +234,15 @@ def test_calls_of_an_unfinished_stream_are_counted() -> None:
     assert found.released == {1: 3}
 
 
+def test_an_idle_process_writes_nothing() -> None:
+    profile, encoder = training(), StreamEncoder()
+    assert encoder.chunk(profile, CallColumns())
+    profile.created_ns += 5
+    assert encoder.chunk(profile, CallColumns()) == b""
+    end = encoder.chunk(profile, CallColumns(), end=True)
+    assert b'"created_ns":1700000000000000005' in gzip.decompress(end)
+
+
 def test_a_damaged_chunk_is_not_passed_over() -> None:
     profile, encoder = training(), StreamEncoder()
     first, second = encoder.chunk(profile, CallColumns()), encoder.chunk(profile, calls((0, 0)))

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu test-gpu-rehearsal bench-gpu bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -102,6 +102,12 @@ fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, wit
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
+
+test-gpu-rehearsal: $(SIMGPU_STAMP) ## the same tests on the simulated device, before one is at hand
+	MEMPROF_REHEARSE_GPU=1 SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "gpu and not slow"
+
+bench-gpu: $(STAMP) ## values, step times and pools beside reduce-overhead, on a real CUDA device
+	$(VENV)/bin/python benchmarks/trees_gpu.py $(ARGS)
 
 bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees (needs ../shared/simgpu)
 	$(SIMGPU_PY) benchmarks/trees_replay.py

@@ -59,16 +59,15 @@ class Training:
         self.model = self.case.model.cuda()
         self.inputs = {k: v.cuda() for k, v in self.case.inputs.items()}
         # Dynamo keeps compiled code by code object: each copy gets its own.
-        forward = _own_code(self._forward)
-        self.compiled: Callable[[], Tensor] = torch.compile(forward, **how)
+        self.compiled: Callable[[], Any] = torch.compile(_own_code(self._forward), **how)
 
-    def _forward(self) -> Tensor:
-        return self.case.loss(self.model(**self.inputs))
+    def _forward(self) -> Any:
+        return self.model(**self.inputs)
 
     def step(self) -> Tensor:
         self.model.zero_grad()
         torch.compiler.cudagraph_mark_step_begin()
-        loss = self.compiled()
+        loss = self.case.loss(self.compiled())
         loss.backward()
         return loss
 
@@ -89,12 +88,12 @@ class Training:
 _numbers = iter(range(1, 1 << 30))
 
 
-def _own_code(method: Any) -> Callable[[], Tensor]:
+def _own_code(method: Any) -> Callable[[], Any]:
     code = method.__func__.__code__
     function = type(method.__func__)(
         code.replace(co_firstlineno=next(_numbers)), method.__func__.__globals__
     )
-    bound: Callable[[], Tensor] = function.__get__(method.__self__)
+    bound: Callable[[], Any] = function.__get__(method.__self__)
     return bound
 
 

@@ -8,6 +8,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """A program collects garbage several times; what was there before is not looked at."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 if torch.cuda.is_available():
 
     @pytest.fixture(autouse=True)

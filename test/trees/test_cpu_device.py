@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
 
 from memprof.cudagraph_trees.container import all_managers, get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.device.cpu import CpuPool
@@ -16,6 +16,9 @@ from memprof.cudagraph_trees.device.protocol import TensorSpec
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.manager import ExecutionState
 from memprof.profiler.model import LedgerKind
+
+from . import programs
+from .test_model import MODEL, PROGRAM
 
 CPU = torch.device("cpu")
 
@@ -78,50 +81,11 @@ def test_a_moved_static_input_needs_no_new_recording() -> None:
     assert sum(len(nodes) for nodes in manager.roots.values()) == 1
 
 
-def test_random_programs() -> None:
-    """Calls, holds, drops, steps and resets against what the functions compute."""
-    r = random.Random(0)
-
-    def scaled(by: float):  # type: ignore[no-untyped-def]
-        def model(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            (x,) = inputs
-            inputs.clear()
-            return x * by, (x + by).sum(0)
-
-        return model
-
-    functions = {
-        by: cudagraphify_impl(
-            scaled(by),
-            [torch.zeros(8, 8)],
-            [],
-            device_index=CPU,
-            is_backward=False,
-            is_inference=True,
-        )
-        for by in (2.0, 3.0, 0.5)
-    }
-    held: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _ in range(3000):
-        what = r.random()
-        if what < 0.6:
-            by = r.choice(list(functions))
-            x = held[r.randrange(len(held))][0] if held and r.random() < 0.5 else torch.randn(8, 8)
-            if x.dim() != 2 or not x.isfinite().all() or x.abs().max() > 1e6:
-                x = torch.randn(8, 8)
-            a, b = functions[by]([x])
-            held += [(a, x * by), (b, (x + by).sum(0))]
-        elif what < 0.9 and held:
-            held.pop(r.randrange(len(held)))
-        elif what < 0.99:
-            torch.compiler.cudagraph_mark_step_begin()
-        else:
-            reset_cudagraph_trees()
-        if held:
-            got, expected = held[r.randrange(len(held))]
-            assert torch.equal(got, expected)
-    for got, expected in held:
-        assert torch.equal(got, expected)
+@pytest.mark.usefixtures("quick_collections")
+@MODEL
+@given(program=PROGRAM)
+def test_random_programs(program: programs.Program) -> None:
+    programs.run(program, "cpu", values=True)
 
 
 def test_the_pool() -> None:

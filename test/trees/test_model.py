@@ -7,10 +7,8 @@ is tested too: trees that are broken on purpose fail within a few programs.
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,8 @@ from hypothesis import strategies as st
 
 from . import programs
 from .support import VALUES
+
+pytestmark = pytest.mark.simgpu
 
 OPERATION = st.tuples(st.integers(0, 1 << 10), st.integers(0, 1 << 16))
 PROGRAM = st.lists(OPERATION, min_size=10, max_size=80)
@@ -32,29 +32,16 @@ MODEL = settings(
 )
 
 
-@pytest.fixture
-def quick_collections() -> Iterator[None]:
-    """A program collects garbage several times; what was there before is not looked at."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.simgpu
 @pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("marks", [True, False], ids=["marked", "unmarked"])
 @pytest.mark.parametrize("outputs", ["error", "clone"])
-@MODEL
-@given(program=PROGRAM)
-def test_random_programs(outputs: str, marks: bool, program: programs.Program) -> None:
-    programs.run(program, "cuda", outputs, marks=marks, values=VALUES)
+def test_random_programs(outputs: str, marks: bool) -> None:
+    @MODEL
+    @given(program=PROGRAM)
+    def test(program: programs.Program) -> None:
+        programs.run(program, "cuda", outputs, marks=marks, values=VALUES)
 
-
-@pytest.mark.usefixtures("quick_collections")
-@MODEL
-@given(program=PROGRAM)
-def test_random_programs_on_the_cpu(program: programs.Program) -> None:
-    programs.run(program, "cpu", values=True)
+    test()
 
 
 BROKEN = {
@@ -80,7 +67,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.simgpu
 @pytest.mark.slow
 @pytest.mark.skipif(not VALUES, reason="nothing is computed")
 @pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)

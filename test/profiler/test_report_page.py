@@ -15,7 +15,7 @@ from big_profile import big_profile, count_allocations
 from browser.fixtures import open_file, watch
 from click.testing import CliRunner
 from hypothesis import given, settings
-from profile_builder import KIB, MIB, training
+from profile_builder import KIB, MIB, ProgramBuilder, calls, training
 from test_timeline import profiles
 
 from memprof.cli import main
@@ -26,6 +26,8 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
+    GraphKind,
+    GraphRecord,
     LedgerEntry,
     LedgerKind,
     MemorySnapshot,
@@ -635,6 +637,26 @@ def test_several_ranks(page: Page, tmp_path: Path) -> None:
     page.wait_for_selector("html[data-ready]")
     assert page.inner_text("h2.whose") == "Rank 0"
     assert shown(page)[1] == 26 * MIB < highest
+
+
+def test_devices_are_shown_one_at_a_time(page: Page, tmp_path: Path) -> None:
+    profile = training()
+    extra = GraphRecord(3, GraphKind.INFERENCE, "2/0", None, ("cuda:0",))
+    extra.programs = [
+        ProgramBuilder(device="cuda:0").alloc("buf0", 5 * MIB, 3).free("buf0", 4).build()
+    ]
+    profile.graphs.append(extra)
+    profile.calls = calls((0, 0), (3, 0), (1, 0), (2, 0))
+    write_report(profile, tmp_path / "p.html")
+    show(page, tmp_path / "p.html")
+    assert shown(page) == ("call 2 of 4, 2/0 inference, instant 1 of 2", 5 * MIB)
+    assert page.inner_text(".kpi dt") == "Peak on cuda:0"
+    page.get_by_role("button", name=re.compile(r"^cpu · peak")).click()
+    summary = summarize(profile, "cpu")
+    assert summary.peak is not None
+    assert shown(page)[1] == summary.peak.nbytes
+    assert page.inner_text(".kpi dt") == "Peak on cpu"
+    assert "call 3 of 4" in page.inner_text("#instant-name")
 
 
 def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:

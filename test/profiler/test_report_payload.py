@@ -19,11 +19,17 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerEntry,
     LedgerKind,
+    Process,
     Profile,
     TreeDetail,
 )
 from memprof.profiler.report import summarize
-from memprof.profiler.report.html.payload import MAX_LEDGER, report_payload
+from memprof.profiler.report.html.payload import (
+    MAX_LEDGER,
+    MAX_RANKS,
+    ranks_payload,
+    report_payload,
+)
 from memprof.profiler.report.html.payload_live import EVENT_KINDS, HOLDS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
@@ -188,6 +194,25 @@ def test_an_empty_profile() -> None:
     assert device["peak"] is None
     assert device["calls"]["step"] == device["units"] == device["saved"] == []
     assert payload["header"]["calls"] == 0
+
+
+def test_of_many_ranks_the_page_has_the_highest() -> None:
+    profiles = []
+    for rank in range(MAX_RANKS + 4):
+        profile = training(2 if rank % 2 else 1)  # one step has a lower peak
+        profile.process = Process(rank, rank, MAX_RANKS + 4, "node", rank)
+        profiles.append(profile)
+    payload = ranks_payload(profiles[::-1])
+    assert payload["ranks"] is not None
+    assert [r["rank"] for r in payload["ranks"]["rows"]] == list(range(MAX_RANKS + 4))
+    shown = payload["ranks"]["shown"]
+    odd = [r for r in range(MAX_RANKS + 4) if r % 2]
+    assert shown == sorted([*odd, *range(0, 2 * (MAX_RANKS - len(odd)), 2)])
+    found = [p["header"]["process"]["rank"] for p in payload["profiles"]]
+    assert found == shown
+    alone = ranks_payload(profiles[:1])
+    assert alone["ranks"] is None
+    assert len(alone["profiles"]) == 1
 
 
 def test_the_ledger_keeps_the_latest_entries() -> None:

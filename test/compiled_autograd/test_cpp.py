@@ -1,8 +1,8 @@
-"""autograd::Functions written in C++. Building them takes a minute, so only on request."""
+"""autograd::Functions written in C++."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,45 +12,56 @@ from memprof import compiled_autograd as ca
 
 from .support import COMPILERS, check
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "MEMPROF_CPP_TESTS" not in os.environ,
-        reason="builds a C++ extension for a minute; MEMPROF_CPP_TESTS=1 runs it",
-    ),
-]
-
+# Few headers, no Python module and no optimisation: a compilation of ten seconds, and not
+# the half minute that torch/extension.h takes.
 SOURCE = r"""
-#include <torch/extension.h>
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 using namespace torch::autograd;
 
 template <bool traceable>
 struct Square : public Function<Square<traceable>> {
   static constexpr bool is_traceable = traceable;
-  static torch::Tensor forward(AutogradContext* ctx, const torch::Tensor& x, double k) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double k) {
     ctx->save_for_backward({x});
     ctx->saved_data["k"] = k;
     return x * x * k;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto x = ctx->get_saved_variables()[0];
-    return {grads[0] * x * 2 * ctx->saved_data["k"].toDouble(), torch::Tensor()};
+    return {grads[0] * x * 2 * ctx->saved_data["k"].toDouble(), at::Tensor()};
   }
 };
 
-torch::Tensor traceable(const torch::Tensor& x, double k) { return Square<true>::apply(x, k); }
-torch::Tensor opaque(const torch::Tensor& x, double k) { return Square<false>::apply(x, k); }
-void hook(const torch::Tensor& x) {
-  x.register_hook([](const torch::Tensor& grad) { return grad * 3; });
+at::Tensor traceable(const at::Tensor& x, double k) { return Square<true>::apply(x, k); }
+at::Tensor opaque(const at::Tensor& x, double k) { return Square<false>::apply(x, k); }
+void hook(const at::Tensor& x) {
+  x.register_hook([](const at::Tensor& grad) { return grad * 3; });
+}
+TORCH_LIBRARY(memprof_test_autograd, m) {
+  m.def("traceable", traceable);
+  m.def("opaque", opaque);
+  m.def("hook(Tensor x) -> ()", hook);
 }
 """
 
 
 @pytest.fixture(scope="module")
-def functions() -> Any:
-    from torch.utils.cpp_extension import load_inline
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from torch.utils.cpp_extension import load
 
-    return load_inline("memprof_test_autograd", SOURCE, functions=["traceable", "opaque", "hook"])
+    folder: Path = tmp_path_factory.mktemp("extension")
+    source = folder / "functions.cpp"
+    source.write_text(SOURCE)
+    load(
+        "memprof_test_autograd",
+        [str(source)],
+        is_python_module=False,
+        build_directory=str(folder),
+        extra_cflags=["-O0", "-g0"],
+    )
+    return torch.ops.memprof_test_autograd
 
 
 @pytest.mark.parametrize("name", ["traceable", "opaque"])

@@ -60,7 +60,7 @@ class OverwrittenMessage:
             + (_GRADIENT_WAYS_OUT if gradient else _WAYS_OUT),
         )
 
-    def text(self, *, made_in: int, overwritten_in: int, by: str) -> str:
+    def text(self, made_in: int, overwritten_in: int, by: str) -> str:
         """The message.
 
         Args:

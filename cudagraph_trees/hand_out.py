@@ -36,6 +36,7 @@ from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
 
 if TYPE_CHECKING:
     from .function import Function
+    from .storage_ref import StorageWeakRefWrapper
 
 _likeness = compat.reinterpret_tensor
 
@@ -186,19 +187,18 @@ class HandOut:
         self.missing.clear()
         self.ready = False
 
-    def overwrite(self, i: int, text: str, alone: bool) -> None:
+    def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
         """A cached output is held and its memory will be reused: from here on its use raises.
 
         See Note [Cached outputs]. Hot.
 
         Args:
             i: which.
+            ref: its reference.
             text: of the error.
             alone: the tensor that was handed out is the only one over its storage, the twin
                 aside.
         """
-        ref = self.refs[i]
-        assert ref is not None
         self.invalidated[i] += 1
         if not alone:
             self.pool.invalidate(self.drop_slot(i), ref.pointer, text)

@@ -113,12 +113,9 @@ def end_path_quickly(
     if manager.clones_outputs:
         return False
     loose = next_function.loose
-    alone = []
     for ref, hand_out, k in found:
-        # Whether nothing but the tensor itself is over the storage.
-        only = _count(ref.pointer) == ref.own
-        alone.append(only)
-        if only:
+        if _count(ref.pointer) == ref.own:
+            # Nothing but the tensor itself is over the storage.
             t = hand_out.slots[k]
             for i in loose:
                 if inputs[i] is t:
@@ -128,11 +125,15 @@ def end_path_quickly(
             for i in loose:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
-    step, by = manager.step, next_function.label
-    for (_, hand_out, i), only in zip(found, alone, strict=True):
-        message = hand_out.messages[i] or hand_out.message(i)
-        text = message.text(made_in=step, overwritten_in=step + 1, by=by)
-        hand_out.overwrite(i, text, only)
+    step = manager.step
+    for ref, hand_out, k in found:
+        message = hand_out.messages[k] or hand_out.message(k)
+        hand_out.overwrite(
+            k,
+            ref,
+            message.text(step, step + 1, next_function.label),
+            _count(ref.pointer) == ref.own,
+        )
     return True
 
 

@@ -143,3 +143,22 @@ def test_parameters_are_remembered_for_as_long_as_they_live() -> None:
     del parameters[1:]
     gc.collect()
     assert [id(p) for p in leaves] == [id(p) for p in parameters]
+
+
+def test_a_launch_that_fails_reaches_the_user_and_later_calls_are_right() -> None:
+    simgpu = pytest.importorskip("simgpu")
+    f = graphed(lambda x: [x + 1], [full(0)])
+    g = graphed(lambda x: [x * 2], [full(0)])
+    for i in range(6):
+        next_step()
+        made = f([full(i)])
+        if i == 3:
+            simgpu.fail("cudaGraphLaunch", 0, 999)
+            with pytest.raises(RuntimeError, match="unknown error"):
+                g(made)
+            del made
+            continue
+        (y,) = g(made)
+        same(y, torch.full((N,), 2.0 * (i + 1)))
+        del y, made
+    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]

@@ -68,7 +68,11 @@ _INDEX = _Index()
 
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:
     """What compiled graphs know of ``tensor``."""
-    identity = RUNTIME.identities.known(tensor.untyped_storage())
+    try:
+        storage = tensor.untyped_storage()
+    except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
+        return None
+    identity = RUNTIME.identities.known(storage)
     found = _INDEX.find(identity) if identity is not None else None
     return found or _as_output(tensor)
 

@@ -266,6 +266,7 @@ class _Fold:
             self._operators = entry.pytorch_operations
 
     def _thin_snapshots(self) -> None:
+        self._snapshots.sort(key=lambda s: s.time_ns)
         self._snapshots = thin_snapshots(self._snapshots, self._header.max_snapshots)
 
     def _thin_rows(self) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import torch
-
 from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, TensorInfo
 
 from . import naming
@@ -67,7 +65,7 @@ class Photographer:
         pause()
         self._tensors.recheck(pause)
         pause()
-        largest = tuple(self._describe(s, t) for s, t in self._tensors.largest(pause))
+        largest = tuple(self._describe(s) for s in self._tensors.largest(pause))
         pause()
         resident = self._process.resident()
         devices = self._devices(resident)
@@ -124,8 +122,9 @@ class Photographer:
             )
         return found
 
-    def _describe(self, storage: KnownStorage, tensor: torch.Tensor | None) -> TensorInfo:
+    def _describe(self, storage: KnownStorage) -> TensorInfo:
         path = self._paths(storage.operation)
+        tensor = storage.tensor()
         if tensor is None:
             return TensorInfo(
                 (), "", storage.device, storage.nbytes, storage.tensors, operation=path

@@ -86,6 +86,12 @@ class KnownStorage:
         self.sample: KnownTensor | None = None
         self.operation = operation
 
+    def tensor(self) -> torch.Tensor | None:
+        """A tensor that refers to it, if one is at hand. Whoever holds it delays the release of
+        its memory: let go of it at once."""
+        known = self.sample
+        return known() if known is not None else None
+
 
 class KnownTensor(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a tensor, with what was counted for it."""
@@ -321,14 +327,13 @@ class LiveTensors:
         totals = list(self.totals.values())
         return sum(t.nbytes for t in totals), sum(t.tensors for t in totals)
 
-    def largest(self, pause: Pause | None = None) -> list[tuple[KnownStorage, torch.Tensor | None]]:
-        """The largest storages, each with a tensor that refers to it if one is at hand."""
+    def largest(self, pause: Pause | None = None) -> list[KnownStorage]:
+        """The largest storages, largest first."""
         with self.lock:
             wanted = min(self._top, len(self._storages))
             if len(self._largest) < wanted or len(self._largest) > 64 * self._top:
                 self._choose(pause)
-            found = nlargest(self._top, self._largest.values(), key=lambda s: s.nbytes)
-            return [(s, s.sample() if s.sample is not None else None) for s in found]
+            return nlargest(self._top, self._largest.values(), key=lambda s: s.nbytes)
 
     def _choose(self, pause: Pause | None) -> None:
         """Set the size from which a storage is kept at hand, so that four times as many are

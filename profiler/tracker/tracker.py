@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 import os
@@ -329,7 +330,8 @@ class MemoryTracker:
             if not self.started:
                 return
             self._taken += 1
-            self._snapshots.append(snapshot)
+            # A checkpoint can overtake a periodic snapshot that began before it.
+            bisect.insort(self._snapshots, snapshot, key=lambda s: s.time_ns)
             limit = self.settings.max_snapshots
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,6 +259,23 @@ def test_a_namer_that_fails(
     del kept
     assert [s.name for s in tracker.record().snapshots] == ["", "one"]
     assert any("naming a tensor failed: KeyError" in m for m in messages(caplog))
+
+
+def test_snapshots_of_several_threads_at_once(tmp_path: Path) -> None:
+    tracker = memprof.initialize_memory_tracker(tmp_path, interval=0.01)
+    threads = [
+        threading.Thread(target=lambda: [memprof.memory_checkpoint("x") for _ in range(30)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    memprof.stop_memory_tracker()
+    found = record(tmp_path)
+    assert sum(s.name == "x" for s in found.snapshots) == 120
+    assert len(found.snapshots) == tracker.record().metadata.snapshots_taken
+    assert found.metadata.problems == []
 
 
 def test_messages_are_ours(caplog: pytest.LogCaptureFixture) -> None:

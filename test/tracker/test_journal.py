@@ -249,6 +249,13 @@ def test_a_reader_thins_as_the_tracker_does(tmp_path: Path) -> None:
     assert (len(record.operation_allocations), record.metadata.operations_dropped) == (50, 450)
 
 
+def test_snapshots_that_overtook_each_other_are_in_order(tmp_path: Path) -> None:
+    written(tmp_path / "j", [Entry(snapshot=snapshot(t)) for t in (30, 10, 20)]).close()
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert [s.time_ns for s in record.snapshots] == [10, 20, 30]
+
+
 def test_foreign_files_and_versions(tmp_path: Path) -> None:
     with pytest.raises(ProfileForeignError):
         decode_profile(b'{"format":"memprof-tracker-journals"}\n{}')

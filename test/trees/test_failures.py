@@ -11,7 +11,16 @@ from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.manager import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, live_blocks, manager, next_step, no_manager, pool_segments, same
+from .support import (
+    frozen,
+    graphed,
+    live_blocks,
+    manager,
+    next_step,
+    no_manager,
+    pool_segments,
+    same,
+)
 
 pytestmark = pytest.mark.simgpu
 
@@ -61,36 +70,37 @@ def clean() -> None:
 def test_each_call_fails_in_turn(api: str, error: int) -> None:
     import simgpu
 
-    # GIVEN how often the program makes the call
-    reset_cudagraph_trees()
-    clean()
-    program()
-    reset_cudagraph_trees()
-    clean()
-    before = simgpu.calls(api)
-    program()
-    calls = simgpu.calls(api) - before
-    assert calls > 0
-    told = 0
-    for k in range(calls):
+    with frozen():
+        # GIVEN how often the program makes the call
         reset_cudagraph_trees()
         clean()
-        # WHEN one of them fails
-        simgpu.fail(api, k, error)
-        state, failed = program()
-        simgpu.fail(api, 1 << 40, error)
-        # THEN the answers were right (``program`` looks), it was replaying at the end, and
-        assert state is ExecutionState.EXECUTION
-        told += failed
-        # nothing is left on the device
+        program()
         reset_cudagraph_trees()
         clean()
-        assert simgpu.active_captures() == 0
-        assert live_blocks() == 0
-        assert pool_segments() == []
-        assert simgpu.live(simgpu.EXECS) == 0
-        assert simgpu.live(simgpu.GRAPHS) == 0
-        assert torch.cuda.memory_allocated() == 0
+        before = simgpu.calls(api)
+        program()
+        calls = simgpu.calls(api) - before
+        assert calls > 0
+        told = 0
+        for k in range(calls):
+            reset_cudagraph_trees()
+            clean()
+            # WHEN one of them fails
+            simgpu.fail(api, k, error)
+            state, failed = program()
+            simgpu.fail(api, 1 << 40, error)
+            # THEN the answers were right (``program`` looks), it was replaying at the end, and
+            assert state is ExecutionState.EXECUTION
+            told += failed
+            # nothing is left on the device
+            reset_cudagraph_trees()
+            clean()
+            assert simgpu.active_captures() == 0
+            assert live_blocks() == 0
+            assert pool_segments() == []
+            assert simgpu.live(simgpu.EXECS) == 0
+            assert simgpu.live(simgpu.GRAPHS) == 0
+            assert torch.cuda.memory_allocated() == 0
     # The allocator itself may try again, having emptied its cache.
     assert told > 0 or api == "cudaMalloc"
 

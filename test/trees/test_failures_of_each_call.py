@@ -20,7 +20,7 @@ from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.manager import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, live_blocks, manager, next_step, pool_segments, same
+from .support import frozen, graphed, live_blocks, manager, next_step, pool_segments, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -121,16 +121,6 @@ def check_nothing_is_left(graphs_before: int) -> None:
     assert simgpu.live(simgpu.EXECS) == 0
     assert graphs() == graphs_before
     assert torch.cuda.memory_allocated() == 0
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """The collector, called often here, leaves alone what there is now."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class FailsAt:

@@ -92,13 +92,19 @@ class Places:
     def input_elsewhere(self, function: Function, inputs: list[Input], device: torch.device) -> str:
         """Why these inputs cannot be recorded; "" if all tensors are on ``device``.
 
+        A float is elsewhere, too: unlike an integer it does not select the function.
+
         Asked at each call that would record, never remembered: attention gives its backward the
         random state in a CPU tensor when it runs, and in a CUDA tensor when it is captured, so
         that a backward meets the first in its warm-up and never again.
         """
         for i, t in enumerate(inputs):
-            if isinstance(t, torch.Tensor) and t.device != device and t.numel() > 0:
-                reason = f"input {i} is on {t.device}: a recording would keep the value it has now"
+            if isinstance(t, torch.Tensor):
+                where = f"on {t.device}" if t.device != device and t.numel() > 0 else ""
+            else:
+                where = f"a {type(t).__name__}" if isinstance(t, (float, complex)) else ""
+            if where:
+                reason = f"input {i} is {where}: a recording would keep the value it has now"
                 if function not in self._warned_inputs:
                     self._warned_inputs.add(function)
                     compat.announce_skip(f"skipping cudagraphs due to {reason}")

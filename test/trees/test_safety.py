@@ -223,3 +223,32 @@ def test_reset_in_the_middle_of_a_step() -> None:
         same(y, torch.full((4,), float(calls)))
         same(z, torch.full((4,), 2.0 * calls))
         del y, z
+
+
+@pytest.mark.parametrize("kind", ["cpu tensor", "float"])
+def test_a_value_that_a_recording_would_keep_is_not_recorded(kind: str) -> None:
+    f = graphed(lambda x, s: [x * s], [torch.ones(4, device="cuda"), 2.0])
+    for i in range(5):
+        next_step()
+        s = float(i) if kind == "float" else torch.tensor(float(i))
+        (y,) = f([torch.ones(4, device="cuda"), s])
+        same(y, torch.full((4,), float(i)))
+    kept = "on cpu" if kind == "cpu tensor" else "a float"
+    assert set(entries(LedgerKind.SKIP)) == {
+        f"input 1 is {kept}: a recording would keep the value it has now"
+    }
+
+
+def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:
+    # GIVEN attention's backward: it gets the random state in a CPU tensor when its forward ran,
+    # and in a CUDA tensor when that was recorded
+    f = graphed(lambda x, s: [x * s], [torch.ones(4, device="cuda")] * 2)
+    for i in range(5):
+        next_step()
+        s = torch.tensor(float(i), device="cpu" if i == 0 else "cuda")
+        (y,) = f([torch.ones(4, device="cuda"), s])
+        same(y, torch.full((4,), float(i)))
+    # THEN it is recorded all the same
+    (root,) = manager().get_roots()
+    assert root.replays == 3
+    assert entries(LedgerKind.SKIP) == []

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,16 +39,19 @@ def build(kind: str, backend: str) -> nn.Module:
     if kind == "ddp":
         wrapped = DistributedDataParallel(model)
         return torch.compile(wrapped, backend=backend)  # type: ignore[return-value]
+    # By default it would be on CUDA where there is any.
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         layer.compile(backend=backend)
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
 
 
 def collectives() -> int:
-    """Collectives that the process group has run so far, whoever started them."""
-    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    """Collectives that all process groups have run so far, whoever started them."""
+    groups = dist.distributed_c10d._world.pg_map
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
 def main(kind: str, out: str, steps: int) -> None:

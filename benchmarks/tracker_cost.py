@@ -9,7 +9,10 @@ untracked.
   thread used from one of its pauses to the next.
 * A training loop with steps of 10 ms or more, snapshots every second: blocks of steps with the
   tracker on and off in turns; the ratio of median step times in each round, the median over
-  rounds, and the same for a control block that is off too.
+  rounds, and the same for a control block that is off too. CPU time is the whole process's, the
+  tracker's thread included; it suffers less than the clock from other work on the machine. The
+  tracker's share of it (its thread, and the edges of operations at the price measured apart)
+  hardly depends on that at all.
 
     python benchmarks/tracker_cost.py [--quick] [--save]
 """
@@ -155,7 +158,17 @@ def snapshot_cost(folder: str, seconds: float) -> dict[str, float]:
     }
 
 
-def training_ratio(folder: str, rounds: int, block_s: float) -> dict[str, float]:
+def thread_time(tracker: MemoryTracker) -> float:
+    """CPU time of the tracker's thread so far, s."""
+    thread = tracker._thread
+    assert thread is not None
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+def training_ratio(
+    folder: str, rounds: int, block_s: float, operation_us: float
+) -> dict[str, float]:
     """A training loop with the tracker on and off in turns."""
     torch.manual_seed(0)
     layers = [m for _ in range(8) for m in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
@@ -174,14 +187,15 @@ def training_ratio(folder: str, rounds: int, block_s: float) -> dict[str, float]
             with tracker.track_operation("optimizer"):
                 optimizer.step()
 
-    def block() -> list[float]:
+    def block() -> tuple[list[float], float]:
         times = []
+        cpu = time.process_time()
         end = time.perf_counter() + block_s
         while time.perf_counter() < end:
             before = time.perf_counter()
             step()
             times.append((time.perf_counter() - before) * 1e3)
-        return times
+        return times, (time.process_time() - cpu) / len(times)
 
     block()
     tracker.start()
@@ -189,16 +203,35 @@ def training_ratio(folder: str, rounds: int, block_s: float) -> dict[str, float]
     kinds = ("off", "on", "control")
     medians: dict[str, list[float]] = {k: [] for k in kinds}
     means: dict[str, list[float]] = {k: [] for k in kinds}
+    cpus: dict[str, list[float]] = {k: [] for k in kinds}
+    on_cpu = thread_cpu = 0.0
+    seen = 0
     for i in range(rounds):
         for k in kinds[i % 3 :] + kinds[: i % 3]:
             if k == "on":
                 tracker.enable()
-            times = block()
+            began = (
+                time.process_time(),
+                thread_time(tracker),
+                tracker.record().metadata.operations_seen,
+            )
+            times, cpu = block()
+            if k == "on":
+                on_cpu += time.process_time() - began[0]
+                thread_cpu += thread_time(tracker) - began[1]
+                seen += tracker.record().metadata.operations_seen - began[2]
             tracker.disable()
+            cpus[k].append(cpu)
             medians[k].append(statistics.median(times))
             means[k].append(statistics.fmean(times))
     tracker.stop()
     taken = tracker.record().metadata.snapshots_taken
+
+    def share() -> float:
+        """CPU time of the tracker's thread and of operations, as a part of the process's while
+        it was on."""
+        edges = seen * operation_us / 1e6
+        return (thread_cpu + edges) / on_cpu
 
     def ratio(figures: dict[str, list[float]], k: str) -> float:
         return statistics.median(a / b for a, b in zip(figures[k], figures["off"], strict=True))
@@ -210,6 +243,9 @@ def training_ratio(folder: str, rounds: int, block_s: float) -> dict[str, float]
         "control_over_off": ratio(medians, "control"),
         "on_over_off_of_means": ratio(means, "on"),
         "control_over_off_of_means": ratio(means, "control"),
+        "tracker_share_of_cpu_time": share(),
+        "on_over_off_of_cpu_time": ratio(cpus, "on"),
+        "control_over_off_of_cpu_time": ratio(cpus, "control"),
     }
 
 
@@ -219,18 +255,18 @@ def operation_cost(folder: str) -> dict[str, float]:
 
     def once(n: int = 20_000) -> float:
         operation = tracker.track_operation("nothing")
-        before = time.perf_counter()
+        before = time.thread_time()
         for _ in range(n):
             with operation:
                 pass
-        return (time.perf_counter() - before) / n * 1e6
+        return (time.thread_time() - before) / n * 1e6
 
     off = once()
     tracker.start()
     once()
     on = min(once() for _ in range(3))
     tracker.stop()
-    return {"operation_on_us": on, "operation_off_us": off}
+    return {"operation_on_cpu_us": on, "operation_off_cpu_us": off}
 
 
 def main() -> None:
@@ -241,13 +277,15 @@ def main() -> None:
     quick = arguments.quick
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
+        operation = operation_cost(folder)
+        each = operation["operation_on_cpu_us"]
         found = {
             "machine": platform.platform(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "snapshot": snapshot_cost(folder, 2 if quick else 10),
-            "operation": operation_cost(folder),
-            "training": training_ratio(folder, 3 if quick else 12, 2 if quick else 5),
+            "operation": operation,
+            "training": training_ratio(folder, 3 if quick else 12, 2 if quick else 5, each),
         }
     print(json.dumps(found, indent=1))
     if arguments.save:

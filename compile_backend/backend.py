@@ -93,7 +93,7 @@ def _compile(
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        return capturing(compiled, BackwardCompiler(backend, RUNTIME), noted)
+        return capturing(compiled, BackwardCompiler(backend, RUNTIME, (rest, mode)), noted)
     return compiled
 
 

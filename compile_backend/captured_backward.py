@@ -7,7 +7,8 @@ sees. So the first *call* of a function that was compiled with the option switch
 autograd on, for every backward of the process, until ``torch._dynamo.reset()``. Inside
 ``memprof.compiled_autograd.disable()`` nothing is switched on. Several functions with
 different options share one switch: the options of the first one called compile the
-backwards.
+backwards, since a backward may go through all of them and the engine has one compiler.
+The ledger says whose options were not taken.
 
 A backward that cannot be captured runs in the normal engine, and the ledger says so.
 """
@@ -52,11 +53,16 @@ class BackwardCompiler:
     Args:
         backend: what compiles a Dynamo graph.
         runtime: whose ledger is told of captures, cache hits and misses.
+        options: of the backend, and its mode, for comparison.
     """
 
-    def __init__(self, backend: Backend, runtime: Runtime) -> None:
+    def __init__(
+        self, backend: Backend, runtime: Runtime, options: tuple[dict[str, Any], str | None]
+    ) -> None:
         self._backend = backend
         self._runtime = runtime
+        self._options = options
+        self._met: BackwardCompiler | None = None
 
     def switch_on(self) -> None:
         """Capture backwards from here on, unless something else does or nothing shall."""
@@ -67,6 +73,17 @@ class BackwardCompiler:
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
         ):
             _listen(self._runtime)
+            _in_force[:] = [self]
+        elif _in_force and _in_force[0] is not self._met:
+            self._met = _in_force[0]
+            if self._met._options != self._options:
+                self._runtime.ledger.add(
+                    LedgerKind.COMPILED,
+                    None,
+                    f"captured backwards are compiled with the options of the function called "
+                    f"first, {_in_words(self._met._options)}, and not with "
+                    f"{_in_words(self._options)}",
+                )
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward."""
@@ -86,6 +103,12 @@ class BackwardCompiler:
         )
 
 
+def _in_words(options: tuple[dict[str, Any], str | None]) -> str:
+    given, mode = options
+    words = [f"{name}={value!r}" for name, value in sorted(given.items())]
+    return ", ".join([*([f"mode={mode!r}"] if mode else []), *words]) or "none"
+
+
 def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """``options`` for the captured backward, which is not to switch on anything itself."""
     return {
@@ -98,6 +121,7 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
 def switch_off() -> None:
     """Called by ``torch._dynamo.reset()``."""
     compiled_autograd.turn_off()
+    _in_force.clear()
     FORWARDS.clear()
     NAMES.clear()
     log = compiled_autograd.AutogradCompilerInstance.log
@@ -105,6 +129,8 @@ def switch_off() -> None:
         log.listeners.remove(_listeners.pop())
 
 
+_in_force: list[BackwardCompiler] = []
+"""The one whose options compile backwards."""
 _listeners: list[compiled_autograd.Listener] = []
 
 

@@ -165,6 +165,45 @@ def test_disable_wins_and_reset_switches_off() -> None:
     model(x).sum().backward()
 
 
+def test_the_first_function_called_decides_how_backwards_are_compiled() -> None:
+    first, second = compiled(Model()), compiled(Model(), observe_runs=1)
+    x = torch.randn(8, 16)
+    with memprof.profile() as session:
+        for _ in range(2):
+            (first(x).sum() + second(x).sum()).backward()
+    reasons = [e.reason for e in session.profile().ledger if "called first" in e.reason]
+    assert reasons == [
+        "captured backwards are compiled with the options of the function called first, "
+        "graphs=False, and not with graphs=False, observe_runs=1"
+    ]
+
+
+@pytest.mark.parametrize(("dynamic", "captures"), [(True, 2), (None, 3), (False, 3)])
+def test_batch_sizes_that_change(dynamic: bool | None, captures: int) -> None:
+    """GIVEN batches of three sizes, twice WHEN compiled with each ``dynamic`` THEN gradients are
+    right and a backward is captured once a distinct graph: with what sizes are constants, and
+    with those that changed; and for a forward that was compiled anew, again."""
+    torch.manual_seed(0)
+    model = Model()
+    parameters = list(model.parameters())
+    options = {"compiled_autograd": True, "graphs": False}
+    run = torch.compile(model, backend="memprof", dynamic=dynamic, options=options)
+    with memprof.profile() as session:
+        for n in (8, 6, 7, 8, 6, 7):
+            x = torch.randn(n, 16)
+            clear(parameters)
+            with ca.disable():
+                model(x).square().mean().backward()
+            wanted = gradients(parameters)
+            clear(parameters)
+            run(x).square().mean().backward()
+            for got, want in zip(gradients(parameters), wanted, strict=True):
+                torch.testing.assert_close(got, want)
+    entries = [e for e in session.profile().ledger if "captured backward" in e.reason]
+    assert sum(e.count for e in entries if e.kind is LedgerKind.COMPILED) == captures, entries
+    assert sum(e.count for e in entries if e.kind is LedgerKind.CACHE_HIT) == 6 - captures
+
+
 def test_what_cannot_be_captured_runs_in_the_normal_engine() -> None:
     class Boxed(torch.autograd.Function):
         @staticmethod

@@ -120,7 +120,9 @@ class ProfilingSession:
         Inside the block it goes into the file too; after it, into ``profile()`` and ``save``.
 
             with memprof.profile("run.json.gz") as session:
-                with torch.profiler.profile(record_shapes=True, profile_memory=True) as prof:
+                with torch.profiler.profile(
+                    record_shapes=True, profile_memory=True, with_stack=True
+                ) as prof:
                     train()
                 session.add_dataflow(prof, modules=model)
 

@@ -35,7 +35,7 @@ def test_eager_training(model: str, steps: int) -> None:
 def gpt2() -> Case:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=32,
+        n_layer=1, n_head=2, n_embd=64, vocab_size=256, n_positions=32,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     return _Language(transformers.GPT2LMHeadModel(config))
@@ -44,7 +44,7 @@ def gpt2() -> Case:
 def bert() -> Case:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        num_hidden_layers=2, num_attention_heads=2, hidden_size=64, intermediate_size=128,
+        num_hidden_layers=1, num_attention_heads=2, hidden_size=64, intermediate_size=128,
         vocab_size=256, max_position_embeddings=32,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def resnet() -> Case:
     """ResNet itself, bottleneck blocks and downsampling included."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], layer_type="bottleneck",
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="bottleneck",
         num_labels=10,
     )  # fmt: skip
     return _Image(transformers.ResNetForImageClassification(config))

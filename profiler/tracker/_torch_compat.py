@@ -52,7 +52,7 @@ def cuda_in_use() -> bool:
 
 
 def cuda_statistics(device: int) -> dict[str, Any]:
-    """The allocator's own counters, nested; about 15 µs, no call to the driver.
+    """The allocator's own counters, nested; about 8 µs, no call to the driver.
 
     ``torch.cuda.memory_stats`` flattens the same into 150 entries for ten times the time.
     """

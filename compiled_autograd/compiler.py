@@ -164,7 +164,7 @@ class AutogradCompilerInstance:
         aot_id = None
         if pyobj is not None and _torch_compat.is_aot_node(pyobj):
             aot_id = pyobj._forward_cls._aot_id
-        self._calls.append(node_name)
+        self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
         self._tracer.origin = NodeOrigin(node_name, nodecall_index, aot_id)
 

@@ -22,7 +22,8 @@ class Capture:
     Attributes:
         id: number of the capture; Dynamo's compile ids of it begin with ``!<id>/``.
         graph: after the passes.
-        calls: names of the autograd nodes, in the engine's order.
+        calls: names of the autograd nodes, in the engine's order; of AOTAutograd's with the
+            number of the graph, since a forward that is compiled anew has a node of its own.
         shapes: of the lifted tensors.
         sizes: lifted sizes at capture.
         captured_nodes: FX nodes before the passes.
@@ -117,7 +118,7 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
         return (
             f"other autograd nodes: at call {at} {ours} instead of {theirs} in capture {nearest.id}"
         )
-    last = same_calls[-1]
+    last = max(same_calls, key=lambda s: (_alike(s, new), s.id))
     if len(last.shapes) != len(new.shapes):
         return (
             f"{len(new.shapes)} lifted tensors instead of {len(last.shapes)} in capture {last.id}: "
@@ -137,6 +138,14 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
     return (
         f"the same nodes and shapes as capture {last.id}: hooks, constants or grad modes differ, "
         f"or the cache was cleared"
+    )
+
+
+def _alike(a: Signature, b: Signature) -> tuple[bool, int, bool]:
+    return (
+        len(a.shapes) == len(b.shapes),
+        sum(x == y for x, y in zip(a.shapes, b.shapes, strict=False)),
+        len(a.sizes) == len(b.sizes),
     )
 
 

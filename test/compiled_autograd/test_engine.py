@@ -204,6 +204,11 @@ def test_reasons() -> None:
     assert "the end instead of MmBackward0" in why_captured(shorter, (first,))
     sizes = Signature(1, first.calls, first.shapes, (4,))
     assert "1 dynamic sizes instead of 0" in why_captured(sizes, (first,))
+    # Of several with the same nodes, the most similar one explains.
+    more = Signature(2, first.calls, (*first.shapes, (9,)), ())
+    assert "1 dynamic sizes instead of 0 in capture 0" in why_captured(
+        Signature(3, first.calls, first.shapes, (4,)), (first, more)
+    )
     taller = Signature(1, first.calls, ((5, 3),), ())
     assert "lifted tensor 0 has shape (5, 3) instead of (2, 3)" in why_captured(taller, (first,))
     assert "hooks, constants or grad modes differ" in why_captured(

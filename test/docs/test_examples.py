@@ -111,9 +111,17 @@ def prepared(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "work"))
 
 
+class Model(nn.Sequential):
+    """Returns its loss, so that code may say ``model(x).backward()`` or sum it first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x)
+        return y.square().mean()
+
+
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    return Model(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
 
 
 def train(model: nn.Module, steps: int = 3) -> None:
@@ -137,6 +145,7 @@ def names() -> dict[str, Any]:
         "optimizer": torch.optim.AdamW(model.parameters()),
         "x": x,
         "batches": [x, x],
+        "data": [x, x],
         "train": train,
         "train_some_steps": lambda: train(model),
         "other_loss": types.SimpleNamespace(backward=backward),

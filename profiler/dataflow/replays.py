@@ -246,14 +246,15 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
     device = np.asarray([blocks[i].device for i in which], np.int16)
     ptr = np.asarray([blocks[i].address or ADDED_PTR - i for i in which], np.int64)
     none = np.full(n, -1, np.int32)
-    # What a call makes is made in its part of the backward. What is released is released
-    # somewhere: in the part that the last operator before belongs to.
+    # What a call makes is made in its part of the backward. A lease that is over was released
+    # somewhere: in the part that the last operator before belongs to. What ends by a rule
+    # ends in none: that the next backward overwrites a gradient does not make it a detail.
     backward = scopes.backward[scope]
     by_start = np.argsort(leaves.start, kind="stable")
     before = np.searchsorted(leaves.start[by_start], start) - 1
-    backward[releases] = np.where(
-        before < 0, np.uint8(FORWARD), leaves.backward[by_start[before]] if len(leaves) else 0
-    )[releases]
+    seen = np.asarray([blocks[i].address != 0 for i in which], np.bool_) & (before >= 0)
+    part = leaves.backward[by_start[before]] if len(leaves) else np.uint8(FORWARD)
+    backward[releases] = np.where(seen, part, np.uint8(FORWARD))[releases]
     event = scopes.event[scope]
     scope[releases] = -1
     new_leaves: dict[str, Ints] = {

@@ -207,7 +207,15 @@ def test_a_graph_without_a_program_says_so() -> None:
 
 def step(at: int) -> list[fake_trace.Event]:
     """A forward and a backward without allocations."""
-    return [call(FORWARD_FILE, at, length=600), call(BACKWARD_FILE, at + 2000, length=500)]
+    return [
+        call(FORWARD_FILE, at, length=600),
+        fake_trace.node(
+            "torch::autograd::Compiled",
+            [],
+            call(BACKWARD_FILE, at + 2000, length=500),
+            start=at + 1900,
+        ),
+    ]
 
 
 def test_a_replayed_call_has_the_memory_of_its_program() -> None:

@@ -47,7 +47,7 @@ from .errors import (
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .stream import STREAM_HEAD, documents, encode_stream
 from .tracker.document import decode_document, is_document
-from .tracker.journal import decode_journal, is_journal
+from .tracker.journal import JOURNAL_SUFFIX, decode_journal, is_journal
 from .validate import validate
 
 __all__ = [
@@ -195,7 +195,14 @@ def read_profiles(path: StrPath) -> list[Profile]:
 
 def _read(path: StrPath) -> bytes:
     try:
-        return Path(path).read_bytes()
+        try:
+            return Path(path).read_bytes()
+        except FileNotFoundError:
+            # The tracker that will write it runs, or was killed.
+            journal = Path(f"{os.fspath(path)}{JOURNAL_SUFFIX}")
+            if not journal.is_file():
+                raise
+            return journal.read_bytes()
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {_reason(e)}; {_advice(e)}") from e
 

@@ -252,7 +252,6 @@ def test_roles_of_a_module() -> None:
     ]
 
 
-
 PARAMETER = ("parameter", "parameter")
 STATE = ("optimizer_state", "optimizer_state")
 GRADIENT = ("parameter_gradient", "gradient")

@@ -49,6 +49,8 @@ Commands:
   merge   Put the profiles of several ranks into one file, OUT, which ends...
   gantt   Write a page with operations, compiled calls and memory over time.
   export  Write a profile in another tool's format.
+  run     Run a script nobody changed with the memory tracker on.
+  config  Show or change the settings of the memory tracker.
   schema  Print the JSON Schema of profile files.
   doctor  Say what is installed here, what works and what does not.
 """,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .dataflow import DataFlowProfile, PeakReport, Rule, export, peak_report, profile_memory
+    from .dataflow import DataFlowProfile, PeakReport, Rule, export_timeline, peak_report, profile_memory
     from .dataflow.vocabulary import (
         Action,
         Category,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(
-        ("DataFlowProfile", "PeakReport", "Rule", "export", "peak_report", "profile_memory"),
+        ("DataFlowProfile", "PeakReport", "Rule", "export_timeline", "peak_report", "profile_memory"),
         "dataflow",
     ),
     **dict.fromkeys(
@@ -80,7 +80,7 @@ __all__ = [
     "SchemaMatcher",
     "SizeMap",
     "TensorKey",
-    "export",
+    "export_timeline",
     "extract_gradients",
     "extract_parameters",
     "get_scopes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .categories import Category
 from .corrections import ALL_RULES, Rule
-from .export import export
+from .export import export_timeline
 from .peak import PeakReport, peak_report
 from .plain import data_flow_columns
 from .profile import DataFlowProfile, profile_memory
@@ -20,7 +20,7 @@ __all__ = [
     "PeakReport",
     "Rule",
     "data_flow_columns",
-    "export",
+    "export_timeline",
     "peak_report",
     "profile_memory",
 ]

@@ -28,7 +28,7 @@ FORMATS = {
 }
 
 
-def export(profile: DataFlowProfile, path: str | Path, device: str) -> None:
+def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> None:
     """Write a profile in the format that the path's ending names (see ``FORMATS``).
 
     The JSON formats take ``.gz`` on top.

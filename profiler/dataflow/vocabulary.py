@@ -30,7 +30,7 @@ from .event_names import (
     extract_parameters,
     get_scopes,
 )
-from .export import export, raw_timeline, timeline_points
+from .export import export_timeline, raw_timeline, timeline_points
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
 from .read import read_events
@@ -401,7 +401,7 @@ __all__ = [
     "SchemaMatcher",
     "SizeMap",
     "TensorKey",
-    "export",
+    "export_timeline",
     "extract_gradients",
     "extract_parameters",
     "get_scopes",

@@ -196,7 +196,7 @@ def test_the_names_that_are_offered_are_torchs_and_are_there() -> None:
     homes: dict[str, set[str]] = {}
     for name, home in ours._HOME.items():
         homes.setdefault(home, set()).add(name)
-    assert homes["dataflow.vocabulary"] == set(vocabulary.__all__) - {"export"}
+    assert homes["dataflow.vocabulary"] == set(vocabulary.__all__) - {"export_timeline"}
     assert homes["dataflow"] <= set(dataflow.__all__)
     assert set(ours._HOME) == set(ours.__all__)
     assert set(ours.__all__) <= set(dir(ours))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from browser.fixtures import open_file
 
-from memprof.profiler import DataFlowProfile, export, peak_report, profile_memory
+from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
 from memprof.profiler.dataflow.export import chrome_trace
 from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
 
@@ -31,9 +31,9 @@ def profile() -> DataFlowProfile:
 
 
 def test_json_and_compressed_json_hold_the_same(profile: DataFlowProfile, tmp_path: Path) -> None:
-    export(profile, tmp_path / "a.json", "cpu")
-    export(profile, tmp_path / "a.json.gz", "cpu")
-    export(profile, tmp_path / "a.raw.json.gz", "cpu")
+    export_timeline(profile, tmp_path / "a.json", "cpu")
+    export_timeline(profile, tmp_path / "a.json.gz", "cpu")
+    export_timeline(profile, tmp_path / "a.raw.json.gz", "cpu")
     times, sizes = json.loads((tmp_path / "a.json").read_bytes())
     assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes())) == [times, sizes]
     assert len(times) == len(sizes)
@@ -46,12 +46,12 @@ def test_an_unknown_ending_is_refused(profile: DataFlowProfile, tmp_path: Path) 
     with pytest.raises(
         ValueError, match=r"'.*a.csv' ends in no known format; there are \.raw\.json"
     ):
-        export(profile, tmp_path / "a.csv", "cpu")
+        export_timeline(profile, tmp_path / "a.csv", "cpu")
 
 
 def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
-    export(profile, tmp_path / "a.parquet", "cpu")
+    export_timeline(profile, tmp_path / "a.parquet", "cpu")
     table = pq.read_table(tmp_path / "a.parquet").to_pydict()
     assert len(table["time_ns"]) == len(profile.timeline)
     # THEN bytes by category, computed from the file alone, are the peak's
@@ -77,7 +77,7 @@ def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) ->
 
 
 def test_counters_follow_the_trace_event_format(profile: DataFlowProfile, tmp_path: Path) -> None:
-    export(profile, tmp_path / "a.trace.json", "cpu")
+    export_timeline(profile, tmp_path / "a.trace.json", "cpu")
     trace = json.loads((tmp_path / "a.trace.json").read_bytes())
     counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
     table = by_category(profile, "cpu")
@@ -121,7 +121,7 @@ _COUNT = """async ([image, colors]) => {
 def test_the_picture_is_drawn_by_a_browser(
     profile: DataFlowProfile, page: Page, tmp_path: Path
 ) -> None:
-    export(profile, tmp_path / "a.html", "cpu")
+    export_timeline(profile, tmp_path / "a.html", "cpu")
     open_file(page, tmp_path / "a.html")
     image = base64.b64encode(page.screenshot(full_page=True)).decode()
     # THEN each category of the profile covers ground, in its color, in the picture
@@ -142,7 +142,7 @@ def test_the_picture_is_drawn_by_a_browser(
 def test_the_page_loads_nothing_and_tells_the_peak(
     profile: DataFlowProfile, tmp_path: Path
 ) -> None:
-    export(profile, tmp_path / "a.html", "cpu")
+    export_timeline(profile, tmp_path / "a.html", "cpu")
     text = (tmp_path / "a.html").read_text()
     assert not re.search(r"<script|https?://|src=|@import", text)
     assert "0.layers.0.self_attn" in text
@@ -152,7 +152,7 @@ def test_the_page_loads_nothing_and_tells_the_peak(
 def test_counters_open_in_perfettos_trace_processor(
     profile: DataFlowProfile, tmp_path: Path
 ) -> None:
-    export(profile, tmp_path / "a.trace.json", "cpu")
+    export_timeline(profile, tmp_path / "a.trace.json", "cpu")
     rows = query(
         (tmp_path / "a.trace.json").read_bytes(),
         "select t.name, count(*), max(c.value) from counter c join counter_track t "

@@ -12,7 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .dataflow import DataFlowProfile, PeakReport, Rule, export_timeline, peak_report, profile_memory
+    from .dataflow import (
+        DataFlowProfile,
+        PeakReport,
+        Rule,
+        export_timeline,
+        peak_report,
+        profile_memory,
+    )
     from .dataflow.vocabulary import (
         Action,
         Category,
@@ -35,7 +42,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(
-        ("DataFlowProfile", "PeakReport", "Rule", "export_timeline", "peak_report", "profile_memory"),
+        (
+            "DataFlowProfile",
+            "PeakReport",
+            "Rule",
+            "export_timeline",
+            "peak_report",
+            "profile_memory",
+        ),
         "dataflow",
     ),
     **dict.fromkeys(

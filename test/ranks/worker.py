@@ -72,8 +72,8 @@ def main(kind: str, out: str, steps: int) -> None:
     if rank == 0:
         print("collectives", collectives())
     dist.destroy_process_group()
-    # Without the interpreter's own end: DDP's reducer is collected with the GIL held and joins gloo's
-    # thread, which waits for the GIL to drop its last work. Seen with inductor on torch 2.13.
+    # Without the interpreter's own end: DDP's reducer is collected with the GIL held and joins
+    # gloo's thread, which waits for the GIL to drop its last work (seen with inductor, 2.13).
     sys.stdout.flush()
     os._exit(0)
 

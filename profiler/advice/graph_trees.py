@@ -24,13 +24,18 @@ from .finding import (
 def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
     graphs = {g.id: g for g in profile.graphs}
     evidence = []
+    # One output may have been moved for several reasons; it is one output all the same.
+    times: Counter[tuple[int, int]] = Counter()
     for entry, _ in of_trees(profile, LedgerKind.MOVED_OUT):
-        if "gradient" in entry.reason or ".grad" in entry.reason or entry.count < MIN_TIMES:
+        if "gradient" in entry.reason or ".grad" in entry.reason:
             continue
-        graph = graphs.get(entry.graph) if entry.graph is not None else None
         index = output_index(entry.reason)
-        if graph is None or index is None:
+        if entry.graph in graphs and index is not None:
+            times[entry.graph, index] += entry.count
+    for (of, index), count in times.items():
+        if count < MIN_TIMES:
             continue
+        graph = graphs[of]
         nbytes = output_bytes(graph, index)
         node = graph.outputs[index].name if index < len(graph.outputs) else None
         source = graph.nodes.get(node or "")
@@ -38,7 +43,7 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
             Evidence(
                 f"output {index} was held when the next step began",
                 nbytes,
-                entry.count,
+                count,
                 graph.label,
                 node,
                 source.module_path if source else None,

@@ -87,6 +87,23 @@ def calls_option(command: _Command) -> _Command:
     )(command)
 
 
+def table_options(command: _Command) -> _Command:
+    """Add --top, --device and --bytes, which every printed comparison and report has."""
+    for option in (
+        click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits."),
+        click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most."),
+        click.option(
+            "--top",
+            type=click.IntRange(min=1),
+            default=10,
+            show_default=True,
+            help="Rows in each table; the rest is added up.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def read(path: str) -> Profile:
     """The profile at ``path``; of several ranks the chosen one.
 

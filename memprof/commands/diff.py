@@ -12,7 +12,7 @@ from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 
-from ._common import print_json, print_text, read
+from ._common import print_json, print_text, read, table_options
 
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -43,15 +43,7 @@ def _limit(
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Rows in each table; the rest is added up.",
-)
-@click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@table_options
 def diff(
     before: str,
     after: str,

@@ -22,21 +22,14 @@ from ._common import (
     print_text,
     read,
     read_all,
+    table_options,
 )
 
 
 @click.command()
 @file_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Rows in each table; the rest is added up.",
-)
-@click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@table_options
 @click.option(
     "--html",
     type=click.Path(),

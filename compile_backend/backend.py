@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.settings import TreeSettings, restore_settings
+from memprof.cudagraph_trees.settings import end_override, override
 
 from . import _torch_compat, graphs_cpu, tracked
 from .captured_backward import (
@@ -68,8 +68,9 @@ def _compile(
     """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
     RUNTIME.options.update(own.non_default())
-    if own.tree_settings() != TreeSettings():
-        restore_settings(own.tree_settings())
+    pool = own.tree_settings()
+    if pool.pool_budget is not None or pool.pool_initial:
+        override(pool_budget=pool.pool_budget, pool_initial=pool.pool_initial)
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
     graphs = own.graphs is not False and runs_on_cuda(gm, example_inputs)
     inductor["triton.cudagraphs"] = graphs
@@ -98,11 +99,12 @@ def _compile(
 
 
 def reset() -> None:
-    """Called by ``torch._dynamo.reset()``: forget graphs, and drop the trees' recordings."""
+    """Called by ``torch._dynamo.reset()``: forget graphs, recordings, and what options set."""
     switch_off()
     RUNTIME.reset()
     graphs_cpu.reset()
     reset_cudagraph_trees()
+    end_override()
 
 
 memprof.reset = reset  # type: ignore[attr-defined]

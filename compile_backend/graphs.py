@@ -45,17 +45,24 @@ class GraphsStage(CompileStage[Any]):
         ledger: says why a graph is not wrapped.
         kwargs: of ``compile_fx_inner``; its ``cudagraphs`` becomes ``box``.
         box: Inductor's own.
+        clone_outputs: option ``outputs="clone"``.
     """
 
     name = "graphs"
 
     def __init__(
-        self, record: GraphRecord, ledger: Ledger, kwargs: dict[str, Any], box: Any
+        self,
+        record: GraphRecord,
+        ledger: Ledger,
+        kwargs: dict[str, Any],
+        box: Any,
+        clone_outputs: bool,
     ) -> None:
         self.record = record
         self.ledger = ledger
         self.kwargs = kwargs
         self.box = box
+        self.clone_outputs = clone_outputs
         self._wrapped: list[dict[str, Any]] = []
 
     def pre_compile(self, state: CompileState) -> CompileState:
@@ -66,6 +73,7 @@ class GraphsStage(CompileStage[Any]):
 
     def _on_wrap(self, options: dict[str, Any]) -> None:
         options["record"] = self.record
+        options["clone_outputs"] = self.clone_outputs
         self._wrapped.append(options)
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:

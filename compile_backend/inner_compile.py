@@ -91,7 +91,8 @@ class InnerCompile:
                 attribute,
             ]
             if self.graphs:
-                stages.append(GraphsStage(graph.record, self.runtime.ledger, kwargs, box))
+                clone = self.options.outputs == "clone"
+                stages.append(GraphsStage(graph.record, self.runtime.ledger, kwargs, box, clone))
         except Exception as error:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()

@@ -140,6 +140,7 @@ def cudagraphify(
     partition: int | None = None,
     graph_inputs: tuple[int | None, ...] | None = None,
     graph_outputs: tuple[int | None, ...] | None = None,
+    clone_outputs: bool = False,
     **unused: Any,
 ) -> tuple[Runner, list[Output]]:
     """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
@@ -164,6 +165,7 @@ def cudagraphify(
         partition: number of the partition, None if ``model`` is the whole graph.
         graph_inputs: for each input of a partition, which input of the graph it is.
         graph_outputs: for each output of a partition, which output of the graph it is.
+        clone_outputs: outputs that are held beyond their step get memory of their own.
         **unused: what other versions of torch pass and these trees take from
             ``torch._inductor.config`` when it matters.
 
@@ -199,6 +201,7 @@ def cudagraphify(
         graph_inputs=graph_inputs,
         graph_outputs=graph_outputs,
         alignment_checked=alignment_checked,
+        clone_outputs=clone_outputs,
     )
     container.add_strong_reference(runner)
     return runner, out

@@ -63,6 +63,7 @@ class Function:
             another partition makes. None where the function is the whole graph.
         graph_outputs: for each output, which output of the whole graph it is, None for what
             only another partition reads. None where the function is the whole graph.
+        clone_outputs: outputs that are held beyond their step get memory of their own.
     """
 
     id: FunctionID
@@ -84,6 +85,7 @@ class Function:
     loose: tuple[int, ...] = ()
     label: str = field(default="")
     graph_inputs: tuple[int | None, ...] | None = None
+    clone_outputs: bool = False
 
     def __post_init__(self) -> None:
         if not self.label:

@@ -51,7 +51,8 @@ class HandOut:
         build: outputs that share a storage: they are built anew each time.
         seen: cached outputs that a user can get hold of.
         fixed: outputs that are the same tensor each time, over memory outside the pool.
-        gradients: whether the outputs are gradients.
+        moves_out: what is held beyond its step gets memory of its own: gradients, and what is
+            to be cloned.
         nbytes: of the storage of each output.
         invalidated: how often the use of each output was made to raise.
     """
@@ -61,13 +62,12 @@ class HandOut:
             "build",
             "fixed",
             "function",
-            "gradients",
             "inference",
             "invalidated",
             "messages",
             "missing",
         ),
-        *("nbytes", "node", "path", "plan", "pool", "ready", "refs", "seen", "slots", "twins"),
+        *("moves_out", "nbytes", "node", "path", "plan", "pool", "ready", "refs", "seen", "slots", "twins"),
     )
 
     def __init__(
@@ -87,7 +87,7 @@ class HandOut:
         self.refs = refs
         self.path = path
         self.pool = pool
-        self.gradients = function.mode is CompilationMode.BACKWARD
+        self.moves_out = function.clone_outputs or function.mode is CompilationMode.BACKWARD
         self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
         self.messages: list[OverwrittenMessage | None] = [None] * n
         self.invalidated = [0] * n

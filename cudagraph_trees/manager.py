@@ -61,8 +61,6 @@ class CUDAGraphTreeManager:
         debug_fail_counter: how often a function had to be recorded or warmed up.
         step: number of the step that runs, from 1.
         budget: the limit on the pool.
-        clones_outputs: whether outputs held beyond their step get memory of their own; looked
-            up when a function is added.
         ledger: everything that was done.
         places: why functions are not recorded where.
         leaves: parameters that forwards read.
@@ -89,7 +87,6 @@ class CUDAGraphTreeManager:
         self.step = 0
         self.budget = Budget(self.settings.pool_budget)
         self.alive = True
-        self.clones_outputs = False
         self.places = Places()
         self.leaves = Leaves()
         self.failures: dict[Function, int] = defaultdict(int)
@@ -124,6 +121,7 @@ class CUDAGraphTreeManager:
         graph_inputs: tuple[int | None, ...] | None = None,
         graph_outputs: tuple[int | None, ...] | None = None,
         alignment_checked: Sequence[int] = (),
+        clone_outputs: bool = False,
     ) -> tuple[Callable[[list[Input]], list[Output]], list[Output]]:
         """Wrap a function and call it for the first time.
 
@@ -148,15 +146,16 @@ class CUDAGraphTreeManager:
             graph_outputs,
             tuple(alignment_checked),
             graph_inputs=graph_inputs,
+            clone_outputs=(
+                clone_outputs
+                or self.settings.outputs == "clone"
+                or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
+            ),
         )
         function.loose = tuple(
             i
             for i, x in enumerate(inputs)
             if i not in function.static_input_idxs and isinstance(x, torch.Tensor)
-        )
-        self.clones_outputs = (
-            self.settings.outputs == "clone"
-            or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
         )
         self.ids_to_funcs[function.id] = function
         wrapped = functools.partial(self.call, function)

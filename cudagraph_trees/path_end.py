@@ -86,9 +86,9 @@ def end_path_quickly(
     """``end_path`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
 
     In the second the variable still holds the last step's loss while the next step begins.
-    All that is held are tensors that the last step's nodes handed out as they were, no
-    gradients, and no argument of the new call: their use raises from here on, and the node
-    hands out others. Hot.
+    All that is held are tensors that the last step's nodes handed out as they were, none that
+    is to move out, and no argument of the new call: their use raises from here on, and the
+    node hands out others. Hot.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -102,7 +102,7 @@ def end_path_quickly(
             if _count(ref.pointer):
                 return False
         elif _refs(cache[ref.slot]) != 2 or _count(ref.pointer) != ref.own:
-            if slot[1].gradients:
+            if slot[1].moves_out:
                 return False
             if found is None:
                 found = [slot]
@@ -110,8 +110,6 @@ def end_path_quickly(
                 found.append(slot)
     if found is None:
         return True
-    if manager.clones_outputs:
-        return False
     loose = next_function.loose
     for ref, hand_out, k in found:
         if _count(ref.pointer) == ref.own:
@@ -156,8 +154,9 @@ def _end_output(
     function = node.wrapped_function
     handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
     gradient = function.mode is CompilationMode.BACKWARD
-    clone = manager.clones_outputs and (
-        function.user_outputs is None or index in function.user_outputs
+    clone = any(
+        f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
+        for f, i in ((n.wrapped_function, i) for n, i in outputs)
     )
     with torch.no_grad():
         still_held = gradient or clone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -32,7 +32,7 @@ def parse_bytes(value: int | str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """Options of the trees of one process. The managers made after a change see it.
+    """Options of the trees of one process. What is made after a change sees it.
 
     Attributes:
         outputs: what becomes of outputs that are held when the next step begins: ``error``
@@ -54,7 +54,8 @@ class TreeSettings:
             raise ValueError(f"outputs is {self.outputs!r}; it must be 'error' or 'clone'")
 
 
-_current = TreeSettings()
+_configured = TreeSettings()
+_current = _configured
 
 
 def current_settings() -> TreeSettings:
@@ -69,7 +70,10 @@ def configure(
     pool_initial: int | str | None = None,
     programs: bool | None = None,
 ) -> TreeSettings:
-    """Change settings; what is not given stays. Returns the former ones.
+    """Change settings; what is not given stays, and what ``override`` set is no longer in force.
+
+    Returns:
+        The former settings, for ``restore_settings``.
 
     Args:
         outputs: ``"error"`` or ``"clone"``.
@@ -80,19 +84,31 @@ def configure(
     Raises:
         ValueError: a value that makes no sense.
     """
-    global _current
-    before = _current
+    before = _configured
     budget = before.pool_budget if pool_budget is None else parse_bytes(pool_budget) or None
-    _current = TreeSettings(
+    settings = TreeSettings(
         outputs=before.outputs if outputs is None else outputs,
         pool_budget=budget,
         pool_initial=before.pool_initial if pool_initial is None else parse_bytes(pool_initial),
         programs=before.programs if programs is None else programs,
     )
+    restore_settings(settings)
     return before
 
 
 def restore_settings(settings: TreeSettings) -> None:
     """Put settings back that ``configure`` returned."""
+    global _configured, _current
+    _configured = _current = settings
+
+
+def override(*, pool_budget: int | None, pool_initial: int) -> None:
+    """The pool that the options of a compilation ask for, until ``end_override``."""
     global _current
-    _current = settings
+    _current = replace(_current, pool_budget=pool_budget, pool_initial=pool_initial)
+
+
+def end_override() -> None:
+    """What was configured is in force again."""
+    global _current
+    _current = _configured

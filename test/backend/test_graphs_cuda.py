@@ -10,6 +10,7 @@ from torch import nn
 
 import memprof
 from memprof.cudagraph_trees.container import all_managers
+from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution
 from memprof.profiler.model import GraphKind, LedgerKind, Profile
 from memprof.profiler.report import render_text, summarize
@@ -82,6 +83,39 @@ def test_an_overwritten_output_names_its_node_and_line() -> None:
     assert "has been overwritten" in message
     assert __file__ in message
     assert "module down" in message
+
+
+def test_what_becomes_of_outputs_is_each_functions_own_choice() -> None:
+    # GIVEN two compiled functions in the same trees, one of which clones what is held
+    x = torch.ones(8, 64, device="cuda")
+    held: dict[str, list[torch.Tensor]] = {}
+    functions = {
+        outputs: torch.compile(Net().cuda().eval(), backend="memprof", options={"outputs": outputs})
+        for outputs in ("clone", "error")
+    }
+    # WHEN both are called in turn and all outputs are kept
+    with torch.no_grad():
+        for _ in range(5):
+            for outputs, f in functions.items():
+                held.setdefault(outputs, []).append(f(x))
+    # THEN those of the one can be used, and of the other the last alone
+    last = held["clone"][-1].clone()
+    assert all(torch.equal(t, last) for t in held["clone"])
+    held["error"][-1].sum()
+    for overwritten in held["error"][3:-1]:
+        with pytest.raises(RuntimeError, match="has been overwritten"):
+            overwritten.sum()
+
+
+def test_options_about_the_pool_end_with_a_reset() -> None:
+    before = current_settings()
+    options = {"pool_budget": "1GiB", "pool_initial": "2MiB"}
+    torch.compile(Net().cuda(), backend="memprof", options=options)(
+        torch.ones(8, 64, device="cuda")
+    )
+    assert current_settings().pool_budget == 1 << 30
+    torch._dynamo.reset()
+    assert current_settings() == before
 
 
 def test_graphs_can_be_turned_off() -> None:

@@ -95,10 +95,10 @@ test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of th
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
 
 fuzz-trees: $(ENVIRONMENT) ## random programs on the graph trees: ARGS='--device cpu --operations 100000 --seed 0'
-	PYTHONPATH=test $(PY) -m trees.programs $(or $(ARGS),--device cpu)
+	PYTHONPATH=test $(PY) -m trees.fuzz $(or $(ARGS),--device cpu)
 
 fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, with values
-	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.programs $(or $(ARGS),--device cuda)
+	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(or $(ARGS),--device cuda)
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

@@ -11,21 +11,13 @@ too. What must be true after every operation:
 * held tensors share memory only where their mirrors do;
 * in the end nothing is left: no block, no pool, no lease.
 
-``python -m trees.programs --help`` runs many of them, from a seed; ``make fuzz-trees``.
+``fuzz`` runs many of them, from a seed; ``make fuzz-trees``.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
 import gc
 import itertools
-import logging
-import random
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +28,9 @@ from torch import Tensor
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.arena_tensors import LeasedTensors, TensorShape
-from memprof.cudagraph_trees.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
+from memprof.cudagraph_trees.path_state import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
 from .support import VALUES
@@ -186,15 +179,20 @@ class Machine:
             *([self.call] * 9),
             *([self.new_step] * 4),
             *([self.drop] * 3),
+            *([self.repeat_the_step] * 2),
             self.forward_and_backward,
             self.drop_old,
             self.keep_view,
             self.write_in_place,
             self.hold_outside,
             self.drop_in_cycle,
-            self.let_function_die,
+            self.sometimes_let_functions_die,
             self.sometimes_reset,
         )
+        # What the step that runs consists of.
+        self.script: list[tuple[Callable[[int], None], int]] = []
+        # Calls that were replays: programs without are no test of trees.
+        self.replays = 0
 
     # ---- functions
 
@@ -295,6 +293,9 @@ class Machine:
         del mirrors
         out = self.function(spec)(inputs)
         assert not inputs
+        manager = get_manager(self.device, create_if_none_exists=False)
+        if manager is not None and manager.path_state is ExecutionState.EXECUTION:
+            self.replays += 1
         if spec is FORWARD:
             self.pending = True
         for i, (t, m) in enumerate(zip(out, expected, strict=True)):
@@ -331,6 +332,7 @@ class Machine:
         self.run(BACKWARD, arguments, p)
 
     def new_step(self, p: int) -> None:
+        self.script.clear()
         self.moved = True
         if self.marks:
             torch.compiler.cudagraph_mark_step_begin()
@@ -342,6 +344,18 @@ class Machine:
     def drop(self, p: int) -> None:
         if self.held:
             self.held.pop(p % len(self.held))
+
+    def repeat_the_step(self, p: int) -> None:
+        """A loop, as programs have them: only what comes again is recorded and replayed."""
+        script = list(self.script)
+        for _ in range(1 + p % 5):
+            self.new_step(p)
+            if p % 7:
+                self.drop_old(p)
+            for operation, q in script:
+                operation(q)
+                self.check()
+        self.script = script
 
     def drop_old(self, p: int) -> None:
         self.held = [h for h in self.held if h.step in (None, self.step)]
@@ -377,7 +391,11 @@ class Machine:
             cycle: list[Any] = [self.held.pop(p % len(self.held))]
             cycle.append(cycle)
 
-    def let_function_die(self, p: int) -> None:
+    def sometimes_let_functions_die(self, p: int) -> None:
+        # A function that dies at once is never replayed, and replays are what this is about.
+        if p % 8:
+            return
+        p //= 8
         if p % 4 == 0:
             gc.collect()
         for spec in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
@@ -386,7 +404,7 @@ class Machine:
             self.manager_is_gone()
 
     def sometimes_reset(self, p: int) -> None:
-        if p % 3 == 0:
+        if p % 16 == 0:
             reset_cudagraph_trees()
             self.manager_is_gone()
             if self.marks:
@@ -399,6 +417,7 @@ class Machine:
                 h.step = None
         self.step += 1
         self.moved = self.pending = False
+        self.script.clear()
 
     # ---- checks
 
@@ -436,6 +455,8 @@ class Machine:
             operation = self.operations[what % len(self.operations)]
             try:
                 operation(p)
+                if operation != self.repeat_the_step and operation != self.new_step:
+                    self.script.append((operation, p))
                 self.check()
             except Exception as e:
                 raise AssertionError(f"operation {i}, {operation.__name__}({p}): {e}") from e
@@ -474,8 +495,12 @@ def call_and_drop(fn: Callable[..., list[Tensor]], own: list[Any]) -> list[Tenso
 
 def run(
     program: Program, device: str, outputs: str = "error", *, marks: bool = True, values: bool
-) -> None:
-    """One program from nothing to nothing."""
+) -> int:
+    """One program from nothing to nothing.
+
+    Returns:
+        How many calls were replays.
+    """
     machine = Machine(device, outputs, marks=marks, values=values)
     try:
         machine.run_program(program)
@@ -485,86 +510,4 @@ def run(
         reset_cudagraph_trees()
         raise
     machine.finish()
-
-
-def random_program(rng: random.Random, operations: int) -> Program:
-    """Of that many operations."""
-    return [(rng.randrange(1 << 10), rng.randrange(1 << 16)) for _ in range(operations)]
-
-
-def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """A part of a failing program that still fails, from which no operation can be taken."""
-    size = max(len(program) // 2, 1)
-    while True:
-        i = 0
-        while i < len(program):
-            less = [*program[:i], *program[i + size :]]
-            if fails(less):
-                program = less
-            else:
-                i += size
-        if size == 1:
-            return program
-        size = max(size // 2, 1)
-
-
-def main() -> None:
-    """Run programs from seeds until so many operations are done; shrink one that fails."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--length", type=int, default=200, help="most operations in a program")
-    options = parser.parse_args()
-    values = options.device == "cpu" or VALUES
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    begin, done, seed = time.monotonic(), 0, options.seed
-    while done < options.operations:
-        rng = random.Random(seed)
-        how = {
-            "outputs": rng.choice(["error", "clone"]),
-            "marks": rng.random() < 0.6,
-            "values": values,
-        }
-        program = random_program(rng, rng.randrange(10, options.length + 1))
-        try:
-            run(program, options.device, **how)
-        except AssertionError as e:
-            sys.stderr.write(f"seed {seed}, {how}: {e}\n")
-            e.__cause__ = None
-            traceback.clear_frames(e.__traceback__)
-            gc.collect()
-            shortest = shrink(program, functools.partial(_fails, options.device, how))
-            sys.stderr.write(f"run({shortest!r}, {options.device!r}, **{how!r})\n")
-            raise
-        if seed == options.seed:
-            gc.freeze()  # imports are done: what programs leave behind is collected in no time
-        done += len(program)
-        seed += 1
-        if seed % 100 == 0:
-            print(f"{done} operations, {time.monotonic() - begin:.0f} s", flush=True)
-    print(
-        f"{options.device}, torch {torch.__version__}, values {values}: {done} operations in "
-        f"{seed - options.seed} programs from seed {options.seed}, "
-        f"{time.monotonic() - begin:.0f} s: no overlap, no wrong value, no leak"
-    )
-
-
-def _fails(device: str, how: dict[str, Any], program: Program) -> bool:
-    try:
-        run(program, device, **how)
-    except AssertionError as e:
-        e.__cause__ = None
-        traceback.clear_frames(e.__traceback__)
-        failed = True
-    else:
-        failed = False
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return failed
-
-
-if __name__ == "__main__":
-    main()
+    return machine.replays

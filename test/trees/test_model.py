@@ -39,9 +39,11 @@ def test_random_programs(outputs: str, marks: bool) -> None:
     @MODEL
     @given(program=PROGRAM)
     def test(program: programs.Program) -> None:
-        programs.run(program, "cuda", outputs, marks=marks, values=VALUES)
+        replays.append(programs.run(program, "cuda", outputs, marks=marks, values=VALUES))
 
+    replays: list[int] = []
     test()
+    assert sum(replays) >= 20
 
 
 BROKEN = {
@@ -77,9 +79,9 @@ def test_the_reference_notices_broken_trees(code: str) -> None:
             sys.executable,
             "-c",
             f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}\n"
-            "sys.argv = ['programs', '--operations=6000']\n"
-            "from trees import programs; programs.shrink = lambda program, fails: program\n"
-            "programs.main()",
+            "sys.argv = ['fuzz', '--operations=6000']\n"
+            "from trees import fuzz; fuzz.shrink = lambda program, fails: program\n"
+            "fuzz.main()",
         ],
         capture_output=True,
         text=True,

@@ -58,7 +58,7 @@ def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
     assert second.total_bytes == torch.cuda.get_device_properties(0).total_memory
     assert second.highest_bytes == second.allocated_bytes
     # Tensors on the CPU may be other tests' leavings.
-    largest = [t for t in tracker.record().snapshots[-1].largest if t.device == "cuda:0"][0]
+    largest = next(t for t in tracker.record().snapshots[-1].largest if t.device == "cuda:0")
     assert largest.nbytes == 8 * MIB
     (cuda,) = (s for s in tracker.record().metadata.sources if s.name == "CUDA allocator")
     assert cuda.used

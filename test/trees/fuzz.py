@@ -1,6 +1,6 @@
 """Runs random programs (``programs``) from seeds, and shrinks one that fails.
 
-    python -m trees.fuzz --help          # with test/ on PYTHONPATH; or make fuzz-trees
+python -m trees.fuzz --help          # with test/ on PYTHONPATH; or make fuzz-trees
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path_state import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
-from .support import VALUES
-
 N = 300
 MOST_HELD = 14
 

@@ -58,16 +58,24 @@ class HandOut:
     """
 
     __slots__ = (
-        *(
-            "build",
-            "fixed",
-            "function",
-            "inference",
-            "invalidated",
-            "messages",
-            "missing",
-        ),
-        *("moves_out", "nbytes", "node", "path", "plan", "pool", "ready", "refs", "seen", "slots", "twins"),
+        "build",
+        "fixed",
+        "function",
+        "inference",
+        "invalidated",
+        "messages",
+        "missing",
+        "moves_out",
+        "nbytes",
+        "node",
+        "path",
+        "plan",
+        "pool",
+        "ready",
+        "refs",
+        "seen",
+        "slots",
+        "twins",
     )
 
     def __init__(

@@ -39,7 +39,10 @@ def _bind(name: str) -> Callable[..., Any]:
 
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
-storage_from_weak: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_with_weak_ptr
+# None if the storage is dead.
+storage_from_weak: Callable[[int], torch.UntypedStorage | None] = (
+    torch.UntypedStorage._new_with_weak_ptr
+)
 storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = (
     _C._construct_storage_from_data_pointer
 )

@@ -210,6 +210,8 @@ class CudaPool:
 
     def move_out(self, storage: StoragePointer) -> bool:
         source = compat.storage_from_weak(storage)
+        if source is None:
+            return False  # the garbage collector has come by since it was found alive
         nbytes = source.nbytes()
         if not compat.can_swap_storage():
             # Resizing to the same size allocates and copies; the old memory goes back

@@ -278,7 +278,8 @@ class Pool(Protocol):
         ``storage`` owned it.
 
         Returns:
-            False if the device cannot do that for this storage; nothing changed then.
+            False if the device cannot do that for this storage, or it has died meanwhile;
+            nothing changed then.
         """
 
     def tensor_at(

@@ -67,6 +67,7 @@ def main() -> None:
         try:
             replays += run(program, options.device, **how)
         except AssertionError as e:
+            traceback.print_exception(e.__cause__)
             sys.stderr.write(f"seed {seed}, {how}: {e}\n")
             e.__cause__ = None
             traceback.clear_frames(e.__traceback__)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 
+from memprof.cudagraph_trees import liveness, path_end
 from memprof.cudagraph_trees.settings import configure
+from memprof.cudagraph_trees.storage_ref import StorageWeakRefWrapper
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, live_blocks, manager, next_step, same
@@ -64,6 +67,29 @@ def test_outputs_clone_keeps_every_value(before: int) -> None:
         same(p, torch.full((4,), i + 1.0))
         same(q, torch.full((4,), i * 2.0))
     assert entries(LedgerKind.MOVED_OUT) or not entries(LedgerKind.INVALIDATED)
+
+
+def test_an_output_that_the_collector_takes_while_its_step_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN outputs that only a reference cycle holds
+    configure(outputs="clone")
+    f = graphed(lambda x: (x + 1, x * 2), [torch.ones(4, device="cuda")])
+    cycle: list[object] = [f([torch.ones(4, device="cuda")])]
+    cycle.append(cycle)
+    del cycle
+
+    # WHEN it is collected after the trees have seen that they live
+    def held_then_collected(*args: Any) -> list[StorageWeakRefWrapper]:
+        found = liveness.held(*args)
+        gc.collect()
+        return found
+
+    monkeypatch.setattr(path_end, "held", held_then_collected)
+    next_step()
+    # THEN nothing is moved, and the call is right
+    same(f([torch.zeros(4, device="cuda")])[0], torch.ones(4))
+    assert not entries(LedgerKind.MOVED_OUT)
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])

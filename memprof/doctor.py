@@ -20,6 +20,8 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from memprof.profiler.report.page import PLAIN, Style
+
 __all__ = ["Diagnosis", "Finding", "Status", "examine", "render_doctor"]
 
 TORCH_OLDEST = (2, 11)
@@ -98,13 +100,7 @@ def examine() -> Diagnosis:
     return Diagnosis(works, environment, features)
 
 
-def render_doctor(
-    diagnosis: Diagnosis,
-    *,
-    width: int = 100,
-    color: bool = False,
-    ascii_only: bool = False,
-) -> str:
+def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     """A diagnosis as text."""
     import textwrap
 
@@ -116,11 +112,11 @@ def render_doctor(
         out += ["", title] if out else [title]
         for f in findings:
             mark = f"{f.status.value:<4}"
-            if color:
+            if style.color:
                 mark = f"\x1b[{codes[f.status]}m{mark}\x1b[0m"
             text = f.detail + (f" -> {f.advice}" if f.advice else "")
             indent = " " * (8 + label)
-            lines = textwrap.wrap(text, max(width - len(indent), 30), break_on_hyphens=False)
+            lines = textwrap.wrap(text, max(style.width - len(indent), 30), break_on_hyphens=False)
             out.append(f"  {mark}  {f.name:<{label}}{lines[0] if lines else ''}")
             out += [indent + line for line in lines[1:]]
     out += [
@@ -128,7 +124,7 @@ def render_doctor(
         "memprof works here." if diagnosis.works else "memprof does not work here: see `fail`.",
     ]
     text = "\n".join(line.rstrip() for line in out) + "\n"
-    return text.encode("ascii", "backslashreplace").decode() if ascii_only else text
+    return text.encode("ascii", "backslashreplace").decode() if style.ascii_only else text
 
 
 def _probe(name: str, probe: Callable[[], tuple[Status, str] | tuple[Status, str, str]]) -> Finding:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -259,8 +260,8 @@ def report(*, top: int = 10, file: TextIO | None = None) -> None:
 
 def _print(profile: Profile, top: int, file: TextIO | None) -> None:
     out = file if file is not None else sys.stdout
-    style = style_of(out)
-    text = render_text(summarize(profile), top=top, **style)
+    style = replace(style_of(out), top=top)
+    text = render_text(summarize(profile), style)
     if profile.tracker is not None:
-        text += "\n" + render_tracker_record(profile.tracker, top=top, **style)
+        text += "\n" + render_tracker_record(profile.tracker, style)
     out.write(printable(text, out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 
 import click
 
@@ -66,7 +67,8 @@ def diff(
     if as_json:
         print_json(found)
     else:
-        print_text(render_diff(found, top=top, exact=exact, **style_of(sys.stdout)))
+        style = replace(style_of(sys.stdout), top=top, exact=exact)
+        print_text(render_diff(found, style))
     if limit is not None:
         _check(found, *limit)
 

@@ -23,6 +23,6 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(diagnosis)
     else:
-        print_text(render_doctor(diagnosis, **style_of(sys.stdout)))
+        print_text(render_doctor(diagnosis, style_of(sys.stdout)))
     if not diagnosis.works:
         raise SystemExit(1)

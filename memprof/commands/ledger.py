@@ -16,4 +16,4 @@ from ._common import file_argument, print_text, read
 @file_argument
 def ledger(file: str) -> None:
     """Print what memprof did, declined and gave up on, and why, in order of time."""
-    print_text(render_ledger(read(file), **style_of(sys.stdout)))
+    print_text(render_ledger(read(file), style_of(sys.stdout)))

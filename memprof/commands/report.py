@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import click
 
@@ -62,15 +63,15 @@ def report(
     if as_json:
         print_json(summary)
         return
-    style = style_of(sys.stdout)
+    style = replace(style_of(sys.stdout), top=top, exact=exact)
     profile = profiles[0]
     tracker = profile.tracker
     if tracker is None or profile.graphs:
-        print_text(render_text(summary, top=top, exact=exact, **style))
+        print_text(render_text(summary, style))
     if tracker is not None:
         if profile.graphs:
             print_text("\n")
-        print_text(render_tracker_record(tracker, top=top, exact=exact, **style))
+        print_text(render_tracker_record(tracker, style))
 
 
 def _compare(
@@ -83,7 +84,8 @@ def _compare(
     if as_json:
         print_json(ranks)
     else:
-        print_text(render_ranks(ranks, top=top, exact=exact, **style_of(sys.stdout)))
+        style = replace(style_of(sys.stdout), top=top, exact=exact)
+        print_text(render_ranks(ranks, style))
 
 
 def _write_page(profiles: list[Profile], path: str, device: str | None, file: str) -> None:

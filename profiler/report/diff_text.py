@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ..diff import ProfileDiff, Quantity
-from .page import Page
+from .page import PLAIN, Page, Style
 
 __all__ = ["render_diff"]
 
@@ -17,30 +17,22 @@ _TITLES = {
 }
 
 
-def render_diff(
-    diff: ProfileDiff,
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-    ascii_only: bool = False,
-    exact: bool = False,
-) -> str:
-    """The comparison as text; arguments as for ``render_text``."""
-    page = Page(width, color, ascii_only, exact, max(top, 1))
+def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
+    """The comparison as text."""
+    page = Page(style)
     before, after = diff.devices
     page.line(f"Memory on {before}" if before == after else f"Memory on {before} → {after}", "bold")
     page.line()
     table = page.table("", ">before", ">after", ">change", ">")
     for q in diff.quantities:
-        style = "red" if q.change > 0 else "green" if q.change < 0 else ""
+        color = "red" if q.change > 0 else "green" if q.change < 0 else ""
         table.add_row(
             _TITLES[q.name],
             page.bytes(q.before),
             page.bytes(q.after),
             signed(page, q.change),
             percent(q),
-            style=style,
+            style=color,
         )
     page.show(table)
     for q in diff.quantities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.cells import cell_len
@@ -14,9 +15,11 @@ from rich.text import Text
 from ..model import SourceFrame
 from .format import fit_path, format_bytes, shorten_path
 
-__all__ = ["DEFAULT_WIDTH", "Page"]
+__all__ = ["DEFAULT_WIDTH", "PLAIN", "Page", "Style"]
 
 DEFAULT_WIDTH = 100
+"""Characters a line where nobody says."""
+
 _MIN_WIDTH = 80
 _MIN_WIDTH_EXACT = 100
 _MIN_COLUMN = 12
@@ -25,23 +28,44 @@ _ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _ASCII = str.maketrans({"…": "~", "·": "|"})
 
 
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a text should look.
+
+    Attributes:
+        top: rows in each table, at least 1; the rest is added up in one more row.
+        width: characters a line, at least 80 (100 with ``exact``): less is taken as that.
+        color: with ANSI escape sequences.
+        ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
+        exact: bytes with all digits.
+    """
+
+    top: int = 10
+    width: int = DEFAULT_WIDTH
+    color: bool = False
+    ascii_only: bool = False
+    exact: bool = False
+
+
+PLAIN = Style()
+"""For what is no terminal: 100 characters a line, no colour."""
+
+
 class Page:
     """Text under construction."""
 
-    def __init__(
-        self, width: int | None, color: bool, ascii_only: bool, exact: bool, top: int
-    ) -> None:
-        self.width = max(width or DEFAULT_WIDTH, _MIN_WIDTH_EXACT if exact else _MIN_WIDTH)
-        self.exact = exact
-        self.top = top
-        self._ascii = ascii_only
-        self._box = _ASCII_BOX if ascii_only else SIMPLE_HEAD
+    def __init__(self, style: Style) -> None:
+        self.width = max(style.width, _MIN_WIDTH_EXACT if style.exact else _MIN_WIDTH)
+        self.exact = style.exact
+        self.top = max(style.top, 1)
+        self._ascii = style.ascii_only
+        self._box = _ASCII_BOX if style.ascii_only else SIMPLE_HEAD
         self._out = io.StringIO()
         self._console = Console(
             file=self._out,
             width=self.width,
-            force_terminal=color,
-            color_system="standard" if color else None,
+            force_terminal=style.color,
+            color_system="standard" if style.color else None,
             highlight=False,
             markup=False,
             emoji=False,

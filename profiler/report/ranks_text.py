@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from ..ranks import Imbalance, RankSummary
 from .format import format_ns
-from .page import Page
+from .page import PLAIN, Page, Style
 
 __all__ = ["render_ranks"]
 
 
-def render_ranks(
-    summary: RankSummary,
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-    ascii_only: bool = False,
-    exact: bool = False,
-) -> str:
-    """The comparison as text; arguments as for ``render_text``."""
-    page = Page(width, color, ascii_only, exact, max(top, 1))
+def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:
+    """The comparison as text."""
+    page = Page(style)
     page.line(f"{len(summary.rows)} of {summary.world_size} ranks", "bold")
     for warning in summary.warnings:
         page.line(f"  {warning}", "yellow")

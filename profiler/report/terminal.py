@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TextIO, TypedDict
+from typing import TextIO
 
-from .text import DEFAULT_WIDTH
+from .page import DEFAULT_WIDTH, Style
 
-__all__ = ["Style", "printable", "style_of"]
-
-
-class Style(TypedDict):
-    """Keyword arguments of ``render_text`` and ``render_ledger``."""
-
-    width: int
-    color: bool
-    ascii_only: bool
+__all__ = ["printable", "style_of"]
 
 
 def style_of(out: TextIO) -> Style:

@@ -11,11 +11,11 @@ from rich.text import Text
 from ..attribution import Breakdown, ModuleNode, Share, View
 from ..model import Profile
 from .format import format_bytes, format_ns, format_share
-from .page import DEFAULT_WIDTH, Page
+from .page import PLAIN, Page, Style
 from .parts_text import render_advice, render_dataflow, render_process
 from .summary import Reason, Summary
 
-__all__ = ["DEFAULT_WIDTH", "render_ledger", "render_text"]
+__all__ = ["render_ledger", "render_text"]
 
 
 _VIEW_TITLES = {
@@ -27,26 +27,9 @@ _VIEW_TITLES = {
 }
 
 
-def render_text(
-    summary: Summary,
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-    ascii_only: bool = False,
-    exact: bool = False,
-) -> str:
-    """A report as text, ending in a newline.
-
-    Args:
-        summary: what to say.
-        top: rows in each table; the rest is added up in one more row.
-        width: characters a line, by default 100, at least 80 (100 with ``exact``).
-        color: with ANSI escape sequences.
-        ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
-        exact: bytes with all digits.
-    """
-    page = Page(width, color, ascii_only, exact, max(top, 1))
+def render_text(summary: Summary, style: Style = PLAIN) -> str:
+    """A report as text, ending in a newline."""
+    page = Page(style)
     _header(page, summary)
     if summary.peak is not None:
         _category(page, summary.views[View.CATEGORY])
@@ -63,15 +46,9 @@ def render_text(
     return page.text()
 
 
-def render_ledger(
-    profile: Profile,
-    *,
-    width: int | None = None,
-    color: bool = False,
-    ascii_only: bool = False,
-) -> str:
-    """The ledger of a profile as text, one row an entry, times in UTC."""
-    page = Page(width, color, ascii_only, False, 0)
+def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
+    """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC."""
+    page = Page(style)
     if not profile.ledger:
         page.line("The ledger is empty: nothing was compiled.")
         return page.text()

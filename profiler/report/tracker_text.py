@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..model import MemorySnapshot, RunState, SnapshotKind, TrackerRecord
 from .format import format_ns, format_share
-from .page import Page
+from .page import PLAIN, Page, Style
 
 __all__ = ["render_tracker_record"]
 
@@ -22,17 +22,9 @@ _STATES = {
 }
 
 
-def render_tracker_record(
-    record: TrackerRecord,
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-    ascii_only: bool = False,
-    exact: bool = False,
-) -> str:
-    """A tracker's record as text, ending in a newline; the arguments are ``render_text``'s."""
-    page = Page(width, color, ascii_only, exact, max(top, 1))
+def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
+    """A tracker's record as text, ending in a newline."""
+    page = Page(style)
     _header(page, record)
     _memory(page, record)
     _largest(page, record)

@@ -16,7 +16,7 @@ from profile_builder import MIB, training
 from memprof.cli import main
 from memprof.profiler.file import encode_profile, profile_schema, write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report import Style, render_text, summarize
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -92,12 +92,12 @@ def test_report(path: str) -> None:
 def test_report_options(path: str) -> None:
     result = invoke("report", path, "--top", "2", "--bytes", "--device", "cpu")
     assert result.exit_code == 0
-    assert result.output == render_text(summarize(training()), top=2, exact=True)
+    assert result.output == render_text(summarize(training()), Style(top=2, exact=True))
 
 
 def test_report_takes_the_width_of_the_environment(path: str) -> None:
     result = invoke("report", path, env={"COLUMNS": "80"})
-    assert result.output == render_text(summarize(training()), width=80)
+    assert result.output == render_text(summarize(training()), Style(width=80))
     for strange in ("", "wide", "0", "-3"):
         assert invoke("report", path, env={"COLUMNS": strange}).exit_code == 0
 
@@ -213,7 +213,7 @@ def test_as_a_module(path: str) -> None:
 def test_locale_without_utf8(path: str, encoding: str) -> None:
     done = process("report", path, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode("ascii") == render_text(summarize(training()), ascii_only=True)
+    assert done.stdout.decode("ascii") == render_text(summarize(training()), Style(ascii_only=True))
 
 
 def test_reader_that_stops_early(path: str) -> None:

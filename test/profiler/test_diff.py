@@ -23,6 +23,7 @@ from memprof.profiler.model import (
     SourceFrame,
     TreeDetail,
 )
+from memprof.profiler.report import Style
 from memprof.profiler.report.diff_text import render_diff
 
 
@@ -155,7 +156,7 @@ class TestLook(TestCase):
     def test_text(self) -> None:
         diff = compare(training(), larger(training(), 4 * MIB))
         self.assertExpectedInline(
-            render_diff(diff, ascii_only=True),
+            render_diff(diff, Style(ascii_only=True)),
             """\
 Memory on cpu
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from memprof import doctor
 from memprof.cli import main
 from memprof.doctor import Diagnosis, Finding, Status, examine, render_doctor
+from memprof.profiler.report import Style
 
 pytest.importorskip("torch")
 
@@ -181,10 +182,10 @@ def test_look() -> None:
         [Finding("torch", Status.FAIL, "not installed", "pip install torch")],
         [Finding("CUDA graphs", Status.WARN, "no: " + "word " * 30)],
     )
-    text = render_doctor(diagnosis, width=80)
+    text = render_doctor(diagnosis, Style(width=80))
     assert text.splitlines()[:2] == [
         "This machine",
         "  fail  torch        not installed -> pip install torch",
     ]
     assert max(map(len, text.splitlines())) <= 80
-    assert "\x1b[31mfail" in render_doctor(diagnosis, color=True)
+    assert "\x1b[31mfail" in render_doctor(diagnosis, Style(color=True))

@@ -28,7 +28,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report import Style, render_text, summarize
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 
 
@@ -160,7 +160,7 @@ def test_rank_and_incompleteness_are_said_first() -> None:
 
 
 def test_data_flow_in_a_report() -> None:
-    text = render_text(summarize(everything()), exact=True)
+    text = render_text(summarize(everything()), Style(exact=True))
     at = text.index("Data flow on cpu, eager code included: peak 12 B, 10 ns into the ")
     rows = [line.split() for line in text[at:].splitlines()[3:6]]
     assert rows == [

@@ -16,6 +16,7 @@ from memprof.cli import main
 from memprof.profiler.file import read_profiles, write_profile
 from memprof.profiler.model import LedgerEntry, LedgerKind, Process, Profile
 from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.report import Style
 from memprof.profiler.report.ranks_text import render_ranks
 
 
@@ -112,7 +113,7 @@ def test_ranks_without_calls() -> None:
 class TestLook(TestCase):
     def test_text(self) -> None:
         self.assertExpectedInline(
-            render_ranks(compare_ranks(job()), ascii_only=True),
+            render_ranks(compare_ranks(job()), Style(ascii_only=True)),
             """\
 4 of 4 ranks
 

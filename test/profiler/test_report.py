@@ -12,7 +12,7 @@ from profile_builder import MIB, calls, node, training
 
 from memprof.profiler.attribution import View
 from memprof.profiler.model import LedgerEntry, LedgerKind, Profile, SourceFrame
-from memprof.profiler.report import render_ledger, render_text, summarize
+from memprof.profiler.report import Style, render_ledger, render_text, summarize
 from memprof.profiler.report.format import (
     fit_path,
     format_bytes,
@@ -45,7 +45,7 @@ class TestLook(TestCase):
     # expecttest writes ASCII only; what differs otherwise is in test_utf8 below.
 
     def test_training(self) -> None:
-        text = render_text(summarize(training()), ascii_only=True)
+        text = render_text(summarize(training()), Style(ascii_only=True))
         self.assertExpectedInline(
             text,
             """\
@@ -146,7 +146,9 @@ What to change
         )
 
     def test_trouble_narrow_ascii_exact(self) -> None:
-        text = render_text(summarize(troubled()), top=2, width=80, ascii_only=True, exact=True)
+        text = render_text(
+            summarize(troubled()), Style(top=2, width=80, ascii_only=True, exact=True)
+        )
         self.assertExpectedInline(
             text,
             """\
@@ -248,7 +250,8 @@ What to change
 
     def test_nothing_happened(self) -> None:
         text = render_text(
-            summarize(Profile(memprof="0.1.0", torch="2.13.0", python="3.11")), ascii_only=True
+            summarize(Profile(memprof="0.1.0", torch="2.13.0", python="3.11")),
+            Style(ascii_only=True),
         )
         self.assertExpectedInline(
             text,
@@ -284,7 +287,7 @@ What to change
 
     def test_ledger(self) -> None:
         self.assertExpectedInline(
-            render_ledger(troubled(), width=80, ascii_only=True),
+            render_ledger(troubled(), Style(width=80, ascii_only=True)),
             """\
 time (UTC)    what          graph          count  why
 ----------------------------------------------------------------------------
@@ -308,7 +311,9 @@ The ledger is empty: nothing was compiled.
 
 
 def test_utf8() -> None:
-    plain, ascii_only = (render_text(summarize(training()), ascii_only=a) for a in (False, True))
+    plain, ascii_only = (
+        render_text(summarize(training()), Style(ascii_only=a)) for a in (False, True)
+    )
     assert plain.startswith("memprof 0.1.0 · torch 2.13.0+cpu · Python 3.11.4\n")
     assert plain.replace("·", "|").replace("─", "-") == ascii_only
 
@@ -317,16 +322,17 @@ def test_utf8() -> None:
 
 
 @pytest.mark.parametrize("make", [training, troubled, Profile])
-@pytest.mark.parametrize("width", [None, 40, 80, 90, 100, 200])
+@pytest.mark.parametrize("width", [40, 80, 90, 100, 200])
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_every_line_fits(make: object, width: int | None, ascii_only: bool) -> None:
+def test_every_line_fits(make: object, width: int, ascii_only: bool) -> None:
     profile: Profile = make()  # type: ignore[operator]
+    style = Style(width=width, ascii_only=ascii_only)
     for text in (
-        render_text(summarize(profile), width=width, ascii_only=ascii_only),
-        render_ledger(profile, width=width, ascii_only=ascii_only),
+        render_text(summarize(profile), style),
+        render_ledger(profile, style),
     ):
         assert text.endswith("\n")
-        assert max(map(len, text.splitlines())) <= max(width or 100, 80)
+        assert max(map(len, text.splitlines())) <= max(width, 80)
         assert "\x1b" not in text
         assert text.isascii() or not ascii_only
         assert not re.search(r"[ \t]$", text, re.MULTILINE)
@@ -342,11 +348,11 @@ def test_long_names_cut_text_and_never_numbers(width: int) -> None:
     graph.nodes["mm"] = type(graph.nodes["mm"])(
         "mm", "aten." + "long_operator_name" * 10, stack=(frame,), module_path="layers.7." * 30
     )
-    text = render_text(summarize(profile), width=width, exact=width == 100)
+    text = render_text(summarize(profile), Style(width=width, exact=width == 100))
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     # THEN every number of a report with room for everything is still there, in full
-    wide = render_text(summarize(profile), width=5000, exact=width == 100)
+    wide = render_text(summarize(profile), Style(width=5000, exact=width == 100))
     for number in re.findall(r"[\d,.]+ (?:B|KiB|MiB|%|us)", wide):
         assert number in text
     assert "model.py:123" in text
@@ -360,7 +366,7 @@ def test_unicode_in_the_profile_survives_ascii() -> None:
     old = profile.graphs[0].nodes["mm"]
     profile.graphs[0].nodes["mm"] = type(old)("mm", old.target, stack=(frame,), module_path="Ω")
     assert "modèle.py" in render_text(summarize(profile))
-    text = render_text(summarize(profile), ascii_only=True)
+    text = render_text(summarize(profile), Style(ascii_only=True))
     assert text.isascii()
     assert "mod\\xe8le.py" in text
 
@@ -377,7 +383,7 @@ def test_brackets_are_not_markup() -> None:
 
 
 def test_colour_only_where_asked() -> None:
-    text = render_text(summarize(troubled()), color=True)
+    text = render_text(summarize(troubled()), Style(color=True))
     assert "\x1b[1m" in text
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     squeeze = re.compile(r"[ \t]+$", re.MULTILINE)
@@ -387,7 +393,7 @@ def test_colour_only_where_asked() -> None:
 @pytest.mark.parametrize("top", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("make", [training, troubled])
 def test_rows_of_each_table_add_up(make: object, top: int) -> None:
-    text = render_text(summarize(make()), top=top, exact=True)  # type: ignore[operator]
+    text = render_text(summarize(make()), Style(top=top, exact=True))  # type: ignore[operator]
     sections = re.split(r"\n\n(?=Live|Saved)", text)[1:]
     titles = []
     for section in sections:
@@ -485,12 +491,12 @@ def test_streams_get_what_they_can_show(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     plain = style_of(Stream(encoding))
-    assert plain == {"width": 100, "color": False, "ascii_only": ascii_only}
-    assert style_of(Stream(encoding, terminal=True))["color"]
+    assert plain == Style(width=100, ascii_only=ascii_only)
+    assert style_of(Stream(encoding, terminal=True)).color
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "83")
     terminal = style_of(Stream(encoding, terminal=True))
-    assert terminal == {"width": 83, "color": False, "ascii_only": ascii_only}
+    assert terminal == Style(width=83, ascii_only=ascii_only)
 
 
 def test_whatever_the_text_holds_can_be_written() -> None:

@@ -28,6 +28,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
+from memprof.profiler.report import Style
 from memprof.profiler.report.tracker_text import render_tracker_record
 from memprof.profiler.tracker.document import encode_document
 
@@ -120,7 +121,7 @@ class TestReport(TestCase):
 
     def test_text(self) -> None:
         self.assertExpectedInline(
-            render_tracker_record(full(), top=4),
+            render_tracker_record(full(), Style(top=4)),
             """\
 Memory tracker · process 42 on node-3 · train.py --fast
 memprof 0.1.0 · torch 2.13.0 · Python 3.11.7
@@ -189,6 +190,6 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
 
 
 def test_ascii_and_narrow() -> None:
-    text = render_tracker_record(full(), ascii_only=True, width=80)
+    text = render_tracker_record(full(), Style(ascii_only=True, width=80))
     assert text.isascii()
-    assert render_tracker_record(full(), color=True) != render_tracker_record(full())
+    assert render_tracker_record(full(), Style(color=True)) != render_tracker_record(full())

@@ -24,7 +24,8 @@ from . import _torch_compat
 from .captured_io import FORWARDS, CapturedGraph, Forward
 from .graphs import GraphsStage
 from .metadata.codec import to_builtins
-from .metadata.compile_state import CompileConfig, CompileState
+from .metadata.compile_config import CompileConfig
+from .metadata.compile_state import CompileState
 from .metadata.dynamo_input import DynamoInput
 from .metadata.from_aot import view_and_mutation_meta
 from .metadata.graph_io import ForwardDescription, describe_graph

@@ -10,7 +10,7 @@ Where to look:
 * ``graph_io.py``: from these, the role and category of each graph input and output;
   ``graph_value.py`` and ``graph_signature.py`` are its two halves;
 * ``signature.py``: signatures, also in the calling convention of export;
-* ``compile_state.py``, ``stage.py``: what is passed from stage to stage, and how stages
-  compose;
+* ``compile_config.py``, ``compile_state.py``, ``stage.py``: the settings of a compilation, what
+  is passed from stage to stage, and how stages compose;
 * ``codec.py``: JSON.
 """

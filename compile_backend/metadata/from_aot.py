@@ -24,7 +24,7 @@ import torch
 
 from memprof.compile_backend import _torch_compat as compat
 
-from .compile_state import CompileConfig
+from .compile_config import CompileConfig
 from .descriptor import Descriptor, DescriptorKind
 from .input_alias import InputAliasInfo
 from .memory_format import MemoryFormatMeta

@@ -16,11 +16,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend.metadata import codec, from_aot
-from memprof.compile_backend.metadata.compile_state import (
-    CompileConfig,
-    CompileConfigError,
-    CompileState,
-)
+from memprof.compile_backend.metadata.compile_config import CompileConfig, CompileConfigError
+from memprof.compile_backend.metadata.compile_state import CompileState
 from memprof.compile_backend.metadata.graph_io import GraphIO
 from memprof.compile_backend.metadata.output_alias import OutputType
 from memprof.compile_backend.metadata.signature import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.metadata.compile_state import CompileConfig, CompileState
+from memprof.compile_backend.metadata.compile_config import CompileConfig
+from memprof.compile_backend.metadata.compile_state import CompileState
 from memprof.compile_backend.metadata.stage import CompileStage, compile_through
 from memprof.profiler.model import GraphKind
 

@@ -1,4 +1,4 @@
-"""What every test stands on: tiers, one private compiler cache, a clean Dynamo before each test.
+"""What every test stands on: tiers, one private compiler cache, a clean slate before each test.
 
 Note [Parallel tests]
 ~~~~~~~~~~~~~~~~~~~~~
@@ -75,7 +75,11 @@ def _real_or_rehearsed(simulated: bool) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _clean_dynamo() -> None:
-    """No test sees another's compiled code; tests without torch do not import it for this."""
+def _clean_slate() -> None:
+    """No test sees another's compiled code or settings; those without torch do not import it
+    for this."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
+    if "memprof.cudagraph_trees.settings" in sys.modules:
+        trees = sys.modules["memprof.cudagraph_trees.settings"]
+        trees.restore_settings(trees.TreeSettings())

@@ -40,7 +40,7 @@ class GraphedFunction:
         keys: number of combinations of integer inputs.
         warm_ups, recordings, replays, skips: how often; recordings include re-recordings.
         rerecordings: recordings where others exist at the same place and none fitted.
-        marginal_bytes: by which recording it made the pool grow, all recordings together.
+        marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.
         reasons: what did not go the straight way, most frequent first.
     """
 
@@ -85,9 +85,24 @@ def _function(
         rerecordings=counts[LedgerKind.RERECORD],
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
-        marginal_bytes=sum(tree.marginal for e, tree in entries if e.kind in recorded),
+        marginal_bytes=sum(pool_growth(e) for e, _ in entries),
         reasons=tuple(TreeReason(k, r, n) for (k, r), n in reasons.most_common()),
     )
+
+
+def pool_growth(entry: LedgerEntry) -> int:
+    """Bytes by which the warm-up or recording of an entry made the pool grow, 0 for others.
+
+    A recording of sizes that were warmed up just before often finds all it needs in what the
+    warm-up left, so without the warm-ups a pool would seem to come from nowhere.
+    """
+    tree = entry.tree
+    if tree is None:
+        return 0
+    if entry.kind is LedgerKind.WARM_UP and tree.pool_before >= 0:
+        return max(tree.pool_after - tree.pool_before, 0)
+    recorded = entry.kind in (LedgerKind.RECORD, LedgerKind.RERECORD)
+    return tree.marginal if recorded else 0
 
 
 def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..attribution import Breakdown, ModuleNode, Share, View
-from ..model import Profile
+from ..model import LedgerEntry, Profile
+from ..trees import pool_growth
 from .format import format_bytes, format_ns, format_share
 from .page import PLAIN, Page, Style
 from .parts_text import render_advice, render_dataflow, render_process
@@ -61,10 +62,19 @@ def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
             e.kind.value.replace("_", " "),
             Text(labels[e.graph] if e.graph is not None else e.tree.function if e.tree else "-"),
             f"{e.count:,}",
-            Text(e.reason),
+            Text(_why(e)),
         )
     page.show(table)
     return page.text()
+
+
+def _why(entry: LedgerEntry) -> str:
+    said = [entry.reason]
+    if entry.tree is not None and entry.tree.key:
+        said.append(f"sizes {', '.join(map(str, entry.tree.key))}")
+    if grown := pool_growth(entry):
+        said.append(f"the pool grew by {format_bytes(grown)}")
+    return "; ".join(said)
 
 
 def _header(page: Page, s: Summary) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from expecttest import TestCase
 from profile_builder import MIB, calls, node, training
 
 from memprof.profiler.attribution import View
-from memprof.profiler.model import LedgerEntry, LedgerKind, Profile, SourceFrame
+from memprof.profiler.model import LedgerEntry, LedgerKind, Profile, SourceFrame, TreeDetail
 from memprof.profiler.report import Style, render_ledger, render_text, summarize
 from memprof.profiler.report.format import (
     fit_path,
@@ -308,6 +309,31 @@ time (UTC)    what          graph          count  why
 The ledger is empty: nothing was compiled.
 """,
         )
+
+
+def test_a_pool_that_warm_ups_made_is_theirs() -> None:
+    def entry(kind: LedgerKind, reason: str, **detail: Any) -> LedgerEntry:
+        return LedgerEntry(0, kind, None, reason, 1, TreeDetail("cuda:0", "0/0 forward", **detail))
+
+    # GIVEN recordings that find all they need in what the warm-up of their sizes left
+    mib = 2**20
+    profile = Profile(
+        ledger=[
+            entry(LedgerKind.WARM_UP, "first run", key=(8,), pool_before=0, pool_after=34 * mib),
+            entry(LedgerKind.RECORD, "first recording", key=(8,), pool_after=34 * mib),
+            entry(LedgerKind.RECORD, "first recording", key=(9,), marginal=2 * mib),
+            entry(LedgerKind.REPLAY, "replayed", key=(9,), marginal=2 * mib),
+        ]
+    )
+    # THEN the table's column adds up to the pool, and the ledger says which sizes it went to
+    assert [f.marginal_bytes for f in summarize(profile).trees] == [36 * mib]
+    why = [line.partition("1  ")[2] for line in render_ledger(profile).splitlines()[2:]]
+    assert why == [
+        "first run; sizes 8; the pool grew by 34.0 MiB",
+        "first recording; sizes 8",
+        "first recording; sizes 9; the pool grew by 2.00 MiB",
+        "replayed; sizes 9",
+    ]
 
 
 def test_utf8() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .model import LedgerEntry, LedgerKind, TreeDetail
+from .model import GraphRecord, LedgerEntry, LedgerKind, TreeDetail
 
 _EXPLAINED = (
     LedgerKind.RERECORD,
@@ -19,6 +20,9 @@ _EXPLAINED = (
     LedgerKind.TREE_FAILURE,
 )
 """Kinds whose reasons a person wants to read: everything but the way it should go."""
+
+_SHOWN = 5
+"""How many inputs that moved a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +60,51 @@ class GraphedFunction:
     reasons: tuple[TreeReason, ...]
 
 
-def graphed_functions(ledger: Iterable[LedgerEntry]) -> list[GraphedFunction]:
-    """The functions that the ledger's entries of trees are about, largest pool cost first."""
+def moved_inputs(reason: str) -> list[str]:
+    """Names of the inputs that a reason for another recording says have moved."""
+    return re.findall(r"^input name: (\S+?)\. data pointer changed", reason, re.MULTILINE)
+
+
+def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
+    """Why, on one line: inputs that moved by the user's names for them, without addresses."""
+    what, _, rest = entry.reason.partition("\n")
+    if not (names := moved_inputs(rest)):
+        return entry.reason
+    fqns = {v.name: v.fqn for v in graph.inputs} if graph else {}
+    shown = [fqns.get(name) or name for name in names]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"{what.rstrip('.')}: {', '.join(shown[:_SHOWN])}{more}"
+
+
+def graphed_functions(
+    ledger: Iterable[LedgerEntry], graphs: Iterable[GraphRecord] = ()
+) -> list[GraphedFunction]:
+    """The functions that the ledger's entries of trees are about, largest pool cost first.
+
+    ``graphs`` give inputs that moved the names that users have for them.
+    """
+    by_id = {g.id: g for g in graphs}
     grouped: dict[tuple[str, str], list[tuple[LedgerEntry, TreeDetail]]] = {}
     for e in ledger:
         if e.tree is not None:
             grouped.setdefault((e.tree.device, e.tree.function), []).append((e, e.tree))
-    found = [_function(*where, entries) for where, entries in grouped.items()]
+    found = [_function(*where, entries, by_id) for where, entries in grouped.items()]
     return sorted(found, key=lambda f: (f.device, -f.marginal_bytes, f.function))
 
 
 def _function(
-    device: str, function: str, entries: list[tuple[LedgerEntry, TreeDetail]]
+    device: str,
+    function: str,
+    entries: list[tuple[LedgerEntry, TreeDetail]],
+    graphs: dict[int, GraphRecord],
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
     reasons: Counter[tuple[LedgerKind, str]] = Counter()
     for e, _ in entries:
         counts[e.kind] += e.count
         if e.kind in _EXPLAINED:
-            reasons[e.kind, e.reason] += e.count
+            graph = graphs.get(e.graph) if e.graph is not None else None
+            reasons[e.kind, short_reason(e, graph)] += e.count
     recorded = (LedgerKind.RECORD, LedgerKind.RERECORD)
     return GraphedFunction(
         device,

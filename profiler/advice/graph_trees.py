@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role, Storage, TreeDetail
-from ..trees import pool_bytes
+from ..trees import moved_inputs, pool_bytes
 from .finding import (
     MIN_BYTES,
     MIN_SHARE,
@@ -166,7 +166,7 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
         graph = graphs.get(id) if id is not None else None
         counts: Counter[str] = Counter()
         for e, _ in entries:
-            for name in re.findall(r"input name: (\S+?)\. ", e.reason) or [""]:
+            for name in moved_inputs(e.reason) or [""]:
                 counts[name] += e.count
         evidence = [_moving_input(graph, function, name, n) for name, n in counts.items()]
         # Recordings at one place share the pool's memory, so what they add to it can be little:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..attribution import Breakdown, ModuleNode, Share, View
-from ..model import LedgerEntry, Profile
-from ..trees import pool_growth
+from ..model import GraphRecord, LedgerEntry, Profile
+from ..trees import pool_growth, short_reason
 from .format import format_bytes, format_ns, format_share
 from .page import PLAIN, Page, Style
 from .parts_text import render_advice, render_dataflow, render_process
@@ -53,23 +53,24 @@ def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
     if not profile.ledger:
         page.line("The ledger is empty: nothing was compiled.")
         return page.text()
-    labels = {g.id: g.label for g in profile.graphs}
+    graphs = {g.id: g for g in profile.graphs}
     table = page.table("time (UTC)", "what", "graph", ">count", "why", fold=True)
     for e in profile.ledger:
+        graph = graphs[e.graph] if e.graph is not None else None
         time = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
         table.add_row(
             time.strftime("%H:%M:%S.%f")[:-3],
             e.kind.value.replace("_", " "),
-            Text(labels[e.graph] if e.graph is not None else e.tree.function if e.tree else "-"),
+            Text(graph.label if graph else e.tree.function if e.tree else "-"),
             f"{e.count:,}",
-            Text(_why(e)),
+            Text(_why(e, graph)),
         )
     page.show(table)
     return page.text()
 
 
-def _why(entry: LedgerEntry) -> str:
-    said = [entry.reason]
+def _why(entry: LedgerEntry, graph: GraphRecord | None) -> str:
+    said = [short_reason(entry, graph)]
     if entry.tree is not None and entry.tree.key:
         said.append(f"sizes {', '.join(map(str, entry.tree.key))}")
     if grown := pool_growth(entry):

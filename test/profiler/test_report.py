@@ -336,6 +336,30 @@ def test_a_pool_that_warm_ups_made_is_theirs() -> None:
     ]
 
 
+def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
+    # GIVEN an input of the graph that moved twice, beside others that are not known
+    def moved(to: int, *names: str) -> LedgerEntry:
+        lines = [
+            f"input name: {n}. data pointer changed from 1 to {to}. input stack trace: None"
+            for n in names
+        ]
+        reason = "\n".join(["static input data pointer changed.", *lines])
+        tree = TreeDetail("cuda:0", "0/0 forward")
+        return LedgerEntry(0, LedgerKind.RERECORD, 0, reason, 1, tree)
+
+    profile = training()
+    many = [f"x{i}" for i in range(7)]
+    profile.ledger = [moved(2, "primals_1"), moved(3, "primals_1"), moved(2, *many)]
+    # THEN one line says so, without addresses
+    (function,) = summarize(profile).trees
+    told = [(r.count, r.reason) for r in function.reasons]
+    assert told == [
+        (2, "static input data pointer changed: l1.weight"),
+        (1, "static input data pointer changed: x0, x1, x2, x3, x4 and 2 more"),
+    ]
+    assert told[0][1] in render_ledger(profile)
+
+
 def test_utf8() -> None:
     plain, ascii_only = (
         render_text(summarize(training()), Style(ascii_only=a)) for a in (False, True)

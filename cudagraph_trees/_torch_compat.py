@@ -204,20 +204,17 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def memory_snapshot(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    """Segments of the caching allocator, of one pool or all.
+def memory_snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """The caching allocator's segments of one pool.
 
-    Torch 2.12 and later can look at one pool, and leave out the history of allocations. Before,
-    asking for a pool drops references to the numbers of its handle that were not given,
-    until the interpreter crashes.
+    Torch before 2.15 drops a reference to each thing in the tuple that it
+    was not given, until the interpreter crashes: they are given here.
     """
-    if pool is None or torch_version() < (2, 12):
-        segments = _C._cuda_memorySnapshot(None)["segments"]
-    else:
-        segments = _C._cuda_memorySnapshot((*pool, False))["segments"]
-    if pool is None:
-        return segments  # type: ignore[no-any-return]
-    return [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
+    which = (*pool, False)  # without the history of allocations
+    if torch_version() < (2, 15):
+        for x in which:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+    return _C._cuda_memorySnapshot(which)["segments"]  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,6 +77,17 @@ class TreeManagerContainer:
                     make_device(self.device), current_settings()
                 )
             return self.tree_manager
+
+    @contextmanager
+    def in_use(self) -> Iterator[CUDAGraphTreeManager]:
+        """The manager, which stays within the block even if the last function dies there."""
+        with capture_lock, self.lock:
+            manager = self.get_tree_manager()
+            self.live_cudagraphify_fns += 1
+        try:
+            yield manager
+        finally:
+            self.finalize_cudagraphify_fn()
 
     def add_strong_reference(self, function: Callable[..., Any]) -> None:
         """The manager stays for as long as ``function`` does."""

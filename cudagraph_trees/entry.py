@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.model import LedgerKind
+
 from . import _torch_compat as compat
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
-from .function import CompilationMode
+from .function import CompilationMode, Function, FunctionID
 
 Runner = Callable[[list[Input]], "list[Output]"]
 
@@ -36,6 +38,8 @@ class GraphedFunction:
         self.model = model
         self._static = static_input_idxs
         self._options = options
+        # The code was compiled for inputs like these; later ones may be aligned otherwise.
+        self._checked = set(compat.alignment_checked_inputs(inputs, static_input_idxs))
         ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
         self._ints = ints
         self._get_ints: Callable[[list[Input]], Any] | None = (
@@ -57,11 +61,12 @@ class GraphedFunction:
         config = compat.triton_config
         sizes = config.cudagraph_capture_sizes
         if key is not None and sizes is not None and key not in sizes:
-            return self._plainly(inputs)
+            return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")
         runners = self._of_family(family())
         limit = config.cudagraph_dynamic_shape_rerecord_limit
         if limit is not None and len(runners) >= limit:
-            return self._plainly(inputs)
+            why = f"it has graphs for {limit} sizes, cudagraph_dynamic_shape_rerecord_limit"
+            return self._plainly(inputs, why)
         if not self._warned:
             self._warned = compat.warn_many_shapes(runners, key)
         try:
@@ -69,15 +74,15 @@ class GraphedFunction:
         except Exception as e:
             # Making a pool takes memory and a capture; without one there are no graphs yet.
             compat.log.warning("no pool for CUDA graphs: %s: %s", type(e).__name__, str(e))
-            return self._plainly(inputs)
-        checked = tuple(compat.alignment_checked_inputs(inputs, self._static))
+            return self._plainly(inputs, "there is no pool")
+        checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
         static = tuple(compat.aligned_static_inputs(inputs, self._static))
-        compat.align_inputs(inputs, checked)
+        compat.align_inputs(inputs, sorted(checked))
         runner, out = cudagraphify(
             self.model,
             inputs,
             static,
-            alignment_checked=checked,
+            alignment_checked=sorted(checked),
             key=tuple(inputs[i] for i in self._ints),
             **self._options,
         )
@@ -91,12 +96,41 @@ class GraphedFunction:
             weakref.finalize(of, _forget_family, weakref.ref(self), id(of)).atexit = False
         return runners
 
-    def _plainly(self, inputs: list[Input]) -> list[Output]:
-        if self._options.get("is_backward"):
-            manager = get_manager(self._options["device_index"], create_if_none_exists=False)
-            if manager is not None:
+    def _plainly(self, inputs: list[Input], reason: str) -> list[Output]:
+        """Without a graph; a manager that there is hears of it."""
+        options = self._options
+        manager = get_manager(options["device_index"], create_if_none_exists=False)
+        if manager is not None:
+            if options.get("is_backward"):
                 manager.set_to_running_backward()
-        return list(self.model(inputs))
+            manager.note(LedgerKind.SKIP, self._unwrapped(inputs), reason)
+        # What torch's trees leave out.
+        mutated = options.get("mutated_input_idxs", ())
+        model = compat.with_aligned_inputs(self.model, sorted(self._checked), mutated)
+        return list(model(inputs))
+
+    def _unwrapped(self, inputs: list[Input]) -> Function:
+        """What the ledger knows sizes by that have no graph."""
+        options = self._options
+        mode = _mode(options["is_backward"], options["is_inference"])
+        compile_id = options.get("compile_id")
+        return Function(
+            FunctionID(-1),
+            self.model,
+            mode,
+            compile_id=compile_id,
+            key=tuple(inputs[i] for i in self._ints),
+            record=options.get("record"),
+            label="" if compile_id else f"{mode.name.lower()} function",
+        )
+
+
+def _mode(is_backward: bool, is_inference: bool) -> CompilationMode:
+    if is_backward and is_inference:
+        raise ValueError("a graph is a backward or an inference graph, not both")
+    if is_backward:
+        return CompilationMode.BACKWARD
+    return CompilationMode.INFERENCE if is_inference else CompilationMode.FORWARD
 
 
 def _forget_family(function: weakref.ref[GraphedFunction], id: int) -> None:
@@ -175,33 +209,28 @@ def cudagraphify(
     Raises:
         ValueError: it cannot be a backward and an inference graph.
     """
-    if is_backward and is_inference:
-        raise ValueError("a graph is a backward or an inference graph, not both")
-    mode = CompilationMode.FORWARD
-    if is_backward:
-        mode = CompilationMode.BACKWARD
-    elif is_inference:
-        mode = CompilationMode.INFERENCE
+    mode = _mode(is_backward, is_inference)
     container = get_container(device_index)
-    runner, out = container.get_tree_manager().add_function(
-        model,
-        inputs,
-        static_input_idxs,
-        stack_traces,
-        mode,
-        constants,
-        placeholders,
-        mutated_input_idxs,
-        user_outputs=(frozenset(user_visible_output_idxs) if user_visible_output_idxs else None),
-        kernel_free=kernel_free_cudagraph,
-        compile_id=compile_id,
-        key=key,
-        record=record,
-        partition=partition,
-        graph_inputs=graph_inputs,
-        graph_outputs=graph_outputs,
-        alignment_checked=alignment_checked,
-        clone_outputs=clone_outputs,
-    )
-    container.add_strong_reference(runner)
+    with container.in_use() as manager:
+        runner, out = manager.add_function(
+            model,
+            inputs,
+            static_input_idxs,
+            stack_traces,
+            mode,
+            constants,
+            placeholders,
+            mutated_input_idxs,
+            user_outputs=frozenset(user_visible_output_idxs) if user_visible_output_idxs else None,
+            kernel_free=kernel_free_cudagraph,
+            compile_id=compile_id,
+            key=key,
+            record=record,
+            partition=partition,
+            graph_inputs=graph_inputs,
+            graph_outputs=graph_outputs,
+            alignment_checked=alignment_checked,
+            clone_outputs=clone_outputs,
+        )
+        container.add_strong_reference(runner)
     return runner, out

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,15 +24,22 @@ MAX_ENTRIES = 10_000
 
 @dataclass(slots=True)
 class Measurement:
-    """What ``TreeLedger.measured`` found.
+    """Time and pool size from here to the ``TreeLedger.add`` that gets it.
 
     Attributes:
         start_ns: ``time.perf_counter_ns()`` at the beginning.
-        pool_before: reserved bytes then.
+        reserved: says how many bytes the pool has from the system.
+        pool_before: what it said at the beginning.
     """
 
     start_ns: int
+    reserved: Callable[[], int]
     pool_before: int
+
+    @staticmethod
+    def begin(reserved: Callable[[], int]) -> Measurement:
+        """Now."""
+        return Measurement(time.perf_counter_ns(), reserved, reserved())
 
 
 class TreeLedger:
@@ -45,14 +51,14 @@ class TreeLedger:
         sink: called with each new entry, None if nobody listens.
     """
 
-    def __init__(self, device: str, reserved_bytes: Callable[[], int]) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
         self.dropped = 0
         self.sink: Callable[[LedgerEntry], None] | None = None
-        self._reserved = reserved_bytes
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
         self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
-        self._lock = threading.Lock()
+        # A collector run inside the lock may shut the manager down, which writes here.
+        self._lock = threading.RLock()
 
     def add(
         self,
@@ -73,7 +79,7 @@ class TreeLedger:
         duration, before, after = 0, -1, -1
         if measured is not None:
             duration = time.perf_counter_ns() - measured.start_ns
-            before, after = measured.pool_before, self._reserved()
+            before, after = measured.pool_before, measured.reserved()
         with self._lock:
             known = self._entries.get(key)
             if known is not None:
@@ -110,11 +116,6 @@ class TreeLedger:
             self._entries[key] = entry
         if self.sink is not None:
             self.sink(entry)
-
-    @contextmanager
-    def measured(self) -> Iterator[Measurement]:
-        """Time and pool size from here to the ``add`` that gets the result."""
-        yield Measurement(time.perf_counter_ns(), self._reserved())
 
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep the count of a node that goes away."""

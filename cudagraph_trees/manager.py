@@ -74,7 +74,7 @@ class CUDAGraphTreeManager:
         self.settings = settings if settings is not None else current_settings()
         with capture_lock:
             self.pool = device.create_pool(self.settings.pool_initial)
-        self.ledger = TreeLedger(str(device.device), lambda: self.pool.reserved_bytes())
+        self.ledger = TreeLedger(str(device.device))
         history.remember(self)
         self.roots: dict[FunctionID, list[CUDAGraphNode]] = defaultdict(list)
         self.ids_to_funcs: dict[FunctionID, Function] = {}
@@ -330,9 +330,8 @@ class CUDAGraphTreeManager:
         return again
 
     def books_are_right(self) -> None:
-        """The allocator's books were restored; see Note [Failures]."""
-        if self._node is not None and self._state is _EXECUTION:
-            self._state = _RECORDING
+        """The allocator's books were restored after a replay; see Note [Failures]."""
+        self._state = _RECORDING
 
     def give_up(self, function: Function) -> None:
         """``function`` runs without a graph from now on."""

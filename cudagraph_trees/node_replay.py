@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from . import _torch_compat as compat
 from .hand_out import HandOut
 from .inputs import Copies, InputPlan
@@ -171,11 +173,20 @@ class Replay:
     def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
         """Inputs of a call that was called off after ``_release``.
 
-        Copied values are in the buffers, which the next recording may reuse: clones.
+        What nobody holds lies in memory that the next recording may reuse before it reads it:
+        that is copied, once a storage. Nothing was launched, so the bytes are still there.
         """
         out = list(inputs)
+        storages: dict[int, torch.UntypedStorage] = {}
         for i in self.plan.managed:
-            out[i] = self.pool.tensor_at(self.specs[i])
+            spec, where = self.specs[i], self.plan.live_outputs[i]
+            storage = storages.get(spec.address)
+            if storage is None and where is not None:
+                storage = compat.storage_from_weak(refs_at(self.path, [where])[0].pointer)
+            if storage is None:
+                storage = self.pool.tensor_at(spec).untyped_storage().clone()  # type: ignore[no-untyped-call]
+            storages[spec.address] = storage
+            out[i] = self.pool.tensor_at(spec, storage)
         for i in self.plan.copied:
             out[i] = self.buffers[i].clone()
         return out

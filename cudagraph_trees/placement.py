@@ -29,7 +29,8 @@ def keep(record: GraphRecord, placement: Placement) -> None:
     """Add ``placement`` to the record; the one that it replaces goes, then the oldest."""
     same = (placement.pool, placement.key, placement.node)
     kept = [p for p in record.placements if (p.pool, p.key, p.node) != same]
-    record.placements[:] = [*kept, placement][-MAX_PLACEMENTS:]
+    # A new list: profiles that were made before keep theirs.
+    record.placements = [*kept, placement][-MAX_PLACEMENTS:]
 
 
 def placed(

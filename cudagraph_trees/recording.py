@@ -6,7 +6,8 @@ A warm-up or a recording that raises must not cost the user's call. After it, th
 RECORDING if there is a path: the books were restored before the attempt, they are right
 and the outputs own their blocks, which is what RECORDING says. The call is made again
 through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
-error is the program's own and goes to the user.
+error is the program's own and goes to the user. So does at once what is no ``Exception``:
+an interrupt is not to be followed by another run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
 from .function import GraphID
+from .ledger import Measurement
 from .locks import capture_lock
 from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
 from .path_state import ExecutionState
 from .placement import keep, placement_of
-from .recovery import Attempt, Unrecoverable
+from .recovery import Attempt, Unrecoverable, let_go_of_frames
 
 if TYPE_CHECKING:
     from .device.protocol import Input, Output
@@ -36,7 +38,8 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
     Raises:
         Exception: the program's own, or see Note [Calling again after a failure].
     """
-    with capture_lock, manager.ledger.measured() as measured:
+    with capture_lock:
+        measured = Measurement.begin(manager.pool.reserved_bytes)
         restore_books(manager, function)
         compat.align_inputs(inputs, function.alignment_checked)
         parent = manager.current_node
@@ -49,9 +52,9 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         manager.active_warm_up = function
         try:
             out = node.run(inputs, manager.pool)
-        except Exception as e:
+        except BaseException as e:
             manager.warmed_up_functions.discard(function.id)
-            return _failed(manager, function, "warm-up", e, attempt)
+            return _failed(manager, function, inputs, "warm-up", e, attempt)
         finally:
             manager.active_warm_up = None
         attempt.succeeded()
@@ -82,11 +85,8 @@ def record(
     Raises:
         Exception: the program's own.
     """
-    with (
-        capture_lock,
-        compat.recording_callbacks(function.compile_id),
-        manager.ledger.measured() as measured,
-    ):
+    with capture_lock, compat.recording_callbacks(function.compile_id):
+        measured = Measurement.begin(manager.pool.reserved_bytes)
         restore_books(manager, function)
         parent = manager.current_node
         assert not isinstance(parent, CUDAWarmupNode)
@@ -109,8 +109,8 @@ def record(
                 # Who has a record wants to know, and it costs milliseconds, once.
                 learn_program=manager.settings.programs or function.record is not None,
             )
-        except Exception as e:
-            return _failed(manager, function, "recording", e, attempt)
+        except BaseException as e:
+            return _failed(manager, function, inputs, "recording", e, attempt)
         attempt.succeeded()
         again = manager.add_node(function, parent, node)
         manager.arrive(node, ExecutionState.RECORDING)
@@ -176,21 +176,30 @@ def restore_books(manager: CUDAGraphTreeManager, function: Function | None) -> N
     node.remove_path_cached_tensors()
     node.all_outputs_are_dead()
     node.restore_pool()
-    # From here on the state is as after a recording; see Note [Failures].
+    manager.books_are_right()
     manager.note(
         LedgerKind.CHECKPOINT, function, "the allocator's books were restored", node=node.id.id
     )
 
 
 def _failed(
-    manager: CUDAGraphTreeManager, function: Function, what: str, error: Exception, attempt: Attempt
+    manager: CUDAGraphTreeManager,
+    function: Function,
+    inputs: list[Input],
+    what: str,
+    error: BaseException,
+    attempt: Attempt,
 ) -> list[Output]:
     """See Note [Failures]."""
+    if not isinstance(error, Exception):
+        let_go_of_frames(error)
+        _replace_damaged_pool(manager)
+        raise error
     manager.failures[function] += 1
-    manager.books_are_right()
     reason = f"{what} failed: {type(error).__name__}: {error}"
     try:
-        inputs = attempt.inputs_again(error)
+        # The caller's list, which may be as full as it was, or not.
+        inputs[:] = attempt.inputs_again(error)
     except Unrecoverable as e:
         manager.note(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
         if hasattr(error, "add_note"):
@@ -211,8 +220,12 @@ def _failed(
         return run_plainly(manager, function, inputs, reason, note=False)
     finally:
         # Not before: inputs that died in the attempt lie in memory that the old pool gives back.
-        if manager.pool.damaged:
-            manager.start_over("a failed capture has spoilt the pool or the device's generator")
+        _replace_damaged_pool(manager)
+
+
+def _replace_damaged_pool(manager: CUDAGraphTreeManager) -> None:
+    if manager.pool.damaged:
+        manager.start_over("a failed capture has spoilt the pool or the device's generator")
 
 
 def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:

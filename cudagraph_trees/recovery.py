@@ -50,6 +50,15 @@ class Unrecoverable(Exception):
     """The call cannot be made again; the text says why."""
 
 
+def let_go_of_frames(error: BaseException) -> None:
+    """Frames of a failed run hold its tensors, and those hold blocks of the pool."""
+    e: BaseException | None = error
+    while e is not None:
+        traceback.clear_frames(e.__traceback__)
+        e = e.__context__
+    gc.collect()
+
+
 @dataclass(slots=True)
 class Attempt:
     """What it takes to make a call again.
@@ -143,12 +152,7 @@ class Attempt:
         Raises:
             Unrecoverable: that cannot be had.
         """
-        # Frames of the failed run hold its tensors, and those hold blocks of the pool.
-        e: BaseException | None = error
-        while e is not None:
-            traceback.clear_frames(e.__traceback__)
-            e = e.__context__
-        gc.collect()
+        let_go_of_frames(error)
         if self.pool is not None:
             for i, spec in self.in_pool.items():
                 self.inputs[i] = self.pool.tensor_at(spec)

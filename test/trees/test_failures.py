@@ -160,6 +160,63 @@ def test_the_programs_own_error_reaches_the_user() -> None:
             f([torch.ones(4, device="cuda")])
 
 
+def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
+    interrupt: list[int] = []
+    captures = []
+
+    def foo(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 3  # a block that the traceback holds
+        if interrupt:
+            captures.append(torch.cuda.is_current_stream_capturing())
+            raise KeyboardInterrupt(interrupt.pop())
+        return [y]
+
+    f = graphed(lambda x: [x + 1, x + 2], [torch.ones(4, device="cuda")])
+    g = graphed(foo, [torch.ones(4, device="cuda")])
+    with frozen():
+        kept = []
+        for i in range(10):
+            next_step()
+            # GIVEN outputs of a replay
+            a, b = f([torch.full((4,), float(i), device="cuda")])
+            # WHEN the program is interrupted below it, and its error is kept for a while
+            if i in (3, 4):
+                interrupt.append(i)
+                with pytest.raises(KeyboardInterrupt) as e:
+                    g([a])
+                kept.append(e)
+            # THEN the function is warmed up and recorded all the same
+            if i >= 3:
+                (c,) = g([a])
+                same(c, torch.full((4,), 3.0 * (i + 1)))
+                del c
+            same(a, torch.full((4,), i + 1.0))
+            same(b, torch.full((4,), i + 2.0))
+            del a, b
+        assert captures == [False, True]
+        assert manager().path_state is ExecutionState.EXECUTION
+        clean()
+        assert live_blocks() == 0
+
+
+def test_a_warm_up_that_fails_before_the_function_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    f([torch.ones(4, device="cuda")])
+    g = graphed(lambda x: [x + 2], [torch.ones(4, device="cuda")])
+
+    def fails(function: object, inputs: object) -> None:
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(manager().pool, "warm_up", fails)
+    next_step()
+    inputs = [torch.ones(4, device="cuda")]
+    (y,) = g(inputs)
+    same(y, torch.full((4,), 3.0))
+    assert inputs == []
+
+
 def test_a_failed_warm_up_does_not_write_twice() -> None:
     # GIVEN a function that adds to a buffer and fails afterwards, the first time
     buffer = torch.zeros(4, device="cuda")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import liveness, path_end
 from memprof.cudagraph_trees.settings import configure
 from memprof.cudagraph_trees.storage_ref import StorageWeakRefWrapper
@@ -161,6 +163,21 @@ def test_a_gradient_that_is_held_moves_out_of_the_pool() -> None:
     assert entries(LedgerKind.MOVED_OUT)
 
 
+def test_looking_into_a_pool_takes_no_references() -> None:
+    # GIVEN another pool, and a handle of numbers that nobody else holds
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    (y,) = f([torch.ones(4, device="cuda")])
+    handle = (int("123456"), int("234567"))
+    before = [sys.getrefcount(n) for n in handle]
+    # WHEN the pool of that handle is looked at
+    for _ in range(20):
+        assert compat.memory_snapshot(handle) == []
+    # THEN the numbers are still held by as many, and the other pool was left out
+    assert [sys.getrefcount(n) for n in handle] == before
+    assert len(compat.memory_snapshot(manager().pool.handle)) == 1
+    del y
+
+
 def test_memory_of_an_output_in_a_cycle_is_reclaimed() -> None:
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
     for _ in range(4):
@@ -205,6 +222,28 @@ def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
     assert other.expected_dead_indices_after_graph == []
     run(7.0, hold=False)
     assert root.num_descendants() == 2
+
+
+def test_what_such_a_call_was_given_is_there_until_it_was_read() -> None:
+    # GIVEN two outputs that die in a recording which reads the second one late
+    def late(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        t = a * 2 + 1  # where b lies, if its block is free
+        return [t * b]
+
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: [x + 1, x + 2], [x])
+    g = graphed(late, [x, x])
+    for i in range(8):
+        next_step()
+        a, b = f([torch.full((4,), float(i), device="cuda")])
+        # WHEN one of them is held at a later call
+        kept = a if i in (5, 6) else None
+        args = [a, b]
+        del a, b
+        (z,) = g(args)
+        # THEN the recording that this takes reads them both
+        same(z, torch.full((4,), (2.0 * i + 3) * (i + 2)))
+        del z, kept
 
 
 def test_stale_autograd_graphs_hold_nothing() -> None:

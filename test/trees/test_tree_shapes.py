@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+
 import pytest
 import torch
 
@@ -182,9 +186,34 @@ def test_the_manager_dies_with_its_last_function() -> None:
     for _ in range(3):
         next_step()
         f([torch.ones(4, device="cuda")])
-    assert not no_manager()
+    reference = weakref.ref(manager())
     del f
     assert no_manager()
+    # AND nothing else keeps it, with the code and the constants of its functions
+    gc.collect()
+    assert reference() is None
+
+
+def test_the_last_function_dies_while_another_is_called_for_the_first_time() -> None:
+    # GIVEN a function that is garbage in a cycle
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    f([torch.ones(4, device="cuda")])
+    cycle: list[object] = [f]
+    cycle.append(cycle)
+    del f, cycle
+
+    def foo(x: torch.Tensor) -> torch.Tensor:
+        gc.collect()
+        return x + 2
+
+    # WHEN the collector comes by in the first call of the only other one
+    g = graphed(foo, [torch.ones(4, device="cuda")])
+    for i in range(4):
+        next_step()
+        (y,) = g([torch.full((4,), float(i), device="cuda")])
+        same(y, torch.full((4,), i + 2.0))
+    # THEN the manager is the one that there was
+    assert manager().path_state is ExecutionState.EXECUTION
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
@@ -202,6 +231,63 @@ def test_outputs_outlive_their_functions(calls: int) -> None:
     same(out[1], torch.full((4,), 3.0))
     assert not {j.data_ptr() for j in junk} & {o.data_ptr() for o in out}
     assert live_blocks() == 2
+
+
+def test_the_manager_dies_while_its_ledger_is_read() -> None:
+    # GIVEN a function that is garbage, and a collector that comes by inside the ledger's lock
+    f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
+    for _ in range(3):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    cycle: list[object] = [f]
+    cycle.append(cycle)
+    del f, cycle
+    ledger = manager().ledger
+    lock = ledger._lock
+
+    class Collecting:
+        def __enter__(self) -> None:
+            lock.acquire()
+            gc.collect()
+
+        def __exit__(self, *error: object) -> None:
+            lock.release()
+
+    ledger._lock = Collecting()  # type: ignore[assignment]
+    # WHEN it is read
+    told: list[LedgerKind] = []
+    reader = threading.Thread(target=lambda: told.extend(e.kind for e in ledger.entries()))
+    reader.daemon = True
+    reader.start()
+    reader.join(60)
+    # THEN the manager goes, and nobody waits for ever
+    assert LedgerKind.REPLAY in told
+    assert no_manager()
+
+
+def test_sizes_that_get_no_graph_are_noted() -> None:
+    from torch._inductor import config
+
+    aligned = []
+
+    def foo(n: int, x: torch.Tensor) -> torch.Tensor:
+        aligned.append(x.data_ptr() % 16 == 0)
+        return x * n
+
+    with config.patch({"triton.cudagraph_capture_sizes": (2,)}):
+        f = graphed(foo, [2, torch.ones(2, device="cuda")])
+        for n in (2, 2, 3, 3, 2):
+            next_step()
+            (out,) = f([n, torch.ones(n + 1, device="cuda")[1:]])
+            same(out, torch.full((n,), float(n)))
+            del out
+    # What Inductor's code takes for aligned is.
+    assert aligned == [True] * len(aligned)
+    (skip,) = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
+    assert skip.count == 2
+    assert skip.tree is not None
+    assert skip.tree.key == (3,)
+    assert "cudagraph_capture_sizes" in skip.reason
 
 
 def test_the_ledger_tells_the_story() -> None:

@@ -65,13 +65,20 @@ def moved_inputs(reason: str) -> list[str]:
     return re.findall(r"^input name: (\S+?)\. data pointer changed", reason, re.MULTILINE)
 
 
+def writes_to_copied(entry: LedgerEntry) -> bool:
+    """Whether code ran without a graph because it writes to inputs that a graph would copy."""
+    return entry.kind is LedgerKind.SKIP and "writes to inputs" in entry.reason
+
+
 def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
-    """Why, on one line: inputs that moved by the user's names for them, without addresses."""
+    """Why, on one line and with the user's names for the inputs that are to blame."""
     what, _, rest = entry.reason.partition("\n")
-    if not (names := moved_inputs(rest)):
+    names = {v.name: v.fqn or v.name for v in graph.inputs} if graph else {}
+    shown = [names.get(name, name) for name in moved_inputs(rest)]
+    if graph and not shown and writes_to_copied(entry):
+        shown = [names[v.name] for v in graph.inputs if v.mutated and not v.static]
+    if not shown:
         return entry.reason
-    fqns = {v.name: v.fqn for v in graph.inputs} if graph else {}
-    shown = [fqns.get(name) or name for name in names]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return f"{what.rstrip('.')}: {', '.join(shown[:_SHOWN])}{more}"
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role, Storage, TreeDetail
-from ..trees import moved_inputs, pool_bytes
+from ..trees import moved_inputs, pool_bytes, writes_to_copied
 from .finding import (
     MIN_BYTES,
     MIN_SHARE,
@@ -85,7 +85,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
             continue
         if entry.kind is LedgerKind.REPLAY:
             replays[entry.graph] += entry.count
-        elif "writes to inputs" in entry.reason:
+        elif writes_to_copied(entry):
             skips[entry.graph] += entry.count
     evidence = []
     for graph in profile.graphs:

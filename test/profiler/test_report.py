@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from typing import Any
@@ -358,6 +359,18 @@ def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
         (1, "static input data pointer changed: x0, x1, x2, x3, x4 and 2 more"),
     ]
     assert told[0][1] in render_ledger(profile)
+
+
+def test_an_input_that_is_written_to_is_named() -> None:
+    profile = training()
+    forward = profile.graphs[0]
+    inputs = list(forward.inputs)
+    inputs[2] = dataclasses.replace(inputs[2], fqn="L['cache']", mutated=True, static=False)
+    forward.inputs = tuple(inputs)
+    tree = TreeDetail("cuda:0", forward.label)
+    reason = "it writes to inputs that graphs copy"
+    profile.ledger = [LedgerEntry(0, LedgerKind.SKIP, forward.id, reason, 4, tree)]
+    assert f"{reason}: L['cache']\n" in render_ledger(profile)
 
 
 def test_utf8() -> None:

@@ -7,14 +7,17 @@ Settings come in the environment, where the tracker reads them.
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import os
+import pkgutil
+import runpy
 import sys
 import types
+import zipimport
 from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .api import initialize_memory_tracker
 
@@ -25,54 +28,67 @@ def launch(arguments: list[str]) -> None:
     """Run what ``arguments`` say as ``__main__``, with a tracker."""
     if not arguments or arguments == ["-m"]:
         _fail(USAGE)
+    try:
+        _run(arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        # The interpreter shows it and sets the exit status, that of Ctrl+C too.
+        _show_without_this_file()
+        raise
+
+
+def _run(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         name, rest = arguments[1], arguments[2:]
-        sys.path[0] = os.getcwd()
-        code, spec, path = _module(name)
+        if not _SAFE_PATH:
+            sys.path[0] = os.getcwd()
+        code, spec = _module(name)
+        path = file = spec.origin or name
     else:
         path, rest = arguments[0], arguments[1:]
-        code, spec = _script(path), None
+        code, spec, file = _script(path)
     sys.argv = [path, *rest]
     # Not runpy.run_path(), which empties the module again when it returns: functions that the
     # script registered with atexit, and whatever is pickled by name, need it until the end.
     main = types.ModuleType("__main__")
     main.__dict__.update(
-        __file__=path,
+        __file__=file,
         __spec__=spec,
+        __loader__=spec.loader if spec is not None else SourceFileLoader("__main__", file),
         __package__=spec.parent if spec is not None else None,
         __builtins__=__builtins__,
     )
     sys.modules["__main__"] = main
     initialize_memory_tracker()
-    try:
-        exec(code, main.__dict__)
-    except Exception as e:
-        # As the interpreter would have shown it, without this file.
-        trace = _below_here(e.__traceback__)
-        sys.excepthook(type(e), e.with_traceback(trace), trace)
-        sys.exit(1)
+    exec(code, main.__dict__)
 
 
-def _script(path: str) -> CodeType:
-    target = path
-    if os.path.isdir(path):
-        sys.path[0] = path
-        target = os.path.join(path, "__main__.py")
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(path))
+_SAFE_PATH = getattr(sys.flags, "safe_path", False)
+"""``python -P``: no folder is put in front of the search path."""
+
+
+def _script(path: str) -> tuple[CodeType, ModuleSpec | None, str]:
+    """Code, spec and ``__file__`` of a script, or of a folder or zip file with ``__main__.py``."""
+    file = os.path.abspath(path)
+    if pkgutil.get_importer(file) is not None:
+        sys.path[0 : not _SAFE_PATH] = [file]
+        spec = PathFinder.find_spec("__main__", [file])
+        code = _code(spec)
+        if spec is None or code is None:
+            _fail(f"memprof run: cannot find __main__.py in {path}")
+        return code, spec, spec.origin or file
+    if not _SAFE_PATH:
+        sys.path[0] = os.path.dirname(os.path.realpath(file))
     try:
-        with open(target, "rb") as file:
-            source = file.read()
+        with open(file, "rb") as opened:
+            source = opened.read()
     except OSError as e:
-        _fail(f"memprof run: cannot open {target}: {e.strerror or e}")
-    try:
-        return compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as e:
-        sys.excepthook(type(e), e, None)
-        sys.exit(1)
+        _fail(f"memprof run: cannot open {path}: {e.strerror or e}")
+    return compile(source, file, "exec", dont_inherit=True), None, file
 
 
-def _module(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec, str]:
+def _module(name: str) -> tuple[CodeType, ModuleSpec]:
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -80,17 +96,32 @@ def _module(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec, str]:
             spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as e:
         _fail(f"memprof run: cannot find module {name}: {e}")
-    loader = spec.loader if spec is not None else None
-    code = loader.get_code(name) if isinstance(loader, InspectLoader) else None
+    code = _code(spec)
     if spec is None or code is None:
         _fail(f"memprof run: there is no module {name} that can be run")
-    return code, spec, spec.origin or name
+    return code, spec
 
 
-def _below_here(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
+def _code(spec: ModuleSpec | None) -> CodeType | None:
+    loader: Any = spec.loader if spec is not None else None
+    if spec is None or not isinstance(loader, (InspectLoader, zipimport.zipimporter)):
+        return None
+    return loader.get_code(spec.name)
+
+
+def _show_without_this_file() -> None:
+    """Let tracebacks begin with the script's own frames."""
+    hook = sys.excepthook
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = shown
+
+
+_OURS = (__file__, "<frozen runpy>", runpy.__file__)
 
 
 def _fail(message: str) -> NoReturn:

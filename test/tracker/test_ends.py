@@ -261,7 +261,7 @@ def test_memprof_run(tmp_path: Path) -> None:
     own = ["-m", "memprof", "run", "--interval", "0.5"]
     process = start("", tmp_path, *own, "script.py", "-x", "--interval", "9")
     out, err = process.communicate(timeout=60)
-    assert out == "__main__ ['-x', '--interval', '9'] script.py\nTrue\n", err
+    assert out == f"__main__ ['-x', '--interval', '9'] {tmp_path}/script.py\nTrue\n", err
     assert process.returncode == 4
     found = record(tmp_path).metadata
     assert (found.interval_ns, found.command) == (

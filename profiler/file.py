@@ -125,6 +125,15 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
             it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
+    try:
+        return _decode(data, name)
+    except UnicodeDecodeError as e:  # msgspec looks at text only where it makes a value of it
+        raise ProfileInvalidError(
+            name, f"damaged: {e}; copy it again or take the profile again"
+        ) from e
+
+
+def _decode(data: bytes, name: str | None) -> list[Profile]:
     zipped = data[:2] in (_GZIP_MAGIC, _GZIP_MAGIC[:1])
     if zipped and _head(data, len(STREAM_HEAD)) == STREAM_HEAD:
         return [_from_document(document, name) for document in documents(data, name)]

@@ -34,7 +34,7 @@ from memprof.profiler.file import (
     read_profile,
     write_profile,
 )
-from memprof.profiler.model import Profile
+from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
 
 
 @pytest.fixture
@@ -307,6 +307,20 @@ def test_damaged_json_is_not_called_truncated() -> None:
     data = encode_profile(training()).replace(b'"torch":', b'"torch"', 1)
     with pytest.raises(ProfileInvalidError, match="damaged"):
         decode_profile(data)
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.memprof"])
+def test_text_that_is_not_utf8_is_damage(tmp_path: Path, name: str) -> None:
+    profile = Profile(torch="2.13.0", ledger=[LedgerEntry(1, LedgerKind.COMPILED, None, "because")])
+    path = tmp_path / name
+    write_profile(profile, path)
+    data = path.read_bytes()
+    if name == "run.json":
+        path.write_bytes(data.replace(b"because", b"be\xffause"))
+    else:
+        path.write_bytes(gzip.compress(gzip.decompress(data).replace(b"because", b"be\xffause")))
+    with pytest.raises(ProfileInvalidError, match="damaged: .*'utf-8' codec"):
+        read_profile(path)
 
 
 def test_damaged_gzip() -> None:

@@ -319,7 +319,7 @@ def test_text_that_is_not_utf8_is_damage(tmp_path: Path, name: str) -> None:
         path.write_bytes(data.replace(b"because", b"be\xffause"))
     else:
         path.write_bytes(gzip.compress(gzip.decompress(data).replace(b"because", b"be\xffause")))
-    with pytest.raises(ProfileInvalidError, match="damaged: .*'utf-8' codec"):
+    with pytest.raises(ProfileInvalidError, match=r"damaged: .*'utf-8' codec"):
         read_profile(path)
 
 

@@ -158,6 +158,7 @@ class CUDAGraphTreeManager:
             if i not in function.static_input_idxs and isinstance(x, torch.Tensor)
         )
         self.ids_to_funcs[function.id] = function
+        self.leaves.remember(function, inputs)
         wrapped = functools.partial(self.call, function)
         return wrapped, wrapped(inputs)
 

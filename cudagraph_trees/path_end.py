@@ -153,7 +153,7 @@ def _end_output(
     node, index = outputs[-1]
     function = node.wrapped_function
     handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
-    gradient = function.mode is CompilationMode.BACKWARD
+    gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
     clone = any(
         f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
         for f, i in ((n.wrapped_function, i) for n, i in outputs)

@@ -93,7 +93,12 @@ def record(
         if parent is None:
             manager.step += 1
         manager.leaves.remember(function, inputs)
-        attempt = Attempt.recording(function, inputs, _path_addresses(parent), manager.pool)
+        above = _path_addresses(parent)
+        attempt = (
+            Attempt.recording(function, inputs, above, manager.pool)
+            if manager.device.address_bound
+            else Attempt.warm_up(function, inputs, above)
+        )
         manager.device.synchronize()
         try:
             node = CUDAGraphNode(

@@ -73,6 +73,7 @@ class Attempt:
         backup: copies of what a warm-up writes to, by input.
         lost: why that could not be copied, "" if it was.
         rng: state of the device's generator before a warm-up.
+        host_rng: state of the host's.
     """
 
     inputs: list[Input]
@@ -84,6 +85,7 @@ class Attempt:
     backup: dict[int, torch.Tensor] = field(default_factory=dict)
     lost: str = ""
     rng: torch.Tensor | None = None
+    host_rng: torch.Tensor | None = None
 
     @staticmethod
     def recording(
@@ -96,7 +98,7 @@ class Attempt:
 
     @staticmethod
     def warm_up(function: Function, inputs: list[Input], pool_addresses: set[int]) -> Attempt:
-        """Before a warm-up."""
+        """Before a warm-up, or a recording that computes what it records."""
         out = Attempt(list(inputs))
         out.device = next(
             (x.device for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda), None
@@ -107,6 +109,7 @@ class Attempt:
         out._copy_storages(inputs, left)
         if out.device is not None:
             out.rng = compat.rng_state(out.device)
+        out.host_rng = torch.get_rng_state()
         return out
 
     def _describe(self, pool_addresses: set[int]) -> None:
@@ -167,6 +170,8 @@ class Attempt:
             self.inputs[i].copy_(copy)
         if self.rng is not None and self.device is not None:
             compat.set_rng_state(self.rng, self.device)
+        if self.host_rng is not None:
+            torch.set_rng_state(self.host_rng)
         return self.inputs
 
     def _find_again(self) -> None:

@@ -62,6 +62,7 @@ def main() -> None:
             "outputs": rng.choice(["error", "clone"]),
             "marks": rng.random() < 0.6,
             "values": values,
+            "budget": 1 if rng.random() < 0.1 else 0,
         }
         program = random_program(rng, rng.randrange(10, options.length + 1))
         try:

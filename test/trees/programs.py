@@ -7,7 +7,11 @@ too. What must be true after every operation:
 
 * a tensor of the current step, and any that owns its memory, has its mirror's value;
 * one of a former step has its value or says that it was overwritten; with
-  ``outputs="clone"`` and torch from 2.12 on, it has its value;
+  ``outputs="clone"``, of a function with ``clone_outputs``, and of a backward, it has its
+  value, with torch from 2.12 on;
+* a parameter's gradient has its value, over how many steps it may be accumulated;
+* random numbers are those that the function draws without a graph, and so are the next;
+* a warm-up or a capture that fails changes none of this;
 * held tensors share memory only where their mirrors do;
 * in the end nothing is left: no block, no pool, no lease.
 
@@ -23,102 +27,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.arena import LeasePool
-from memprof.cudagraph_trees.arena_tensors import LeasedTensors, TensorShape
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path_state import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
-N = 300
+from .program_functions import (
+    BACKWARD,
+    FORWARD,
+    GRAPHED_SIZES,
+    SPECS,
+    N,
+    Spec,
+    call_and_drop,
+    leased,
+    storage_of,
+)
+
 MOST_HELD = 14
 
 Program = Sequence["tuple[int, int]"]
-
-
-# ---- functions. Values stay bounded and exact: halves, and small numbers added.
-
-
-def split(x: Tensor) -> list[Tensor]:
-    y = x * 0.5
-    return [y + 1, y[: N // 2], y[N // 2 :]]
-
-
-def chain(x: Tensor) -> list[Tensor]:
-    for k in range(4):
-        x = x * 0.5 + k
-    return [x, x - 3]
-
-
-def alias_of_input(x: Tensor) -> list[Tensor]:
-    return [x[1:], x * 0.5 + 5, x.new_zeros(0)]
-
-
-def add(x: Tensor, y: Tensor) -> list[Tensor]:
-    return [x[: N // 4] * 0.5 + y[: N // 4]]
-
-
-def keep_nothing(x: Tensor, y: Tensor) -> list[Tensor]:
-    z = (x - y) * 0.5
-    return [z * 0.5, z.sum() * 0.0]
-
-
-def write(x: Tensor, y: Tensor) -> list[Tensor]:
-    x.mul_(0.5)
-    return [x * 0.5 + y * 0.5]
-
-
-def with_weight(w: Tensor, x: Tensor) -> list[Tensor]:
-    return [w + x * 0.5, w[3:]]
-
-
-def of_size(x: Tensor, k: int) -> list[Tensor]:
-    return [x[:k] * 0.5 + k, torch.full((k,), float(k), device=x.device)]
-
-
-def forward(x: Tensor) -> list[Tensor]:
-    return [x * 0.5 + 1, x * 0.25]
-
-
-def backward(saved: Tensor, g: Tensor) -> list[Tensor]:
-    return [saved * 0.5 + g * 0.5, g * 0.5]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A function that programs call.
-
-    Attributes:
-        fn: what it computes.
-        inputs: how many tensors of N elements it takes.
-        writes: inputs that it writes to.
-        weight: its first input is the machine's weight, static.
-        sizes: what its last input, a number, can be.
-        backward: it runs as a backward.
-    """
-
-    fn: Callable[..., list[Tensor]]
-    inputs: int
-    writes: tuple[int, ...] = ()
-    weight: bool = False
-    sizes: tuple[int, ...] = ()
-    backward: bool = False
-
-
-SPECS = (
-    Spec(split, 1),
-    Spec(chain, 1),
-    Spec(alias_of_input, 1),
-    Spec(add, 2),
-    Spec(keep_nothing, 2),
-    Spec(write, 2, writes=(0,)),
-    Spec(with_weight, 1, weight=True),
-    Spec(of_size, 1, sizes=(7, 200, N)),
-)
-FORWARD, BACKWARD = Spec(forward, 1), Spec(backward, 2, backward=True)
 
 
 @dataclass(eq=False)
@@ -132,12 +65,14 @@ class Held:
         shared: a function returned a view of it, or it is such a view. It depends on how the
             function ran whether the two share memory (a graph may have read a copy), so nobody
             writes to it. Compilers return no such views.
+        kept: it outlives its step.
     """
 
     tensor: Tensor
     mirror: Tensor
     step: int | None
     shared: bool = False
+    kept: bool = False
 
 
 class Machine:
@@ -148,18 +83,26 @@ class Machine:
         outputs: the setting of that name.
         marks: steps are marked; otherwise each is an invocation of a compiled function.
         values: the device computes.
+        budget: of the pool, bytes; 0 for none.
     """
 
     def __init__(
-        self, device: str, outputs: str = "error", *, marks: bool = True, values: bool = True
+        self,
+        device: str,
+        outputs: str = "error",
+        *,
+        marks: bool = True,
+        values: bool = True,
+        budget: int = 0,
     ) -> None:
-        configure(outputs=outputs)
+        configure(outputs=outputs, pool_budget=budget)
         reset_cudagraph_trees()
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.on_cpu = device == "cpu"
         self.marks = marks
         self.values = values
-        self.keeps_all = self.on_cpu or (outputs == "clone" and compat.can_swap_storage())
+        self.moves_out = compat.can_swap_storage() and not self.on_cpu
+        self.keeps_all = self.on_cpu or (outputs == "clone" and self.moves_out)
         self.held: list[Held] = []
         self.step = 0
         self.calls = 0
@@ -169,9 +112,11 @@ class Machine:
         self.user: Any = type("User", (), {})()
         self.leases.add_user(self.user)
         self.weight = torch.full((N,), 0.5)
-        self.weight_there = self.weight.to(self.device)
-        if self.on_cpu:
-            self.weight_there = self.weight.clone()
+        self.weight_there = torch.nn.Parameter(self.weight.to(self.device, copy=True))
+        # Mirror of the weight's gradient.
+        self.gradient: Tensor | None = None
+        # The next warm-up or capture fails.
+        self.fault = False
         self.functions: dict[Spec, Callable[[list[Any]], list[Any]]] = {}
         self.operations: tuple[Callable[[int], None], ...] = (
             *([self.call] * 9),
@@ -179,6 +124,8 @@ class Machine:
             *([self.drop] * 3),
             *([self.repeat_the_step] * 2),
             self.forward_and_backward,
+            self.accumulate,
+            self.fail,
             self.drop_old,
             self.keep_view,
             self.write_in_place,
@@ -209,51 +156,36 @@ class Machine:
                 is_backward=spec.backward,
                 is_inference=not spec.backward and spec is not FORWARD,
                 mutated_input_idxs=spec.writes,
+                clone_outputs=spec.clones,
             )
         return self.functions[spec]
 
     def boxed(self, spec: Spec) -> Callable[[list[Any]], list[Tensor]]:
-        fn = self.leased(spec.fn) if self.on_cpu else spec.fn
+        fn = leased(spec.fn, self.leases) if self.on_cpu else spec.fn
 
         def run(args: list[Any]) -> list[Tensor]:
             own = list(args)
             args.clear()
-            return call_and_drop(fn, own)
-
-        return run
-
-    def leased(self, fn: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-        """``fn`` with its fresh outputs in blocks of the arena, as compiled CPU code has them."""
-        sites: dict[tuple[int, int], LeasedTensors] = {}
-
-        def run(*args: Any) -> list[Tensor]:
-            theirs = {x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)}
-            moved: dict[int, Tensor] = {}
-            out = []
-            for i, t in enumerate(fn(*args)):
-                storage = t.untyped_storage()
-                if storage._cdata in theirs or storage.nbytes() == 0:
-                    out.append(t)
-                    continue
-                if storage._cdata not in moved:
-                    n = storage.nbytes() // 4
-                    site = sites.get((i, n))
-                    if site is None:
-                        shape = TensorShape.of((n,), (1,), torch.float32)
-                        site = sites[i, n] = LeasedTensors(self.leases, shape, fn.__name__)
-                    moved[storage._cdata] = site()
-                    moved[storage._cdata].copy_(t.as_strided((n,), (1,), 0))
-                flat = moved[storage._cdata]
-                out.append(flat.as_strided(t.shape, t.stride(), t.storage_offset()))
+            out = call_and_drop(fn, own)
+            if self.fault and self.in_a_warm_up_or_a_capture():
+                self.fault = False
+                raise ArithmeticError("on purpose, when all was done")
             return out
 
         return run
+
+    def in_a_warm_up_or_a_capture(self) -> bool:
+        """Whether a failure now must be made good."""
+        manager = get_manager(self.device, create_if_none_exists=False)
+        if manager is not None and manager.active_warm_up is not None:
+            return True
+        return not self.on_cpu and torch.cuda.is_current_stream_capturing()
 
     # ---- operations
 
     def usable(self) -> list[Held]:
         """What a program may use now: nothing of a former step, unless that owns its memory."""
-        return [h for h in self.held if h.step in (None, self.step) or self.keeps_all]
+        return [h for h in self.held if h.step in (None, self.step) or h.kept]
 
     def argument(self, p: int, *, to_write: bool = False) -> tuple[Tensor, Tensor]:
         usable = [h for h in self.usable() if h.mirror.numel() == N and not (to_write and h.shared)]
@@ -272,7 +204,10 @@ class Machine:
         if is_backward:
             self.pending = False
 
-    def run(self, spec: Spec, arguments: list[tuple[Tensor, Tensor]], p: int = 0) -> None:
+    def run(
+        self, spec: Spec, arguments: list[tuple[Tensor, Tensor]], p: int = 0
+    ) -> list[tuple[Any, Any]]:
+        """Call it, and hold some of the outputs. All of them are returned, with their mirrors."""
         self.begin_call(spec.backward)
         inputs: list[Any] = [self.weight_there] if spec.weight else []
         mirrors: list[Any] = [self.weight] if spec.weight else []
@@ -283,23 +218,55 @@ class Machine:
             size = spec.sizes[p % len(spec.sizes)]
             inputs.append(size)
             mirrors.append(size)
-        expected = spec.fn(*mirrors)
+        expected, generator = self.expected(spec, inputs, mirrors)
         theirs = {storage_of(m) for m in mirrors if isinstance(m, Tensor)}
-        shared = theirs & {storage_of(m) for m in expected if m.numel()}
+        shared = theirs & {storage_of(m) for m in expected if isinstance(m, Tensor) and m.numel()}
         for h in self.held:
             h.shared |= storage_of(h.mirror) in shared
         del mirrors
-        out = self.function(spec)(inputs)
+        with torch.no_grad():
+            out = self.function(spec)(inputs)
         assert not inputs
+        if generator is not None:
+            assert torch.equal(self.generator_state(), generator), "other random numbers were drawn"
         manager = get_manager(self.device, create_if_none_exists=False)
         if manager is not None and manager.path_state is ExecutionState.EXECUTION:
             self.replays += 1
         if spec is FORWARD:
             self.pending = True
-        for i, (t, m) in enumerate(zip(out, expected, strict=True)):
+        pairs = list(zip(out, expected, strict=True))
+        kept = self.keeps_all or ((spec.clones or spec.backward) and self.moves_out)
+        for i, (t, m) in enumerate(pairs):
+            if not isinstance(m, Tensor):
+                assert t == m
+                continue
             assert t.shape == m.shape
             if (p >> i) % 4 and len(self.held) < MOST_HELD:
-                self.held.append(Held(t, m, self.step, storage_of(m) in shared))
+                aliases = storage_of(m) in shared
+                keeps = self.keeps_all or (kept and not aliases)
+                self.held.append(Held(t, m, self.step, aliases, keeps))
+        return pairs
+
+    def expected(
+        self, spec: Spec, inputs: list[Any], mirrors: list[Any]
+    ) -> tuple[list[Any], Tensor | None]:
+        """What a call must return, and the state that the device's generator is in then, if the
+        function draws random numbers: what it does without a graph."""
+        if not (spec.random and self.values):
+            return spec.fn(*mirrors), None
+        before = self.generator_state()
+        own = [x.detach().clone() if isinstance(x, Tensor) else x for x in inputs]
+        made = [t.cpu() for t in spec.fn(*own)]
+        after = self.generator_state()
+        if self.on_cpu:
+            torch.set_rng_state(before)
+        else:
+            torch.cuda.set_rng_state(before)
+        return made, after
+
+    def generator_state(self) -> Tensor:
+        """Of the device's generator."""
+        return torch.get_rng_state() if self.on_cpu else torch.cuda.get_rng_state()
 
     def call(self, p: int) -> None:
         spec = SPECS[p % len(SPECS)]
@@ -328,6 +295,28 @@ class Machine:
         arguments = [(saved.tensor, saved.mirror), self.argument(1)]
         del saved
         self.run(BACKWARD, arguments, p)
+
+    def accumulate(self, p: int) -> None:
+        """A step that adds to the weight's gradient, which a backward returned."""
+        if p % 4 == 0:
+            self.weight_there.grad = self.gradient = None
+        before = len(self.held)
+        self.run(FORWARD, [self.argument(p)], 0b11)
+        if len(self.held) - before < 2:
+            return
+        saved = self.held.pop()
+        arguments = [(saved.tensor, saved.mirror), self.argument(p + 3)]
+        del saved
+        _, (g, mirror) = self.run(BACKWARD, arguments)
+        if self.weight_there.grad is None:
+            self.weight_there.grad, self.gradient = g, mirror
+        else:
+            assert self.gradient is not None
+            self.weight_there.grad.add_(g)
+            self.gradient.add_(mirror)
+
+    def fail(self, p: int) -> None:
+        self.fault = p % 2 == 0
 
     def new_step(self, p: int) -> None:
         self.script.clear()
@@ -363,7 +352,7 @@ class Machine:
         if usable and len(self.held) < MOST_HELD:
             h = usable[p % len(usable)]
             if h.mirror.dim():
-                self.held.append(Held(h.tensor[1:], h.mirror[1:], h.step, h.shared))
+                self.held.append(Held(h.tensor[1:], h.mirror[1:], h.step, h.shared, h.kept))
 
     def write_in_place(self, p: int) -> None:
         """The user's own code writes to what it holds: a weight is not among that."""
@@ -421,7 +410,11 @@ class Machine:
 
     def check(self) -> None:
         valid = []
-        for h in self.held:
+        held = list(self.held)
+        if self.gradient is not None:
+            assert self.weight_there.grad is not None
+            held.append(Held(self.weight_there.grad, self.gradient, None))
+        for h in held:
             try:
                 address = h.tensor.untyped_storage().data_ptr()
                 value = h.tensor if self.on_cpu else h.tensor.cpu()
@@ -430,7 +423,7 @@ class Machine:
                     raise
                 assert h.step is not None, "a tensor that owns its memory was given up"
                 assert h.step < self.step, "a tensor of the current step was given up"
-                assert not self.keeps_all, "a tensor was given up that should be kept"
+                assert not h.kept, "a tensor was given up that should be kept"
                 continue
             if self.values:
                 assert torch.equal(value, h.mirror), f"wrong value, {h.step=} {self.step=}"
@@ -463,6 +456,7 @@ class Machine:
         """Let go of everything and look what is left."""
         self.held.clear()
         self.functions.clear()
+        self.weight_there.grad = None
         self.operations = ()
         gc.collect()
         reset_cudagraph_trees()
@@ -479,32 +473,25 @@ class Machine:
         assert not any(tuple(s["segment_pool_id"]) != (0, 0) for s in torch.cuda.memory_snapshot())
 
 
-def storage_of(mirror: Tensor) -> int:
-    """Which storage it is; that of a tensor that lives is nobody else's."""
-    return mirror.untyped_storage()._cdata
-
-
-def call_and_drop(fn: Callable[..., list[Tensor]], own: list[Any]) -> list[Tensor]:
-    """Call, and let go of the arguments."""
-    out = fn(*own)
-    own.clear()
-    return out
-
-
-def run(
-    program: Program, device: str, outputs: str = "error", *, marks: bool = True, values: bool
-) -> int:
+@inductor_config.patch({"triton.cudagraph_capture_sizes": GRAPHED_SIZES})
+def run(program: Program, device: str, outputs: str = "error", **how: Any) -> int:
     """One program from nothing to nothing.
+
+    Args:
+        program: see above.
+        device, outputs: see ``Machine``.
+        **how: see ``Machine``.
 
     Returns:
         How many calls were replays.
     """
-    machine = Machine(device, outputs, marks=marks, values=values)
+    machine = Machine(device, outputs, **how)
     try:
         machine.run_program(program)
     except BaseException:
         machine.held.clear()
         machine.functions.clear()
+        machine.weight_there.grad = None
         reset_cudagraph_trees()
         raise
     machine.finish()

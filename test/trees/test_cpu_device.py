@@ -38,6 +38,40 @@ def affine(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return x @ w, x + 1
 
 
+@pytest.mark.parametrize("failing", [1, 2], ids=["warm-up", "recording"])
+def test_a_run_that_fails_is_undone(failing: int) -> None:
+    # GIVEN a function that writes to a buffer, draws random numbers, and fails once thereafter
+    buffer, runs = torch.zeros(4), 0
+
+    def noise(inputs: list[torch.Tensor]) -> tuple[torch.Tensor]:
+        nonlocal runs
+        runs += 1
+        (b,) = inputs
+        inputs.clear()
+        out = b.add_(1) + torch.rand(4)
+        if runs == failing:
+            raise RuntimeError("out of something")
+        return (out,)
+
+    run = cudagraphify_impl(
+        noise,
+        [buffer],
+        (0,),
+        device_index=CPU,
+        is_backward=False,
+        is_inference=True,
+        mutated_input_idxs=(0,),
+    )
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
+    for i in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        # THEN each call counts once
+        assert torch.equal(run([buffer])[0], i + 1 + torch.rand(4, generator=generator))
+        assert torch.equal(buffer, torch.full((4,), i + 1.0))
+    assert runs == 5
+
+
 def test_outputs_are_fresh_for_ever() -> None:
     w = torch.randn(4, 4)
     run = cudagraphify_impl(

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memprof.cudagraph_trees import _torch_compat as compat
+
 from . import programs
 from .support import VALUES
 
@@ -66,19 +68,47 @@ BROKEN = {
         "from memprof.cudagraph_trees.device.cuda import CudaPool as c\n"
         "c.invalidate = c.invalidate_tensor = lambda self, *args: None"
     ),
+    "gradients stay in the pool": (
+        "from memprof.cudagraph_trees.function import CompilationMode as m\n"
+        "import memprof.cudagraph_trees.path_end as p\n"
+        "p.CompilationMode = type('M', (), {'BACKWARD': m.INFERENCE})"
+    ),
+    "what a failed warm-up wrote is not put back": (
+        "from memprof.cudagraph_trees.recovery import Attempt as c\n"
+        "c._copy_written = lambda self, which, inputs: 0"
+    ),
+    "the generator is not put back after a capture or a failure": (
+        "import memprof.cudagraph_trees._torch_compat as m\nm.set_rng_state = lambda *args: None"
+    ),
+    "inputs of a call that is called off lie in free memory": (
+        "from memprof.cudagraph_trees.node_replay import Replay as c\n"
+        "c._rebuild_inputs = lambda self, inputs: [\n"
+        "    self.pool.tensor_at(self.specs[i]) if i in self.plan.managed else\n"
+        "    self.buffers[i].clone() if i in self.plan.copied else x\n"
+        "    for i, x in enumerate(inputs)]"
+    ),
+    "a function's own clone_outputs is forgotten": (
+        "from memprof.cudagraph_trees.function import Function as c\n"
+        "made = c.__post_init__\n"
+        "c.__post_init__ = lambda self: (made(self), setattr(self, 'clone_outputs', False))"
+    ),
 }
+NEEDS_SWAPPED_STORAGE = {"a function's own clone_outputs is forgotten"}
+"""On torch before 2.12 a clone reaches only some of an output's holders."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not VALUES, reason="nothing is computed")
-@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
-def test_the_reference_notices_broken_trees(code: str) -> None:
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_reference_notices_broken_trees(broken: str) -> None:
+    if broken in NEEDS_SWAPPED_STORAGE and not compat.can_swap_storage():
+        pytest.skip("storages cannot be given other memory before torch 2.12")
     folder = Path(__file__).parents[1]
     done = subprocess.run(
         [
             sys.executable,
             "-c",
-            f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}\n"
+            f"import sys; sys.path.insert(0, {str(folder)!r})\n{BROKEN[broken]}\n"
             "sys.argv = ['fuzz', '--operations=6000']\n"
             "from trees import fuzz; fuzz.shrink = lambda program, fails: program\n"
             "fuzz.main()",

@@ -6,6 +6,7 @@ Reading a profile must work, and at once, on a machine that has no torch: only `
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -50,5 +51,11 @@ def _version() -> str:
 
 @click.group("memprof", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="memprof")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Where the memory of compiled PyTorch code goes."""
+    # A profile is millions of objects in no cycle, and the collector would walk all of them again
+    # and again: reading a .memprof file takes four times as long with it.
+    if gc.isenabled():
+        gc.disable()
+        ctx.call_on_close(gc.enable)

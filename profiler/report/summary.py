@@ -184,29 +184,33 @@ class Summary:
     advice: list[Finding] = field(default_factory=list)
 
 
-def summarize(profile: Profile, device: str | None = None) -> Summary:
+def summarize(
+    profile: Profile,
+    device: str | None = None,
+    found: dict[str, Timeline] | None = None,
+    attribution: Attribution | None = None,
+) -> Summary:
     """Everything a report says about a profile.
 
     Args:
         profile: a valid one.
         device: whose memory; by default an accelerator's if any is used, the one with the
             highest peak.
+        found: ``timelines(profile)``, if they are there already.
+        attribution: of the same profile, if there is one already.
 
     Raises:
         ValueError: no program uses ``device``.
     """
-    found = timelines(profile)
+    found = found or timelines(profile)
     device = main_device(found, device)
     timeline = found[device]
-    attribution = Attribution(profile)
+    attribution = attribution or Attribution(profile)
     at = timeline.peak()
     live = timeline.live_at(at.call, at.instant) if at else ()
     views = {view: attribution.breakdown(live, view) for view in View}
     calls = profile.calls
     unobserved = timeline.unobserved()
-    coverage = Coverage()
-    for unit in timeline.units:
-        coverage += attribution.coverage(unit.graph, unit.program)
     return Summary(
         memprof=profile.memprof,
         torch=profile.torch,
@@ -224,10 +228,10 @@ def summarize(profile: Profile, device: str | None = None) -> Summary:
         peak=_peak(timeline, attribution),
         views=views,
         modules=module_tree(views[View.MODULE]),
-        saved=_saved(timeline, attribution),
-        table=_table(timeline, {u.graph: u.reason for u in unobserved}),
+        saved=saved_activations(timeline, attribution),
+        table=graph_rows(timeline),
         ledger=_ledger(profile),
-        coverage=coverage,
+        coverage=coverage(timeline, attribution),
         kept_bytes=sum(p.kept_bytes for g in profile.graphs for p in g.programs),
         trees=graphed_functions(profile.ledger, profile.graphs),
         pools=pool_bytes(profile.ledger),
@@ -279,7 +283,9 @@ def _most_called(timeline: Timeline) -> dict[int, int]:
     return {g: unit for g, (_, unit) in best.items()}
 
 
-def _saved(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
+def saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
+    """What forwards keep for their backwards, in each one's most called program: most bytes times
+    calls until the backward first."""
     out: list[SavedActivation] = []
     for unit_id in _most_called(timeline).values():
         unit = timeline.units[unit_id]
@@ -308,7 +314,17 @@ def _saved(timeline: Timeline, attribution: Attribution) -> list[SavedActivation
     return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
 
 
-def _table(timeline: Timeline, reasons: dict[int, str]) -> list[GraphRow]:
+def coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
+    """How much of what all programs allocate is attributed."""
+    out = Coverage()
+    for unit in timeline.units:
+        out += attribution.coverage(unit.graph, unit.program)
+    return out
+
+
+def graph_rows(timeline: Timeline) -> list[GraphRow]:
+    """One row a graph, in the order of the profile; bytes are those of its most called program."""
+    reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
     times: dict[int, list[int]] = {}
     for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):

@@ -304,6 +304,10 @@ def _trees(page: Page, s: Summary) -> None:
         rest = page.bytes(sum(f.marginal_bytes for f in hidden))
         table.add_row(f"{len(hidden)} more", "", "", "", "", "", "", rest)
     page.show(table)
+    if any(f.device == "cpu" for f in s.trees):
+        page.line(
+            "  on the CPU a row's pool is scratch memory; the largest has blocks of outputs too"
+        )
     shown = [(f, r) for f in s.trees for r in f.reasons]
     for f, r in sorted(shown, key=lambda x: -x[1].count)[: page.top]:
         kind = r.kind.value.replace("_", " ")

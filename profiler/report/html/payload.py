@@ -19,11 +19,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...attribution import Attribution, View
+from ...devices import timelines
 from ...model import Category, Profile
 from ...ranks import compare_ranks
-from ...timeline import Timeline
 from ...trees import RecordedNode, recorded_nodes
-from ..summary import SavedActivation, Summary, summarize
+from ..summary import (
+    SavedActivation,
+    Summary,
+    coverage,
+    graph_rows,
+    saved_activations,
+    summarize,
+)
 from .payload_live import Sites, Strings, live_payload
 from .payload_parts import (
     dataflow_payload,
@@ -92,21 +99,23 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
     Raises:
         ValueError: no program uses ``device``.
     """
-    summary = summarize(profile, device)
     strings = Strings()
     attribution = Attribution(profile)
+    found = timelines(profile)
+    summary = summarize(profile, device, found, attribution)
     sites = Sites(attribution, strings)
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
-        of_device = summary if name == summary.device else summarize(profile, name)
+        timeline = found[name]
+        saved = saved_activations(timeline, attribution)
         devices.append(
             {
                 "device": name,
-                **live_payload(Timeline(profile, name), sites, strings),
-                "saved": [_saved(a, sites, strings) for a in of_device.saved],
-                "table": [dataclasses.asdict(row) for row in of_device.table],
-                "coverage": dataclasses.asdict(of_device.coverage),
+                **live_payload(timeline, sites, strings),
+                "saved": [_saved(a, sites, strings) for a in saved],
+                "table": [dataclasses.asdict(row) for row in graph_rows(timeline)],
+                "coverage": dataclasses.asdict(coverage(timeline, attribution)),
             }
         )
     start = min(profile.calls.start_ns, default=0) or _first_time(profile)

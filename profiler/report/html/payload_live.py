@@ -31,6 +31,7 @@ __all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload"]
 EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
 """An event's kind in the payload is its position here."""
 HOLDS = tuple(Hold)
+_HOLD = {h: i for i, h in enumerate(HOLDS)}
 _KEEP = -1
 """Item of a reuse that leaves a storage as it is."""
 _CATEGORY = {c: i for i, c in enumerate(Category)}
@@ -65,6 +66,7 @@ class Sites:
         self.attribution = attribution
         self.frames: list[list[int]] = []
         self._strings = strings
+        self._numbers: dict[int, int] = {}
         self._index: dict[tuple[Any, ...], int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._frames: dict[SourceFrame, int] = {}
@@ -75,9 +77,16 @@ class Sites:
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
         """The number of the site of a storage."""
         site = self.attribution.site(graph, storage, owner, line)
+        # The attribution keeps its sites, so no other one can get this one's id.
+        number = self._numbers.get(id(site))
+        if number is None:
+            number = self._numbers[id(site)] = self._number(site)
+        return number
+
+    def _number(self, site: Site) -> int:
         row = (
             _CATEGORY[site.category],
-            *(self._place(site, view) for view in View),
+            *[self._place(site, view) for view in View],
             self._strings(site.op),
             self.frame(site.frame),
             self._strings(site.fqn),
@@ -130,9 +139,11 @@ class Sites:
             return -1 - self._reasons.setdefault(reason, len(self._reasons))
         key, graph, note = named
         names = self._names[view]
-        if (key, graph) not in names:
+        place = names.get((key, graph))
+        if place is None:
+            place = names[key, graph] = len(names)
             self._notes[view].append(note)
-        return names.setdefault((key, graph), len(names))
+        return place
 
 
 class Items:
@@ -155,7 +166,7 @@ class Items:
             self._sites.of(graph, storage, owner, line),
             storage.nbytes,
             self._strings(owner),
-            HOLDS.index(hold),
+            _HOLD[hold],
         )
         return self._index.setdefault(row, len(self._index))
 

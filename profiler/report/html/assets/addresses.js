@@ -220,18 +220,13 @@
           g.lineWidth = 1;
           g.strokeRect(r.x + 0.5, r.y + 0.5, r.width - 1, r.height - 1);
         }
-        if (r.width > 70 && r.height > 14) {
-          g.save();
-          g.beginPath();
-          g.rect(r.x + 2, r.y, r.width - 4, r.height);
-          g.clip();
+        // Whole labels only: a number that is cut off is a wrong one.
+        const label = [`${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`, nameOf(b)].find(
+          (text) => r.height > 14 && r.width > 30 && g.measureText(text).width < r.width - 8,
+        );
+        if (label) {
           g.fillStyle = memprof.textOn(fillColor);
-          g.fillText(
-            `${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`,
-            r.x + 5,
-            r.y + Math.min(r.height / 2, 10),
-          );
-          g.restore();
+          g.fillText(label, r.x + 5, r.y + Math.min(r.height / 2, 10));
         }
       }
       g.fillStyle = color("--text-2");

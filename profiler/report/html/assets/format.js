@@ -4,8 +4,10 @@
 
   const UNITS = ["KiB", "MiB", "GiB", "TiB"];
 
+  // Ties to the even digit, as Python rounds: 1.125 MiB are "1.12 MiB" everywhere.
   function grouped(n, digits) {
     return n.toLocaleString("en-US", {
+      roundingMode: "halfEven",
       minimumFractionDigits: digits,
       maximumFractionDigits: digits,
     });
@@ -45,10 +47,19 @@
     ]) {
       if (Math.abs(n) < limit) {
         const value = n / (limit / 1e3);
-        return `${value.toFixed(digits(value, 0))} ${unit}`;
+        return `${grouped(value, digits(value, 0))} ${unit}`;
       }
     }
     return `${grouped(n / 1e9, digits(n / 1e9, 0))} s`;
+  }
+
+  /** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */
+  function tick(n, span) {
+    if (n === 0) return "0";
+    const [scale, unit] = n < 1e3 ? [1, "ns"] : n < 1e6 ? [1e3, "us"] : n < 1e9 ? [1e6, "ms"] : [1e9, "s"];
+    const finest = Math.round(Math.log10(scale));
+    const needed = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / scale));
+    return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
   }
 
   /** `part` of `whole` in percent; what is not nothing does not show as 0.0 %. */
@@ -57,7 +68,7 @@
     const percent = (100 * part) / whole;
     if (part && percent < 0.05) return "<0.1 %";
     if (part !== whole && percent > 99.95) return ">99.9 %";
-    return `${percent.toFixed(1)} %`;
+    return `${grouped(percent, 1)} %`;
   }
 
   /** A whole number with thousands separated. */
@@ -70,5 +81,5 @@
     return text.length <= width ? text : `…${text.slice(text.length - width + 1)}`;
   }
 
-  memprof.format = { bytes, exactBytes, ns, share, count, path };
+  memprof.format = { bytes, exactBytes, ns, tick, share, count, path };
 })((globalThis.memprof ??= {}));

@@ -125,7 +125,7 @@
     state.onDevice(() => {
       const rows = state.model.device.saved;
       const all = rows.reduce((n, r) => n + r.nbytes, 0);
-      const most = Math.max(...rows.map((r) => r.cost), 0);
+      const cost = rows.reduce((n, r) => n + r.cost, 0);
       fill(
         root,
         rows.length > 0 &&
@@ -158,8 +158,8 @@
               label: "Bytes × calls",
               number: true,
               value: (r) => r.cost,
-              cell: (r) => bar(r.cost, most),
-              title: "Relative to the largest",
+              cell: (r) => bar(r.cost, cost),
+              title: "Share of all bytes × calls",
             },
             {
               label: "FX node, source line",

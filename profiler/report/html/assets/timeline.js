@@ -142,7 +142,7 @@
                 ? x < state.model.length && Number.isInteger(x)
                   ? `call ${memprof.format.count(x + 1)}`
                   : ""
-                : memprof.format.ns(x),
+                : memprof.format.tick(x, window_[1] - window_[0]),
           },
         },
         yAxis: {
@@ -189,9 +189,14 @@
         out[width] = [to, values[width - 1]];
         return out;
       };
+      // Between calls a pixel or two wide the outlines would cover what they outline.
+      const calls = axis.find(to)[0] - axis.find(from)[0] + 1;
+      const outline = calls * 8 < width ? 0.6 : 0;
+      // Half a pixel: of less, the edges of steps would be all that shows.
+      const visible = Math.max(...shown.high) / (2 * plot.clientHeight);
       const names = state.model.categories;
       const series = STACK.map((name) => [name, shown.categories[names.indexOf(name)]])
-        .filter(([, values]) => values.some((v) => v > 0))
+        .filter(([, values]) => values.some((v) => v > visible))
         .map(([name, values]) => ({
           type: "line",
           name,
@@ -199,7 +204,7 @@
           step: "end",
           symbol: "none",
           silent: true,
-          lineStyle: { width: 0.6, color: memprof.theme.color("--page") },
+          lineStyle: { width: outline, color: memprof.theme.color("--page") },
           areaStyle: { color: memprof.theme.category(name), opacity: 1 },
           itemStyle: { color: memprof.theme.category(name) },
           emphasis: { disabled: true },
@@ -213,7 +218,7 @@
           symbol: "none",
           silent: true,
           z: 5,
-          lineStyle: { width: 1, color: memprof.theme.color("--text"), opacity: 0.65 },
+          lineStyle: { width: 1, color: memprof.theme.color("--text"), opacity: outline ? 0.65 : 0.4 },
           data: data(shown.low),
         });
       }

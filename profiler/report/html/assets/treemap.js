@@ -6,6 +6,8 @@
   const { bytes, share } = memprof.format;
   const SMALL = 1 / 1500;
   const MOST = 900;
+  /** Pixels that the label "999 MiB" takes with its padding. */
+  const NARROW = 56;
 
   /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
   function tree(model, live, total) {
@@ -191,6 +193,8 @@
                 position: "insideTopLeft",
                 formatter: labelOf,
               },
+              // Where a box cannot hold a number, ECharts would cut it without a mark: no label then.
+              labelLayout: ({ rect }) => (rect.width < NARROW ? { fontSize: 0 } : {}),
               upperLabel: {
                 show: true,
                 height: 18,

@@ -17,7 +17,9 @@
           {},
           "Largest pools: ",
           pools.map(([d, n]) => `${d} ${bytes(n)}`).join(", "),
-          ". Marginal is by how much recording a graph made its pool grow; a graph that fits into what others left costs nothing.",
+          nodes.length
+            ? ". Marginal is by how much recording a graph made its pool grow; a graph that fits into what others left costs nothing."
+            : ". Functions have the scratch memory that their arenas planned; the pool holds blocks for their outputs too.",
         ),
       );
     }

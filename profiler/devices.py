@@ -1,6 +1,8 @@
-"""Which device a report is about."""
+"""What reports are about: which device, and of each graph which program."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from .model import Profile
 from .timeline import Timeline
@@ -34,3 +36,15 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
             f"devices in it: {', '.join(used) or 'none'}"
         )
     return wanted
+
+
+def most_called(timeline: Timeline) -> dict[int, int]:
+    """Graph id → the unit of its most called program, also if none was called."""
+    calls = timeline.profile.calls
+    counts = Counter(zip(calls.graph, calls.program, strict=True))
+    best: dict[int, tuple[int, int]] = {}
+    for u in timeline.units:
+        score = counts[u.graph.id, u.index]
+        if u.graph.id not in best or score > best[u.graph.id][0]:
+            best[u.graph.id] = (score, u.id)
+    return {g: unit for g, (_, unit) in best.items()}

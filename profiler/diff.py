@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
-from .devices import main_device, timelines
+from .devices import main_device, most_called, timelines
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
 from .timeline import Timeline
@@ -183,15 +183,11 @@ def _per_step(timeline: Timeline) -> dict[int, float]:
     steps = max((n for g, n in by_graph.items() if g in forwards), default=0)
     steps = steps or max(by_graph.values(), default=1)
     programs = Counter(zip(calls.graph, calls.program, strict=True))
-    best: dict[int, int] = {}
-    for u in timeline.units:
-        known = best.get(u.graph.id)
-        if programs[u.graph.id, u.index] and (
-            known is None
-            or programs[u.graph.id, u.index] > programs[u.graph.id, timeline.units[known].index]
-        ):
-            best[u.graph.id] = u.id
-    return {unit: by_graph[graph] / steps for graph, unit in best.items()}
+    return {
+        unit: by_graph[graph] / steps
+        for graph, unit in most_called(timeline).items()
+        if programs[graph, timeline.units[unit].index]
+    }
 
 
 def _by_place(attribution: Attribution, items: Iterable[tuple[LiveItem, float]]) -> _Measured:

@@ -25,7 +25,7 @@ from .attribution import Attribution, View
 from .devices import main_device, peak_bytes, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
 
-__all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks"]
+__all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks", "ranks_of"]
 
 _SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
 
@@ -103,6 +103,11 @@ class RankSummary:
     warnings: list[str]
 
 
+def ranks_of(profiles: Sequence[Profile]) -> list[int]:
+    """The rank of each; where a profile does not know it, its place among them."""
+    return [p.process.rank if p.process else i for i, p in enumerate(profiles)]
+
+
 def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
     """Compare the profiles of one job's processes.
 
@@ -113,12 +118,16 @@ def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> Ran
     Raises:
         ValueError: no program of one of them uses ``device``.
     """
-    processes = [p.process or Process(i, i, len(profiles)) for i, p in enumerate(profiles)]
-    order = sorted(range(len(profiles)), key=lambda i: processes[i].rank)
-    ranked = [(processes[i], profiles[i]) for i in order]
+    ranked = sorted(
+        (
+            (p.process or Process(rank, rank, len(profiles)), p)
+            for rank, p in zip(ranks_of(profiles), profiles, strict=True)
+        ),
+        key=lambda r: r[0].rank,
+    )
     rows = [_row(process, profile, device) for process, profile in ranked]
     return RankSummary(
-        world_size=max(p.world_size for p in processes),
+        world_size=max(p.world_size for p, _ in ranked),
         rows=rows,
         imbalance=_imbalance(rows),
         warnings=_warnings(ranked, rows),

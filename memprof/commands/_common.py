@@ -13,6 +13,7 @@ import msgspec
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
+from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.terminal import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -117,7 +118,7 @@ def read(path: str) -> Profile:
         profiles = read_profiles(path)
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    ranks = [p.process.rank if p.process else 0 for p in profiles]
+    ranks = ranks_of(profiles)
     if rank not in ranks:
         raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")
     return profiles[ranks.index(rank)]

@@ -67,17 +67,18 @@ def update(settings: tuple[str, ...], file: str | None) -> None:
     try:
         changes = [_change(text) for text in settings]
         path = Path(file) if file else find_file() or Path(FILE_NAME)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = ""
         if path.exists():
             table_of(path, read_toml(path))
+            text = path.read_text(encoding="utf-8")
         for name, value in changes:
             text = changed(text, table_name(path), name, value)
         _check_text(path, text)
         write_whole(path, text.encode(), "the settings")
     except (SettingsError, ProfileError) as e:
         raise BadFile(str(e)) from e
-    except OSError as e:
-        raise BadFile(f"{file}: cannot read it: {e.strerror or e}") from e
+    except OSError as e:  # A folder above it may not even be looked into.
+        raise BadFile(f"{e.filename}: cannot read it: {e.strerror}") from e
     click.echo(f"{path}: {', '.join(settings)}")
 
 

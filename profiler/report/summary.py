@@ -8,7 +8,7 @@ from statistics import median
 
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
-from ..devices import main_device, peak_bytes, timelines
+from ..devices import main_device, most_called, peak_bytes, timelines
 from ..model import (
     GraphRecord,
     LedgerEntry,
@@ -271,23 +271,11 @@ def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
     )
 
 
-def _most_called(timeline: Timeline) -> dict[int, int]:
-    """Graph id → the unit of its most called program."""
-    calls = timeline.profile.calls
-    counts = Counter(zip(calls.graph, calls.program, strict=True))
-    best: dict[int, tuple[int, int]] = {}
-    for u in timeline.units:
-        score = counts[u.graph.id, u.index]
-        if u.graph.id not in best or score > best[u.graph.id][0]:
-            best[u.graph.id] = (score, u.id)
-    return {g: unit for g, (_, unit) in best.items()}
-
-
 def saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
     """What forwards keep for their backwards, in each one's most called program: most bytes times
     calls until the backward first."""
     out: list[SavedActivation] = []
-    for unit_id in _most_called(timeline).values():
+    for unit_id in most_called(timeline).values():
         unit = timeline.units[unit_id]
         lifetimes = timeline.lifetimes.get(unit_id)
         lifetime = median(lifetimes.elements()) if lifetimes else None
@@ -329,7 +317,7 @@ def graph_rows(timeline: Timeline) -> list[GraphRow]:
     times: dict[int, list[int]] = {}
     for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
         times.setdefault(g, []).append(end - start)
-    best = _most_called(timeline)
+    best = most_called(timeline)
     rows = []
     for graph in timeline.profile.graphs:
         unit = timeline.units[best[graph.id]] if graph.id in best else None

@@ -206,3 +206,17 @@ def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
         result = invoke(*args)
         assert result.exit_code == 2, args
         assert says in result.stderr
+
+
+def test_a_process_of_which_nothing_is_known_has_its_place_as_rank(tmp_path: Path) -> None:
+    # GIVEN files whose processes are not known, e.g. those of documentation
+    for name, nbytes in (("a", 0), ("b", 4 * MIB)):
+        profile = larger(training(), nbytes) if nbytes else training()
+        write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.json")
+    out = str(tmp_path / "all.memprof")
+    invoke("merge", out, str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    # THEN the numbers of the comparison are those that --rank takes
+    rows = json.loads(invoke("report", out, "--json").output)["rows"]
+    assert [(r["rank"], r["peak"] // MIB) for r in rows] == [(0, 26), (1, 30)]
+    assert "30.0 MiB" in invoke("report", out, "--rank", "1").output
+    assert "it has no rank 2, but 0, 1" in invoke("report", out, "--rank", "2").output

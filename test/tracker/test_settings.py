@@ -166,6 +166,14 @@ def test_update_makes_and_changes_a_file(empty_folder: Path) -> None:
     assert path.read_text() == "[memprof]\ninterval = 3.0\nlargest = 1\n"
 
 
+def test_update_says_which_file_cannot_be_read(empty_folder: Path) -> None:
+    # GIVEN the file in force, which nobody named, in Latin-1
+    (empty_folder / "memprof.toml").write_bytes("# h\xf6chstens".encode("latin-1"))
+    result = invoke("config", "update", "interval=2")
+    assert result.exit_code == 2
+    assert "memprof.toml: not TOML" in result.output
+
+
 def test_update_leaves_everything_else_as_it_was(empty_folder: Path) -> None:
     path = empty_folder / "pyproject.toml"
     path.write_text(

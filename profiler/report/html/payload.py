@@ -21,7 +21,7 @@ from typing import Any
 from ...attribution import Attribution, View
 from ...devices import timelines
 from ...model import Category, Profile
-from ...ranks import compare_ranks
+from ...ranks import compare_ranks, ranks_of
 from ...trees import RecordedNode, recorded_nodes
 from ..summary import (
     SavedActivation,
@@ -72,7 +72,7 @@ def ranks_payload(
             "profiles": [report_payload(profiles[0], device, source)],
         }
     compared = compare_ranks(profiles, device)
-    numbers = [p.process.rank if p.process else i for i, p in enumerate(profiles)]
+    numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
     shown = sorted(r.rank for r in highest)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,10 +55,11 @@ class GraphedFunction:
         try:
             runner = self._runners[id(family())][key]
         except KeyError:
-            return self._first_call(inputs, key)
+            # Called below: its errors do not come from this one and should not say so.
+            runner = functools.partial(self._first_call, key)
         return runner(inputs)
 
-    def _first_call(self, inputs: list[Input], key: Any) -> list[Output]:
+    def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
         config = compat.triton_config
         sizes = config.cudagraph_capture_sizes
         if key is not None and sizes is not None and key not in sizes:
@@ -101,6 +103,7 @@ class GraphedFunction:
         options = self._options
         manager = get_manager(options["device_index"], create_if_none_exists=False)
         if manager is not None:
+            manager.ran_outside()
             if options.get("is_backward"):
                 manager.set_to_running_backward()
             manager.note(LedgerKind.SKIP, self._unwrapped(inputs), reason)

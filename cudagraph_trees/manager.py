@@ -397,6 +397,12 @@ class CUDAGraphTreeManager:
         """Whether a step may begin, see Note [Generations]."""
         return self._generations.may_begin()
 
+    def ran_outside(self) -> None:
+        """A function ran without a graph: it belongs to the step that runs, unless one may
+        begin. Otherwise, a pending backward that comes after it would be taken for a new step."""
+        if not self.can_start_new_generation():
+            self._generations.update()
+
     def set_to_running_backward(self) -> None:
         """A backward runs that is not in a tree: the step is released."""
         self._generations.pending_backward = False

@@ -160,6 +160,7 @@ def run_plainly(
     """Run without a graph, out of the general pool. ``inputs`` is emptied."""
     if note:
         manager.note(LedgerKind.SKIP, function, reason)
+    manager.ran_outside()
     compat.align_inputs(
         inputs, [i for i in function.alignment_checked if i not in function.mutated_input_idxs]
     )

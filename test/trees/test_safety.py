@@ -11,6 +11,7 @@ import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import liveness, path_end
+from memprof.cudagraph_trees.path_state import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 from memprof.cudagraph_trees.storage_ref import StorageWeakRefWrapper
 from memprof.profiler.model import LedgerKind
@@ -127,6 +128,34 @@ def test_a_pending_backward_holds_the_step() -> None:
         same(grad1, torch.full((4,), 2.0 * i + 3))
         assert not manager().running_forwards_with_pending_backwards
         del out1, saved1, out2, saved2, grad1, grad2
+
+
+def test_a_backward_without_a_graph_leaves_another_pending_one_its_step() -> None:
+    x = torch.ones(4, device="cuda")
+
+    def uncapturable(x: torch.Tensor) -> list[torch.Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError
+        return [x * 3]
+
+    first = graphed(lambda x: [x + 1, x * 2], [x], is_inference=False)
+    first_backward = graphed(lambda s, g: [s * g], [x, x], is_backward=True)
+    second = graphed(uncapturable, [x], is_inference=False)
+    second_backward = graphed(uncapturable, [x], is_backward=True)
+    for i in range(8):
+        # GIVEN two forwards of different compiled functions, the second of which has no graph
+        next_step()
+        y, saved = first([torch.full((4,), float(i), device="cuda")])
+        next_step()
+        (z,) = second([y])
+        # WHEN their backwards come, the second one's first
+        (g,) = second_backward([z])
+        (h,) = first_backward([saved, g])
+        # THEN the first one's forward is still of this step
+        same(h, torch.full((4,), 2.0 * i * 9 * (i + 1)))
+        same(y, torch.full((4,), i + 1.0))
+        del y, saved, z, g, h
+    assert manager().path_state is ExecutionState.EXECUTION
 
 
 def test_a_marked_step_ends_even_with_a_backward_pending() -> None:

@@ -28,7 +28,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ __all__ = [
     "profile_schema",
     "read_profile",
     "read_profiles",
+    "replacing",
     "streams",
     "write_profile",
     "write_profiles",
@@ -256,11 +257,7 @@ def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
 
 
 def write_whole(path: StrPath, data: bytes, what: str) -> None:
-    """Write a file, whole or not at all.
-
-    The bytes go to a new file in the same folder, reach the disk, and then take the
-    path's place in one step. When anything fails, an interrupt included, the new file is
-    removed and what was at ``path`` before is as it was.
+    """Write a file, whole or not at all; see ``replacing``.
 
     Args:
         path: where to. Its folder must exist. A symbolic link is followed.
@@ -270,14 +267,55 @@ def write_whole(path: StrPath, data: bytes, what: str) -> None:
     Raises:
         ProfileNotWritableError: the operating system refuses.
     """
+    with replacing(path, f"{what} ({len(data):,} bytes)") as fd:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def replacing(path: StrPath, what: str) -> Iterator[int]:
+    """The descriptor of a new file that takes the path's place when the block ends well.
+
+    It lies in the same folder, reaches the disk, and then takes the place in one step. When
+    anything fails, an interrupt included, it is removed and what was at ``path`` before is as
+    it was.
+
+    Args:
+        path: where to. Its folder must exist. A symbolic link is followed.
+        what: names the content in the error.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses.
+    """
     try:
-        _replace(os.path.realpath(path), data)
-    except (OSError, ValueError) as e:
-        raise ProfileNotWritableError(
-            path,
-            f"cannot write {what} ({len(data):,} bytes): {_reason(e)}; {_advice(e)}. "
-            "Nothing was changed there",
-        ) from e
+        target = os.path.realpath(path)
+        _check_target(target)
+        temporary = _temporary(target)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        fd = os.open(temporary, flags, 0o666)
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise _refused(path, what, e) from e
+    try:
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, target)
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(e, OSError):
+            raise _refused(path, what, e) from e
+        raise
+    # The rename itself reaches the disk with the folder; not every system can do this.
+    with contextlib.suppress(OSError):
+        folder = os.open(os.path.dirname(target), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def check_writable(path: StrPath) -> None:
@@ -414,31 +452,10 @@ def _temporary(path: str) -> str:
     return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
 
 
-def _replace(path: str, data: bytes) -> None:
-    _check_target(path)
-    temporary = _temporary(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    fd = os.open(temporary, flags, 0o666)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    # The rename itself reaches the disk with the folder; not every system can do this.
-    with contextlib.suppress(OSError):
-        dir_fd = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(dir_fd)
-        finally:
-            os.close(dir_fd)
+def _refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
+    return ProfileNotWritableError(
+        path, f"cannot write {what}: {_reason(e)}; {_advice(e)}. Nothing was changed there"
+    )
 
 
 def _reason(e: Exception) -> str:

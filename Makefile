@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu test-gpu-rehearsal bench-gpu bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu test-gpu-rehearsal bench-gpu bench-trees bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"

@@ -72,7 +72,8 @@ def _compile(
     if pool.pool_budget is not None or pool.pool_initial:
         override(pool_budget=pool.pool_budget, pool_initial=pool.pool_initial)
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
-    graphs = own.graphs is not False and runs_on_cuda(gm, example_inputs)
+    wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
+    graphs = wanted and runs_on_cuda(gm, example_inputs)
     inductor["triton.cudagraphs"] = graphs
     sources = None
     backward: CapturedGraph | None = None

@@ -37,8 +37,9 @@ class Options:
             then known by graph and line only as far as the generated code tells.
         graphs: replay compiled code out of memory that is planned once: on a GPU as CUDA
             graphs in graph trees, on the CPU out of an arena. None, the default, is on where
-            compiled code runs on CUDA, as with ``mode="reduce-overhead"``, and on the CPU
-            where it saves more page faults than it costs.
+            compiled code runs on CUDA, as with ``mode="reduce-overhead"``, unless the mode or
+            Inductor's ``triton.cudagraphs`` says otherwise, and on the CPU where it saves more
+            page faults than it costs.
         outputs: what becomes of outputs of graph trees that are still held when the next
             step begins: ``"error"`` makes their use raise an error that says whose they
             were, ``"clone"`` gives them memory of their own. The CPU has no such outputs.
@@ -62,8 +63,8 @@ class Options:
     compiled_autograd: bool = False
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check_type(field.name, getattr(self, field.name), get_type_hints(Options)[field.name])
+        for name, expected in get_type_hints(Options).items():
+            _check_type(name, getattr(self, name), expected)
         for name in ("observe_runs", "max_programs"):
             if getattr(self, name) < 0:
                 raise OptionError(f"option {name!r} is {getattr(self, name)}; it must be 0 or more")
@@ -109,6 +110,8 @@ def split_options(
     inductor: dict[str, Any] = {}
     if mode is not None and mode != "default":
         inductor.update(mode_options(mode))
+        if mode.endswith("-no-cudagraphs"):  # to Inductor, what nothing has turned on
+            inductor["triton.cudagraphs"] = False
     known = inductor_option_names()
     for given, value in (options or {}).items():
         name = str(given).replace("-", "_")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from memprof.compile_backend import _torch_compat, backend
+from memprof.compile_backend.inner_compile import InnerCompile
 from memprof.compile_backend.options import OptionError, Options, split_options
 
 
@@ -30,6 +33,38 @@ def test_mode_comes_first_and_options_override_it() -> None:
     _, inductor = split_options({"max_autotune": False}, "max-autotune-no-cudagraphs")
     assert inductor["max_autotune"] is False
     assert split_options(None, "default") == (Options(), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "expected"),
+    [
+        (None, None, True),
+        (None, "reduce-overhead", True),
+        (None, "max-autotune-no-cudagraphs", False),
+        ({"triton.cudagraphs": False}, None, False),
+        ({"triton.cudagraphs": False, "graphs": True}, None, True),
+        ({"graphs": False}, "reduce-overhead", False),
+    ],
+)
+def test_who_asks_for_no_cuda_graphs_gets_none(
+    options: dict[str, object] | None,
+    mode: str | None,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a graph that runs on CUDA
+    monkeypatch.setattr(backend, "runs_on_cuda", lambda gm, inputs: True)
+    given: list[tuple[bool, dict[str, object]]] = []
+
+    def compile_fx(gm: object, inputs: object, inner: InnerCompile, config: Any) -> None:
+        given.append((inner.graphs, config))
+
+    monkeypatch.setattr(_torch_compat, "run_compile_fx", compile_fx)
+    # WHEN it is compiled
+    backend.memprof(torch.fx.symbolic_trace(lambda x: x), [], options=options, mode=mode)
+    # THEN trees and Inductor are told what was asked for
+    ((in_trees, config),) = given
+    assert (in_trees, config["triton.cudagraphs"]) == (expected, expected)
 
 
 @pytest.mark.parametrize(

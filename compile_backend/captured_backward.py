@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
 from memprof.compiled_autograd.tensor_names import NAMES
+from memprof.compiled_autograd.value import LAYOUT
 from memprof.profiler.model import LedgerKind
 
 from .captured_io import FORWARDS, CapturedIO
@@ -86,7 +87,18 @@ class BackwardCompiler:
                 )
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
-        """What the engine runs for a captured backward."""
+        """What the engine runs for a captured backward.
+
+        Raises:
+            CaptureError: an input or its gradient is sparse. Dynamo traces that, but fails when
+                it has to trace it again: it asks for strides.
+        """
+        for node in captured.graph.nodes:
+            if LAYOUT in node.meta:
+                raise compiled_autograd.CaptureError(
+                    f"{node.name} is, or has a gradient, of layout {node.meta[LAYOUT]}, which "
+                    f"Dynamo does not trace a second time"
+                )
         io = CapturedIO(captured)
 
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -104,13 +104,6 @@ def stance_is_force_eager() -> bool:
     return bool(eval_frame._stance.stance == "force_eager")
 
 
-def enable_torchs(
-    compiler: Callable[[GraphModule], Any], dynamic: bool
-) -> AbstractContextManager[None]:
-    """torch's own context manager, which looks the compiler class up in its module."""
-    return _ca._enable(compiler, dynamic=dynamic)
-
-
 def prepare_cuda() -> None:
     """Where torch has CUDA, its graph-tree module must be loaded before a backward runs."""
     if torch.cuda.is_available():
@@ -133,11 +126,14 @@ def patched_engine_entry(
 
 
 def is_refusal(error: RuntimeError) -> bool:
-    """Whether the engine says that it cannot describe a node or hook to a capture."""
-    text = str(error)
+    """Whether the engine says that it cannot describe a node, hook or tensor to a capture.
+
+    Its texts differ; all end with ways to switch compiled autograd off.
+    """
+    text = str(error).lower()
     if isinstance(error, NotImplementedError):
-        return "Compiled Autograd" in text
-    return text.startswith("Compiled autograd is not compatible with C++ DDP Reducer")
+        return "compiled autograd" in text
+    return text.startswith("compiled autograd is not compatible with c++ ddp reducer")
 
 
 # --- identity of a capture ----------------------------------------------------------------
@@ -231,8 +227,11 @@ def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
         Exception: torch has no fake of such a tensor.
     """
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        functorch = torch._C._functorch
+        if functorch.is_functorch_wrapped_tensor(tensor):
             raise NotImplementedError("a tensor inside a torch.func transform")
+        if functorch.is_legacy_batchedtensor(tensor):
+            raise NotImplementedError("a gradient of grad(..., is_grads_batched=True)")
         shape_only = torch.empty_strided(
             tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
         )
@@ -465,27 +464,6 @@ def rename_node(node: Node, name: str) -> None:
     node._rename(name)
 
 
-def line_numbers(graph: GraphModule) -> dict[int, str]:
-    """Line of ``graph.code`` -> name of the node that it computes.
-
-    Dynamo's stack traces name lines of a captured graph's code; this leads back to its nodes.
-    """
-    found: dict[int, str] = {}
-    known = {node.name for node in graph.graph.nodes}
-    for number, line in enumerate(graph.code.split("\n"), 1):
-        name, assigned, _ = line.strip().partition(" = ")
-        name = name.partition(":")[0].strip()
-        if assigned and name in known and name not in found.values():
-            found[number] = name
-    return found
-
-
-def code_file(graph: GraphModule) -> str:
-    """The file name under which ``graph.code`` was compiled, e.g. ``<eval_with_key>.3``."""
-    code: Any = type(graph).forward.__code__
-    return str(code.co_filename)
-
-
 # c10::ScalarType, whose numbers C++ puts into the metadata of outputs.
 _SCALAR_TYPES: dict[int, torch.dtype] = dict(
     enumerate(
@@ -506,12 +484,6 @@ def output_size(metadata: Any) -> tuple[tuple[Any, ...], torch.dtype | None, tor
     device = next((o for o in options if isinstance(o, torch.device)), torch.device("cpu"))
     number = next((o for o in options if isinstance(o, int) and not isinstance(o, bool)), None)
     return tuple(sizes), _SCALAR_TYPES.get(number) if number is not None else None, device
-
-
-def main_torch_version() -> tuple[int, int]:
-    """``(2, 13)``."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def replace_torchs_class(new: Any) -> Any:

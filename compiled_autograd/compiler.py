@@ -31,6 +31,7 @@ from .aot_backward import AotInliner
 from .errors import CaptureError
 from .events import Capture, CaptureLog
 from .nan_check import NanCheck
+from .nodes import call_hook
 from .origin import NodeOrigin
 from .passes import run_passes
 from .runtime import RuntimeWrapper
@@ -385,7 +386,7 @@ class AutogradCompilerInstance:
 
     def _hook(self, hook_id: int, kind: str, *args: Any) -> Node:
         hook = self._tracer.item("hooks", hook_id)
-        return self._tracer.call(_torch_compat.call_hook, (hook, *args), {"hook_type": kind})
+        return self._tracer.call(call_hook, (hook, *args), {"hook_type": kind})
 
     def _replace(self, inputs: list[Any], i: int, node: Node) -> list[Any]:
         inputs[i] = self._tracer.new_value(node, value_of(self._lift(inputs[i])))

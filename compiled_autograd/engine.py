@@ -23,6 +23,7 @@ import torch
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
+from .turn import in_turn
 
 _disabled = 0
 """How many ``disable()`` are open. torch's own flag is no count: compiling anything clears it."""
@@ -66,7 +67,7 @@ def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
         # One graph of one backward is run by one thread.
         with (
             torch.autograd.set_multithreading_enabled(False),
-            _torch_compat.patched_engine_entry(_normally_if_differentiable),
+            _torch_compat.patched_engine_entry(_entered),
         ):
             yield
     finally:
@@ -138,7 +139,7 @@ def turn_on(
     _is_on = True
 
     def entry(run: Callable[..., Any]) -> Callable[..., Any]:
-        return _normally_if_unsupported(_normally_if_differentiable(run), on_unsupported)
+        return _normally_if_unsupported(_entered(run), on_unsupported)
 
     _on.enter_context(_torch_compat.patched_engine_entry(entry))
     return True
@@ -213,6 +214,10 @@ def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
     if len(_last) != 2 or _last[0] is not compiler_fn or _last[1] is not dynamic:
         _torch_compat.clear_cache()
         _last[:] = [compiler_fn, dynamic]
+
+
+def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
+    return _normally_if_differentiable(in_turn(run))
 
 
 def _normally_if_differentiable(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,9 +17,27 @@ HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
 
 def is_hook(node: Node, kind: str | None = None) -> bool:
     """Whether ``node`` calls a Python hook (of that kind)."""
-    return node.target is _torch_compat.call_hook and (
-        kind is None or node.kwargs.get("hook_type") == kind
-    )
+    return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
+
+
+def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: Any) -> Any:
+    """Called from captured graphs: ``hook(*args)``; None means "unchanged".
+
+    Raises:
+        TypeError, RuntimeError: ``Tensor.register_hook`` returned no gradient of the same size,
+            dtype and device type. The engine checks that too, and a captured graph has nothing
+            else that would: a gradient of size 1 would be broadcast into the parameter's.
+    """
+    result = _torch_compat.call_hook(hook, *args, hook_type=hook_type, **kwargs)
+    if hook_type == "tensor_pre_hook" and result is not args[0]:
+        given = args[0]
+        if not isinstance(result, torch.Tensor):
+            raise TypeError(f"a tensor's hook must return a Tensor or None, not {type(result)}")
+        if result.size() != given.size():
+            raise RuntimeError("a tensor's hook has changed the size of the gradient")
+        if result.dtype is not given.dtype or result.device.type != given.device.type:
+            raise RuntimeError("a tensor's hook has changed the type of the gradient")
+    return result
 
 
 def take_gradient(
@@ -103,13 +121,6 @@ def is_getitem(node: Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
-def placeholder_of(node: Node) -> str | None:
-    """Which of the graph's arguments ``node`` is, or is an item of; None if neither."""
-    while is_getitem(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return str(node.target) if node.op == "placeholder" else None
-
-
 def is_item_of_argument(node: Node) -> bool:
     """Whether ``node`` is ``inputs[i]`` or the like: available from the start."""
     return node.op == "placeholder" or (
@@ -133,7 +144,7 @@ def runs_python(node: Node) -> bool:
     if node.op == "call_module":
         return True
     return node.op == "call_function" and (
-        node.target in (_torch_compat.call_hook, _torch_compat.call_backward)
+        node.target in (call_hook, _torch_compat.call_backward)
         or node.target is _torch_compat.call_cpp_tensor_pre_hooks
     )
 

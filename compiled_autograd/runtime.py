@@ -10,6 +10,7 @@ import torch
 from . import _torch_compat
 from .errors import StaleCaptureError
 from .nan_check import NanCheck
+from .turn import end_turn
 
 if TYPE_CHECKING:
     from .events import Capture, CaptureLog
@@ -78,6 +79,7 @@ class RuntimeWrapper:
         state.in_compiled_autograd_region = True
         state.compiled_autograd_enabled = False
         state.active_disable_ctx = True
+        end_turn()
         try:
             with _torch_compat.entered_compile_context(self._context):
                 outputs = compiled_fn(inputs, lifted, scalars, hooks, packed_data)

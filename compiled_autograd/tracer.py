@@ -39,6 +39,7 @@ from .value import (
     GRADIENT_GROUP,
     HAS_GRADIENT,
     INPUT_GROUP,
+    LAYOUT,
     TENSOR_NAME,
     ValueInfo,
     of_tensor,
@@ -119,6 +120,9 @@ class GraphTracer:
             if (name := NAMES.of(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
+            for held in (tensor, current):
+                if held is not None and held.layout is not torch.strided:
+                    node.meta[LAYOUT] = held.layout
             if current is not None:
                 node.meta[HAS_GRADIENT] = True
                 if (key := _torch_compat.storage_key(current)) is not None:

@@ -23,6 +23,10 @@ HAS_GRADIENT = "autograd_has_gradient"
 GRADIENT_GROUP = "autograd_gradient_group"
 """Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
 
+LAYOUT = "autograd_layout"
+"""Key in ``meta`` of ``inputs[i]``: the layout of the tensor, or of its gradient until now, if
+that is not strided."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:

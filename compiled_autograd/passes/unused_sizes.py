@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.fx import Graph
 
 from ..nodes import placeholders
@@ -24,8 +22,3 @@ def remove_unused_sizes(graph: Graph) -> tuple[int, ...]:
         else:
             graph.erase_node(item)
     return tuple(used)
-
-
-def size_indices(graph: Graph) -> list[Any]:
-    """The indices that the graph reads now."""
-    return [item.args[1] for item in placeholders(graph)["sizes"].users]

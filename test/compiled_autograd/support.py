@@ -34,6 +34,10 @@ def captures() -> Iterator[list[ca.Capture]]:
         log.listeners.remove(listener)
 
 
+def parameters_of(model: torch.nn.Module) -> list[Tensor]:
+    return list(model.parameters())
+
+
 def clear(parameters: Sequence[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None

@@ -235,6 +235,29 @@ def test_what_cannot_be_captured_runs_in_the_normal_engine() -> None:
     assert any("a made-up reason" in e.reason for e in session.profile().ledger)
 
 
+def test_sparse_gradients_are_added_in_the_normal_engine() -> None:
+    """GIVEN sparse gradients to add to WHEN their number of elements changes, which Dynamo
+    cannot trace anew THEN gradients are right and the ledger says what was not captured."""
+    torch.manual_seed(0)
+    embedding, linear = nn.Embedding(10, 16, sparse=True), Model()
+    parameters = [embedding.weight, *linear.parameters()]
+    run = compiled(linear)
+    batches = [torch.randint(0, 10, (n,)) for n in (6, 3, 5, 4)]
+
+    def summed(model: Any) -> list[Tensor]:
+        clear(parameters)
+        for batch in batches:
+            model(embedding(batch)).square().sum().backward()
+        return [p.grad.to_dense().clone() for p in parameters]
+
+    wanted = summed(linear)
+    with memprof.profile() as session:
+        found = summed(run)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want)
+    assert any("layout torch.sparse_coo" in e.reason for e in session.profile().ledger)
+
+
 def test_wrong_type() -> None:
     with pytest.raises(
         (OptionError, torch._dynamo.exc.BackendCompilerFailed), match="must be bool"

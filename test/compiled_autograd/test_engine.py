@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -246,3 +247,39 @@ def test_distributed_data_parallel() -> None:
         assert len(found) == 1
     finally:
         dist.destroy_process_group()
+
+
+def test_another_thread_waits_for_a_capture() -> None:
+    """GIVEN a thread whose backward is being compiled WHEN another one begins a backward THEN
+    that runs once the compiler is done, although the first one has not finished."""
+    first, second = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    compiling, second_done = threading.Event(), threading.Event()
+    waited: list[bool] = []
+    errors: list[Exception] = []
+
+    def slow(graph: Any) -> Any:
+        compiling.set()
+        waited.append(second_done.wait(0.2))
+        return graph
+
+    def other() -> None:
+        compiling.wait(60)
+        try:
+            (second * 3).sum().backward()
+        except Exception as error:
+            errors.append(error)
+        second_done.set()
+
+    thread = threading.Thread(target=other)
+    handle = first.register_hook(lambda g: waited.append(second_done.wait(60)))
+    with ca.enable(slow, dynamic=False):
+        thread.start()
+        (first * 2).sum().backward()
+        thread.join()
+        assert torchs.compiled_autograd_enabled
+    handle.remove()
+    assert not errors
+    # Not while the first was compiled, but while it ran.
+    assert waited == [False, True]
+    assert torch.equal(first.grad, torch.full((3,), 2.0))
+    assert torch.equal(second.grad, torch.full((3,), 3.0))

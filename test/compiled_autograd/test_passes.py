@@ -16,6 +16,7 @@ from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
 from memprof.compiled_autograd.aot_backward import AOT_NAME
 from memprof.compiled_autograd.memory import Blocks, node_memory, peak
+from memprof.compiled_autograd.nodes import call_hook
 from memprof.compiled_autograd.origin import META, NodeOrigin
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
 from memprof.compiled_autograd.value import GRADIENT_GROUP, INPUT_GROUP, of_sizes, set_value
@@ -25,7 +26,7 @@ from .support import compact
 
 aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
-TAKES_GRADIENT = compat.main_torch_version() >= (2, 13)
+TAKES_GRADIENT = torch.__version__ >= "2.13"
 
 
 class Builder:
@@ -58,7 +59,7 @@ class Builder:
         return node
 
     def hook(self, index: int, kind: str, *args: Any) -> Node:
-        return self.call(compat.call_hook, self.item("hooks", index), *args, hook_type=kind)
+        return self.call(call_hook, self.item("hooks", index), *args, hook_type=kind)
 
     def accumulate(self, variable: Node, current: Node | None, new: Node) -> Node:
         args = (variable, current, new) if TAKES_GRADIENT else (variable, new)
@@ -403,7 +404,7 @@ def build(program: list[tuple[str, int, int]]) -> Builder:
             at = left.pop()
             b.accumulate(parameters[at], gradients[at], x)
         elif what == "hook":
-            node = b.call(compat.call_hook, hook, x, hook_type="tensor_pre_hook", sizes=size)
+            node = b.call(call_hook, hook, x, hook_type="tensor_pre_hook", sizes=size)
             values.append((node, size))
     b.graph.output([v for v, _ in values[-3:]])
     return b

@@ -1,0 +1,120 @@
+"""What fails says so, and leaves a clean state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from memprof import compiled_autograd as ca
+
+from .support import COMPILERS, clear, gradients, parameters_of, same
+
+
+def test_compiled_forward_cannot_be_differentiated_twice(model: nn.Module, x: Tensor) -> None:
+    compiled = torch.compile(model, backend="aot_eager")
+    x = x.requires_grad_()
+    with ca.enable(COMPILERS["as_it_is"]):
+        (g,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        # torch itself fails, in the normal engine too; here before it gets to us.
+        with pytest.raises((RuntimeError, AttributeError)):
+            g.square().sum().backward()
+    # and the switch is where it was
+    assert not torch._dynamo.compiled_autograd.compiled_autograd_enabled
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_mode_finds_nan(model: nn.Module, x: Tensor) -> None:
+    parameters = parameters_of(model)
+    with torch.autograd.detect_anomaly(), ca.enable(COMPILERS["as_it_is"]):
+        model(x).sum().backward()
+        clear(parameters)
+        with pytest.raises(RuntimeError, match="returned NaN gradients for inputs"):
+            (model(x) * float("nan")).sum().backward()
+        clear(parameters)
+        with pytest.raises(RuntimeError, match="returned NaN gradients for"):
+            torch.autograd.grad((model(x) * float("nan")).sum(), parameters)
+
+
+def test_error_in_a_hook_reaches_the_user_and_leaves_a_clean_state(
+    model: nn.Module, x: Tensor
+) -> None:
+    parameters = parameters_of(model)
+
+    def hook(grad: Tensor) -> None:
+        raise ZeroDivisionError("in a hook")
+
+    handle = parameters[0].register_hook(hook)
+    with ca.enable(COMPILERS["as_it_is"]):
+        with pytest.raises(ZeroDivisionError, match="in a hook"):
+            model(x).sum().backward()
+        handle.remove()
+        clear(parameters)
+        model(x).sum().backward()
+    wanted = gradients(parameters)
+    clear(parameters)
+    model(x).sum().backward()
+    assert same(gradients(parameters), wanted)
+
+
+def test_error_of_the_compiler_reaches_the_user(model: nn.Module, x: Tensor) -> None:
+    def compiler(graph: Any) -> Any:
+        raise ZeroDivisionError("in the compiler")
+
+    with ca.enable(compiler), pytest.raises(ZeroDivisionError, match="in the compiler"):
+        model(x).sum().backward()
+    model(x).sum().backward()  # the normal engine works
+
+
+def test_batched_gradients_are_refused_at_capture(model: nn.Module, x: Tensor) -> None:
+    x = x.requires_grad_()
+    y = model(x).sum(0)
+    with ca.enable(COMPILERS["as_it_is"]), pytest.raises(ca.CaptureError, match="grads_batched"):
+        torch.autograd.grad(y, [x], torch.eye(3), is_grads_batched=True)
+
+
+def test_nested_tensors_run_in_the_normal_engine(model: nn.Module) -> None:
+    """GIVEN what the engine itself refuses to describe WHEN a backward may fall back THEN it
+    does and says why."""
+    parameters = parameters_of(model)
+    batch = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)], layout=torch.jagged)
+    model(batch).values().square().sum().backward()
+    wanted = gradients(parameters)
+    clear(parameters)
+    told: list[ca.CaptureError] = []
+    ca.turn_on(COMPILERS["as_it_is"], on_unsupported=told.append)
+    try:
+        model(batch).values().square().sum().backward()
+    finally:
+        ca.reset()
+    assert same(gradients(parameters), wanted)
+    assert ["NestedTensor" in str(error) for error in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "words"),
+    [
+        (lambda g: g[:1].clone(), RuntimeError, "changed the size"),
+        (lambda g: g.double(), RuntimeError, "changed the type"),
+        (lambda g: 3, TypeError, ""),
+    ],
+)
+@pytest.mark.parametrize("compiler", list(COMPILERS))
+def test_hook_that_returns_another_kind_of_gradient(
+    hook: Any, error: type[Exception], words: str, compiler: str
+) -> None:
+    """The normal engine raises too; a captured graph would go on with what it got."""
+    w = torch.randn(3, requires_grad=True)
+    handle = w.register_hook(hook)
+    with pytest.raises(error, match=words):
+        (w * 2).sum().backward()
+    with ca.enable(COMPILERS[compiler], dynamic=False):
+        with pytest.raises(error, match=words):
+            (w * 2).sum().backward()
+        assert w.grad is None
+        handle.remove()
+        (w * 2).sum().backward()
+    assert torch.equal(w.grad, torch.full((3,), 2.0))

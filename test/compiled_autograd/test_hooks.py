@@ -1,0 +1,152 @@
+"""Gradients of captured backwards are the normal engine's with hooks of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from memprof import compiled_autograd as ca
+
+from .support import COMPILERS, check, clear, parameters_of, same
+
+
+def test_tensor_hooks(model: nn.Module, x: Tensor) -> None:
+    parameters = parameters_of(model)
+    handles = [parameters[0].register_hook(lambda g: g * 2)]
+    handles.append(parameters[0].register_hook(lambda g: g + 1))
+    handles.append(parameters[3].register_hook(lambda g: None))
+
+    def step() -> None:
+        h = model[1](model[0](x))
+        h.register_hook(lambda g: g.clamp(min=0))
+        model[2](h).square().sum().backward()
+
+    check(step, parameters)
+    for handle in handles:
+        handle.remove()
+
+
+def test_node_hooks(model: nn.Module, x: Tensor) -> None:
+    def step() -> None:
+        h = model[0](x)
+        y = model[2](model[1](h))
+        h.grad_fn.register_prehook(lambda grads: tuple(g * 3 for g in grads))
+        h.grad_fn.register_hook(lambda ins, outs: tuple(None if g is None else g + 1 for g in ins))
+        y.square().sum().backward()
+
+    check(step, parameters_of(model))
+
+
+def test_module_backward_hooks(model: nn.Module, x: Tensor) -> None:
+    handles = [
+        model[0].register_full_backward_hook(lambda m, gi, go: None),
+        model[2].register_full_backward_pre_hook(lambda m, go: (go[0] * 2,)),
+    ]
+    check(lambda: model(x).sum().backward(), parameters_of(model))
+    for handle in handles:
+        handle.remove()
+
+
+def test_hooks_of_accumulation_run_in_order(model: nn.Module, x: Tensor) -> None:
+    parameters = parameters_of(model)
+    for compiled in (False, True):
+        seen: list[str] = []
+        handles: list[Any] = [
+            parameters[0].register_hook(lambda g, s=seen: s.append("tensor")),
+            parameters[0].register_post_accumulate_grad_hook(lambda p, s=seen: s.append("after")),
+        ]
+        accumulator = torch.autograd.graph.get_gradient_edge(parameters[0]).node
+        handles.append(accumulator.register_prehook(lambda g, s=seen: s.append("pre")))
+        handles.append(accumulator.register_hook(lambda i, o, s=seen: s.append("post")))
+        clear(parameters)
+        if compiled:
+            with ca.enable(COMPILERS["as_it_is"]):
+                model(x).sum().backward()
+        else:
+            model(x).sum().backward()
+        for handle in handles:
+            handle.remove()
+        assert seen == ["tensor", "pre", "after", "post"], compiled
+
+
+@pytest.mark.parametrize("compile_forward", [False, True])
+def test_optimizer_in_a_post_accumulate_hook(
+    model: nn.Module, x: Tensor, compile_forward: bool
+) -> None:
+    """GIVEN an optimizer that writes each parameter as soon as its gradient is there WHEN the
+    graph of a compiled forward is inlined THEN nodes that read a parameter read its old value."""
+    parameters = parameters_of(model)
+    run: Any = torch.compile(model, backend="aot_eager") if compile_forward else model
+    start = [p.detach().clone() for p in parameters]
+
+    def update(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.5)
+        parameter.grad = None
+
+    def trained(compiler: Any) -> list[Tensor]:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, start, strict=True):
+                parameter.copy_(value)
+        clear(parameters)
+        for _ in range(3):
+            if compiler is None:
+                run(x).square().sum().backward()
+            else:
+                with ca.enable(compiler, dynamic=False):
+                    run(x).square().sum().backward()
+        return [p.detach().clone() for p in parameters]
+
+    handles = [p.register_post_accumulate_grad_hook(update) for p in parameters]
+    wanted = trained(None)
+    assert not same(wanted, start)
+    assert same(trained(COMPILERS["as_it_is"]), wanted)
+    if compile_forward:
+        assert same(trained(COMPILERS["aot_eager"]), wanted)
+    else:
+        # The forward saved a view of the parameter; AOTAutograd refuses a graph that writes
+        # a leaf and reads a view of it. It says so before anything has run.
+        with pytest.raises(Exception, match="leaf"):
+            trained(COMPILERS["aot_eager"])
+    for handle in handles:
+        handle.remove()
+
+
+def test_saved_tensor_hooks(model: nn.Module, x: Tensor) -> None:
+    def step() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t * 1.0):
+            y = model(x)
+        y.square().sum().backward()
+
+    check(step, parameters_of(model))
+
+
+def test_saved_tensors_on_cpu(model: nn.Module, x: Tensor) -> None:
+    def step() -> None:
+        with torch.autograd.graph.save_on_cpu():
+            y = model(x)
+        y.square().sum().backward()
+
+    check(step, parameters_of(model))
+
+
+def test_final_callbacks(model: nn.Module, x: Tensor) -> None:
+    """queue_callback needs a compiler that takes the whole graph."""
+    parameters = parameters_of(model)
+    seen: list[int] = []
+
+    def hook(grad: Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append(1))
+
+    def whole(graph: Any) -> Any:
+        return torch.compile(graph, backend="eager", fullgraph=True)
+
+    handle = parameters[0].register_hook(hook)
+    with ca.enable(whole, dynamic=False):
+        model(x).sum().backward()
+    handle.remove()
+    assert seen == [1]

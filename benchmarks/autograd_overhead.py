@@ -12,15 +12,22 @@ For each model and forward (plain, compiled), medians of
 
 The two take turns from one backward to the next. Ratios are memprof / torch; lower is better.
 --cpu-time counts the CPU time of the thread that runs the backward, which on a busy machine
-and with OMP_NUM_THREADS=1 says more than the clock on the wall.
+and with OMP_NUM_THREADS=1 says more than the clock on the wall. --save writes
+results/compiled_autograd.json.
+
+Compiled code goes into a folder that is removed at the end, unless TORCHINDUCTOR_CACHE_DIR
+names one: in a shared cache, a run that was killed leaves truncated files.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +38,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
 import torch._dynamo.compiled_autograd as torchs
+from backend_overhead import machine
 from compiled_autograd.support import peak_of
 from models import zoo
 
 from memprof import compiled_autograd as ours
 
+RESULTS = Path(__file__).parent / "results" / "compiled_autograd.json"
 TORCHS_CLASS = torchs.AutogradCompilerInstance
 CLASSES: dict[str, Any] = {"torch": TORCHS_CLASS, "memprof": ours.AutogradCompilerInstance}
 engine: Any = torch._C._dynamo.compiled_autograd
@@ -208,25 +217,64 @@ def measure(name: str, compile_forward: bool, args: Any) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    args = parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
+        about = {**machine(), "threads": torch.get_num_threads()}
+        results = run(args, about)
+    if args.save:
+        write(RESULTS, results, args, about)
+        print(f"written to {RESULTS}")
+
+
+def run(args: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measure and print; medians of both, one entry a model, forward and measure."""
+    print(
+        f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}, "
+        f"{about['threads']} threads, {args.rounds} rounds"
+    )
+    print(f"{'model':8} {'forward':9} {'measure':22} {'torch':>12} {'memprof':>12} {'ratio':>7}")
+    results = []
+    for name in args.models.split(","):
+        for forward in ("plain", "compiled"):
+            for what, values in measure(name, forward == "compiled", args).items():
+                ratio = values["memprof"] / values["torch"]
+                results.append({"model": name, "forward": forward, "measure": what, **values})
+                print(
+                    f"{name:8} {forward:9} {what:22} "
+                    f"{values['torch']:12,.3f} {values['memprof']:12,.3f} {ratio:7.3f}",
+                    flush=True,
+                )
+    return results
+
+
+def write(
+    out: Path, results: list[dict[str, Any]], args: argparse.Namespace, about: dict[str, Any]
+) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "benchmark": "compiled_autograd",
+        "machine": about,
+        "rounds": args.rounds,
+        "clock": "CPU time" if args.cpu_time else "wall",
+        "dynamic": args.dynamic,
+        "results": results,
+    }
+    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="gpt2,bert,resnet")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--backends", default="eager,aot_eager,inductor")
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cpu-time", action="store_true")
-    args = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} rounds")
-    print(f"{'model':8} {'forward':9} {'measure':22} {'torch':>12} {'memprof':>12} {'ratio':>7}")
-    for name in args.models.split(","):
-        for compile_forward in (False, True):
-            for what, values in measure(name, compile_forward, args).items():
-                ratio = values["memprof"] / values["torch"]
-                print(
-                    f"{name:8} {'compiled' if compile_forward else 'plain':9} {what:22} "
-                    f"{values['torch']:12,.3f} {values['memprof']:12,.3f} {ratio:7.3f}",
-                    flush=True,
-                )
+    parser.add_argument("--save", action="store_true", help=f"write results/{RESULTS.name}")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 shutdown. ``docs/tracker.md`` says how it is used, what it costs and what it cannot see.
 
 Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (what allocators and
-the system say), ``snapshots.py`` (the two put together), ``operations.py`` and ``operators.py``
-(what the user names, and what torch runs), ``thinning.py`` (how it stays bounded), ``journal.py``
+the system say), ``snapshots.py`` (the two put together), ``operations.py`` with ``lanes.py`` and
+``tracked_operation.py`` (what the user names), ``operators.py`` and ``operator_calls.py`` (what
+torch runs), ``thinning.py`` (how it stays bounded), ``journal.py``
 and ``document.py`` (what is on the disk), ``tracker.py`` (the whole), ``lifecycle.py`` (signals,
 exit, fork), ``api.py`` (what users call).
 
-``document``, ``journal``, ``settings``, ``naming`` and ``thinning`` need no torch.
+``document``, ``journal``, ``settings``, ``naming``, ``operator_calls`` and ``thinning`` need no
+torch.
 """

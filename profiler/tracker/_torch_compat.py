@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .operator_calls import HostEvent, MemoryEvent, Shapes
+
 # --- tensors ------------------------------------------------------------------------------
 
 
@@ -148,14 +150,77 @@ def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:
     return torch.profiler.profile(activities=kinds, record_shapes=shapes, profile_memory=memory)
 
 
-def memory_totals(profile: Any) -> list[tuple[str, int]]:
-    """``(device type, signed bytes)`` of the allocations of a finished profile, in order."""
-    result = profile.profiler.kineto_results
+def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
+    """What ran on the host in a finished profile, and its allocations in order of time.
+
+    Kernels are linked to the event that launched them by its correlation number. So are calls
+    of the device's runtime, which run where their launcher does.
+    """
+    cpu, host_types, device_types = _device_types()
+    events: list[tuple[int, HostEvent]] = []
+    runtime: list[tuple[int, HostEvent]] = []
+    kernels: dict[int, int] = {}
+    memory: list[MemoryEvent] = []
+    for e in profile.profiler.kineto_results.events():
+        name, start, device = e.name(), e.start_ns(), e.device_type()
+        if name == "[memory]":
+            if device in host_types or device in device_types:
+                memory.append(MemoryEvent(start, e.nbytes(), device in host_types))
+            continue
+        if name in _NOT_CALLS or e.is_hidden_event():
+            continue
+        launcher, end = e.linked_correlation_id(), e.end_ns()
+        if device != cpu:
+            kernels[launcher] = kernels.get(launcher, 0) + end - start
+            continue
+        thread = e.start_thread_id()
+        hops = e.is_async() or thread != e.end_thread_id()
+        event = HostEvent(name, thread, start, end, as_shapes(e.shapes()), 0, hops)
+        if launcher:
+            runtime.append((launcher, event))
+        else:
+            events.append((e.correlation_id(), event))
+    threads = {number: e.thread for number, e in events if not e.asynchronous}
+    memory.sort(key=lambda m: m.time_ns)
     return [
-        (str(e.device_type()).rpartition(".")[2].lower(), e.nbytes())
-        for e in result.events()
-        if e.name() == "[memory]"
-    ]
+        *(e._replace(kernels_ns=kernels[n]) if n in kernels else e for n, e in events),
+        *(e._replace(thread=threads.get(n, e.thread)) for n, e in runtime),
+    ], memory
+
+
+_NOT_CALLS = frozenset(
+    {
+        "[OutOfMemory]",
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+    }
+)
+"""What torch's own statistics leave out."""
+
+
+def as_shapes(shapes: Any) -> Shapes:
+    """Input shapes as tuples; () for an input that has none, or that is a list of tensors."""
+    return tuple(
+        tuple(s) if all(isinstance(n, int) for n in s) else ()
+        for s in shapes or ()
+        if s is not None
+    )
+
+
+@functools.cache
+def _device_types() -> tuple[Any, frozenset[Any], frozenset[Any]]:
+    """The CPU; types whose allocations are the host's; those whose are a device's."""
+    from torch._C._autograd import DeviceType as D
+
+    return (
+        D.CPU,
+        frozenset({D.CPU, D.MKLDNN, D.IDEEP}),
+        frozenset({D.CUDA, D.PrivateUse1, D.HIP, D.XPU}),
+    )
 
 
 def profiling() -> bool:

@@ -41,7 +41,10 @@ def open_journal(
         if path.exists():
             continue
         with contextlib.suppress(FileExistsError):
-            return path, Journal(journal_of(path), header, everything)
+            journal = Journal(journal_of(path), header, everything)
+            if not path.exists():  # as it would if another tracker had ended since we looked
+                return path, journal
+            journal.remove()
     raise FileExistsError(f"a thousand trackers started in {folder} within this second")
 
 
@@ -90,6 +93,8 @@ def recover(folder: Path) -> list[Path]:
                 continue
             write_whole(path, encode_document(decode_journal(data, str(journal))), "the record")
             journal.unlink()
+        except FileNotFoundError:
+            continue  # another tracker that starts just now has done it
         except (OSError, ProfileError) as e:
             log.warning("The journal of a tracker that was killed stays as it is: %s", e)
             continue

@@ -39,12 +39,13 @@ def launch(arguments: list[str]) -> None:
 
 
 def _run(arguments: list[str]) -> None:
+    spec: ModuleSpec | None
     if arguments[0] == "-m":
         name, rest = arguments[1], arguments[2:]
         if not _SAFE_PATH:
             sys.path[0] = os.getcwd()
-        code, spec = _module(name)
-        path = file = spec.origin or name
+        code, spec, path = _module(name)
+        file = path
     else:
         path, rest = arguments[0], arguments[1:]
         code, spec, file = _script(path)
@@ -88,7 +89,7 @@ def _script(path: str) -> tuple[CodeType, ModuleSpec | None, str]:
     return compile(source, file, "exec", dont_inherit=True), None, file
 
 
-def _module(name: str) -> tuple[CodeType, ModuleSpec]:
+def _module(name: str) -> tuple[CodeType, ModuleSpec, str]:
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -99,7 +100,7 @@ def _module(name: str) -> tuple[CodeType, ModuleSpec]:
     code = _code(spec)
     if spec is None or code is None:
         _fail(f"memprof run: there is no module {name} that can be run")
-    return code, spec
+    return code, spec, spec.origin or name
 
 
 def _code(spec: ModuleSpec | None) -> CodeType | None:

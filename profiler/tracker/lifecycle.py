@@ -9,6 +9,7 @@ Ctrl+C                 No handler for SIGINT: Python's KeyboardInterrupt stays w
 SIGTERM, SIGHUP        where the system's default would end the process: our handler writes the
                        file, puts the default back and sends the signal again, so the exit status is
                        the same
+the same once more     while the file is being written it is kept until that is done
 ... with a handler     a handler of the user's from before ours is called by ours, after a snapshot;
 of the user's          one set later replaces ours. Either way the process decides when it ends,
                        and ``atexit`` writes the file. (uvicorn puts the handler before it back
@@ -56,12 +57,15 @@ class Lifecycle:
         self._hook: Callable[..., Any] | None = None
         self._reason = ""
         self._registered = False
+        self._waiting = 0
 
     def attach(self, tracker: MemoryTracker) -> None:
         """Watch over ``tracker``."""
         self.tracker = tracker
+        tracker.on_end = self._ended
         self.pid = os.getpid()
         self._reason = ""
+        self._waiting = 0
         if not self._registered:
             self._registered = True
             atexit.register(self._at_exit)
@@ -123,9 +127,18 @@ class Lifecycle:
             former(number, frame)
             return
         if tracker is not None and os.getpid() == self.pid:
+            if tracker.ending:
+                self._waiting = number
+                return
             tracker.finish(RunState.SIGNAL, name)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+    def _ended(self) -> None:
+        """The tracker has ended: let the signal that came meanwhile do what it does."""
+        number, self._waiting = self._waiting, 0
+        if number:
+            os.kill(os.getpid(), number)
 
     def _in_child(self) -> None:
         tracker = self.tracker

@@ -18,32 +18,22 @@ one all the time from one look for tensors to the next, and unknown otherwise.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, TypeVar
 
-import torch
+from memprof.profiler.model import DeviceSummary, OperationSummary
 
-from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
-
+from .lanes import Lanes, current_task
 from .memory import Accelerators, ProcessMemory
 from .rows import OperationRow
 from .tensors import LiveTensors
 from .thinning import operations_to_drop
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 MAX_NAMES = 2_000
 """Distinct places in the tree of operations; further ones are counted together."""
-MAX_LANES = 256
-"""Threads, and likewise tasks at a time, with a lane of their own."""
 OTHER = "(other operations)"
 DETAIL_SHARE = 0.002
 _DETAIL_BURST_NS = 20_000_000
@@ -53,7 +43,7 @@ _clock = time.perf_counter_ns
 
 
 class Operation:
-    """One invocation, running or ended."""
+    """One invocation, running or ended; ``owner`` is who ends it, None when that is done."""
 
     __slots__ = (
         "depth",
@@ -75,14 +65,14 @@ class Operation:
     def __init__(
         self,
         log: OperationLog,
-        owner: TrackedOperation,
+        owner: object,
         number: int,
         summary: int,
         lane: int,
         parent: Operation | None,
     ) -> None:
         self.log = log
-        self.owner: TrackedOperation | None = owner
+        self.owner: object | None = owner
         self.number = number
         self.summary = summary
         self.lane = lane
@@ -121,7 +111,8 @@ class Operation:
         )
 
 
-_CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=None)
+CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=None)
+"""The innermost operation that runs in this thread or task."""
 
 
 class OperationLog:
@@ -133,8 +124,7 @@ class OperationLog:
 
     Attributes:
         enabled: whether operations that begin are tracked.
-        lanes: as in the record.
-        thread_of_lane: ``threading.get_ident()`` of the first thread of a thread's lane.
+        lanes: of threads and tasks.
         seen, dropped: invocations so far, and those that are no longer kept.
         cost_ns: time that the edges took.
     """
@@ -147,8 +137,7 @@ class OperationLog:
         limit: int,
     ) -> None:
         self.enabled = True
-        self.lanes: list[Lane] = []
-        self.thread_of_lane: dict[int, int] = {}
+        self.lanes = Lanes()
         self._sums: list[_Sums] = []
         self.seen = 0
         self.dropped = 0
@@ -163,9 +152,6 @@ class OperationLog:
         self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
         self._changed: set[int] = set()
         self._by_place: dict[tuple[int, str], int] = {}
-        self._local = threading.local()
-        self._free_threads: deque[int] = deque()
-        self._free_tasks: deque[int] = deque()
         self._allowance = float(_DETAIL_BURST_NS)
         self._allowed_at = _clock()
         self._edges = 0
@@ -175,23 +161,25 @@ class OperationLog:
 
     # --- the edges ------------------------------------------------------------------------
 
-    def begin(self, owner: TrackedOperation) -> Operation | None:
-        """Start an operation on this thread and task."""
+    def begin(self, owner: object, name: str) -> Operation | None:
+        """Start operation ``name`` on this thread and task; None while not enabled."""
         if not self.enabled:
             return None
         entered = _clock()
-        parent = _CURRENT.get()
+        parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
         counted = self._count_tensors(entered)
         with self._lock:
-            task = _task()
+            task = current_task()
             operation = Operation(
                 self,
                 owner,
                 self.seen,
-                self._place(parent.summary if parent is not None else -1, owner.name),
-                self._lane(task, parent),
+                self._place(parent.summary if parent is not None else -1, name),
+                parent.lane
+                if task and parent is not None and parent.task == task
+                else self.lanes.take(task),
                 parent,
             )
             operation.task = task
@@ -205,7 +193,7 @@ class OperationLog:
         operation.tensors_before = counted
         for device, (now, mark) in self._in_use().items():
             operation.memory[device] = [now, now, now, 0, mark]
-        _CURRENT.set(operation)
+        CURRENT.set(operation)
         operation.start_ns = _clock()
         self.cost_ns += operation.start_ns - entered
         return operation
@@ -234,9 +222,9 @@ class OperationLog:
                 self._ended.append(operation)
             self._sum_up(operation)
             if operation.task and (parent is None or parent.task != operation.task):
-                self._free_tasks.append(operation.lane)
+                self.lanes.give_back(operation.lane)
             operation.task = 0
-        _CURRENT.set(parent)
+        CURRENT.set(parent)
         self.cost_ns += _clock() - left
 
     @staticmethod
@@ -295,7 +283,7 @@ class OperationLog:
                 return -1
             return max(self._running.values(), key=lambda o: (o.depth, o.number)).summary
 
-    # --- places and lanes -----------------------------------------------------------------
+    # --- places ---------------------------------------------------------------------------
 
     def _place(self, parent: int, name: str) -> int:
         place = self._by_place.get((parent, name))
@@ -309,39 +297,10 @@ class OperationLog:
                 self._changed.add(place)
         return place
 
-    def _lane(self, task: int, parent: Operation | None) -> int:
-        if task and parent is not None and parent.task == task:
-            return parent.lane
-        holder = getattr(self._local, "holder", None)
-        if holder is None:
-            holder = self._local.holder = _Holder(self._free_threads, self._thread_lane())
-        thread: int = holder.lane
-        if not task:
-            return thread
-        for _ in range(len(self._free_tasks)):
-            lane = self._free_tasks.popleft()
-            if self.lanes[lane].thread == thread:
-                return lane
-            self._free_tasks.append(lane)
-        tasks = [i for i, lane in enumerate(self.lanes) if lane.kind is LaneKind.TASK]
-        if len(tasks) >= MAX_LANES:
-            return tasks[-1]
-        self.lanes.append(Lane(LaneKind.TASK, f"task {len(tasks) + 1}", thread))
-        return len(self.lanes) - 1
-
-    def _thread_lane(self) -> int:
-        name = threading.current_thread().name
-        for _ in range(len(self._free_threads)):
-            lane = self._free_threads.popleft()
-            if self.lanes[lane].name == name:
-                return lane
-            self._free_threads.append(lane)
-        threads = [i for i, lane in enumerate(self.lanes) if lane.kind is LaneKind.THREAD]
-        if len(threads) >= MAX_LANES:
-            return threads[-1]
-        self.lanes.append(Lane(LaneKind.THREAD, name, len(self.lanes)))
-        self.thread_of_lane[len(self.lanes) - 1] = threading.get_ident()
-        return len(self.lanes) - 1
+    def forked(self) -> None:
+        """In a forked child: operations that run can be ended, nothing begins."""
+        self.enabled = False
+        self._lock = threading.RLock()
 
     # --- what is kept ---------------------------------------------------------------------
 
@@ -379,8 +338,14 @@ class OperationLog:
     def rows(self) -> list[OperationRow]:
         """The invocations that are kept, in order of start."""
         with self._lock:
-            kept = {o.number for o in self._rows}
-            return [o.row(kept) for o in self._rows]
+            operations = list(self._rows)
+        kept = {o.number for o in operations}
+        rows: list[OperationRow] = []
+        # All at once would hold up operations that begin or end meanwhile, some 0.1 s.
+        for i in range(0, len(operations), 500):
+            with self._lock:
+                rows += [o.row(kept) for o in operations[i : i + 500]]
+        return rows
 
     def summaries(self) -> list[OperationSummary]:
         """The tree of operations, as in the record."""
@@ -462,106 +427,3 @@ class _Sums:
             tensors_measured=self.measured,
             devices={name: DeviceSummary(*sums) for name, sums in self.devices.items()},
         )
-
-
-class _Holder:
-    """Gives a lane back when its thread ends, which destroys the thread's locals."""
-
-    __slots__ = ("_free", "lane")
-
-    def __init__(self, free: deque[int], lane: int) -> None:
-        self._free = free
-        self.lane = lane
-
-    def __del__(self) -> None:
-        self._free.append(self.lane)
-
-
-def _task() -> int:
-    """Identity of the asyncio task that runs on this thread, 0 if none does."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no running loop
-        return 0
-    return id(task) if task is not None else 0
-
-
-class TrackedOperation:
-    """``with tracker.track_operation(name):`` and ``@tracker.track_operation(name)``.
-
-    The object holds no state of an invocation that matters, so it can be nested in itself and used
-    by several threads and tasks at once. Inside code that Dynamo compiles it does nothing, so
-    it neither breaks a graph nor appears in one.
-    """
-
-    __slots__ = ("_log", "_open", "name")
-
-    def __init__(self, log: Callable[[], OperationLog | None], name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of an operation is {name!r}; it must be a text")
-        self.name = name
-        self._log = log
-        self._open: list[Operation] = []
-
-    def __enter__(self) -> TrackedOperation:
-        if torch.compiler.is_compiling():
-            return self
-        log = self._log()
-        operation = log.begin(self) if log is not None else None
-        if operation is not None:
-            self._open.append(operation)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if torch.compiler.is_compiling() or not self._open:
-            return
-        # Ours is the innermost one of this context; if the context was left in the meantime
-        # (a generator that another thread finishes), the last one opened.
-        operation = _CURRENT.get()
-        while operation is not None and operation.owner is not self:
-            operation = operation.parent
-        if operation is None:
-            operation = self._open[-1]
-        self._open.remove(operation)
-        operation.log.end(operation, kind is not None)
-
-    async def __aenter__(self) -> TrackedOperation:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def __call__(self, function: _Function) -> _Function:
-        """Decorate a function or coroutine function."""
-        log, name = self._log, self.name
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                f"{getattr(function, '__qualname__', function)} is a generator, whose body runs "
-                "in pieces between its caller's: put `with tracker.track_operation(...)` around "
-                "what is to be measured"
-            )
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with TrackedOperation(log, name):
-                    return await function(*args, **kwargs)
-
-            return awaited  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with TrackedOperation(log, name):
-                return function(*args, **kwargs)
-
-        return called  # type: ignore[return-value]

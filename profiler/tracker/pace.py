@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-STRETCH_NS = 500_000
-"""Longest piece."""
+STRETCH_NS = 1_000_000
+"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms
+until this one has the GIL again: shorter pieces make long work last much longer by the clock."""
 _BREATH = 0.0002
 
 

@@ -54,6 +54,8 @@ MAX_YOUNG = 20_000
 """Young objects that a snapshot looks through; about 1 ms, in one piece."""
 SLICE = 50
 """Tensors handled between two calls of ``pause``."""
+MAX_QUEUED = 64
+"""Collections whose tensors wait for the next look; then those that have died are let go."""
 RECHECK = 1_000
 """Known tensors whose size is read again at each snapshot, in turn."""
 
@@ -151,6 +153,24 @@ class LiveTensors:
         # looked through before it is emptied.
         if phase == "start" and info["generation"] >= len(_YOUNG) - 1 and not sys.is_finalizing():
             self._found.append(_young())
+            if len(self._found) > MAX_QUEUED and self.lock.acquire(blocking=False):
+                try:
+                    self._found.append(self._still_alive())
+                finally:
+                    self.lock.release()
+
+    def _still_alive(self) -> _Refs:
+        """Take what waits, each living tensor once: looks can be hours apart."""
+        alive: dict[int, weakref.ref[torch.Tensor]] = {}
+        while (references := self._next_found()) is not None:
+            alive.update((id(r), r) for r in references if r() is not None)
+        return list(alive.values())
+
+    def _next_found(self) -> _Refs | None:
+        try:
+            return self._found.popleft()
+        except IndexError:
+            return None
 
     def look(self, operation: int = -1, pause: Pause | None = None) -> bool:
         """Take in what is new and forget what has died.
@@ -186,8 +206,8 @@ class LiveTensors:
     def _take_in(self, operation: int, pause: Pause | None) -> None:
         done = 0
         with without_torch_function():
-            while self._found:
-                for reference in self._found.popleft():
+            while (references := self._next_found()) is not None:
+                for reference in references:
                     tensor = reference()
                     if tensor is not None:
                         self._add(tensor, operation)
@@ -271,13 +291,30 @@ class LiveTensors:
                 del self._storages[storage.address]
 
     def _bury(self, pause: Pause | None) -> None:
-        known_tensors, died = self._known, self._died
+        """Forget the tensors that have died. Tens of thousands can die at once, hence what
+        ``_detach`` does stands here again, without its calls."""
+        all_known, all_storages, totals = self._known, self._storages, self.totals
+        died = self._died
         done = 0
         while died:
             known = died.popleft()
-            if known_tensors.get(known.key) is known:
-                del known_tensors[known.key]
-                self._detach(known)
+            if all_known.get(known.key) is known:
+                del all_known[known.key]
+                storage = known.storage
+                total = totals[storage.device]
+                total.tensors -= 1
+                storage.tensors -= 1
+                if storage.tensors:
+                    if storage.sample is known:
+                        storage.sample = None
+                else:
+                    total.nbytes -= storage.nbytes
+                    storage.nbytes = 0
+                    storage.sample = None
+                    address = storage.address
+                    self._largest.pop(address, None)
+                    if all_storages.get(address) is storage:
+                        del all_storages[address]
             done += 1
             if pause is not None and done % SLICE == 0:
                 pause()

@@ -33,7 +33,7 @@ from ._torch_compat import CpuAllocatorCount, cuda_in_use
 from .document import encode_document, with_tracker
 from .journal import Entry, Header, Journal
 from .memory import Accelerators, ProcessMemory
-from .operations import OperationLog, TrackedOperation
+from .operations import OperationLog
 from .operators import OperatorTable, OperatorWindow
 from .pace import Pace
 from .rows import as_columns
@@ -42,6 +42,7 @@ from .snapshots import Photographer
 from .sources import sources
 from .tensors import LiveTensors
 from .thinning import thin_snapshots
+from .tracked_operation import TrackedOperation
 
 log = logging.getLogger("memprof")
 
@@ -66,6 +67,10 @@ class MemoryTracker:
     ) -> None:
         self.on_start: Callable[[MemoryTracker], None] | None = None
         """Called when it starts, from the thread that starts it."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when its file is written."""
+        self.ending = False
+        """Whether it is just ending: its file is not written yet."""
         self.successor: MemoryTracker | None = None
         """The tracker after this one, which takes operations that were named through this one."""
         self.path: Path | None = None
@@ -156,7 +161,7 @@ class MemoryTracker:
                 python=platform.python_version(),
                 interval_ns=round(self.settings.interval * 1e9),
                 settings=self.settings.as_text(),
-                lanes=self._log.lanes,
+                lanes=self._log.lanes.all,
             )
             if self.settings.cpu_allocator:
                 self._cpu_count_why = self._cpu_count.start()
@@ -182,8 +187,8 @@ class MemoryTracker:
             pid=self._metadata.pid,
             started=files.started(self._metadata.pid),
         )
+        self._guard(lambda: files.recover(folder))
         try:
-            files.recover(folder)
             self.path, self._journal = files.open_journal(folder, header, self._everything)
             self._write(Entry(metadata=self._current_metadata()))
         except OSError as e:
@@ -229,8 +234,18 @@ class MemoryTracker:
     def finish(self, state: RunState, reason: str) -> None:
         """End in this state; never raises. What cannot be written is logged."""
         with self._lock:
-            if not self.started:
+            if not self.started or self.ending:
                 return
+            self.ending = True
+        try:
+            self._finish(state, reason)
+        finally:
+            self.ending = False
+        if self.on_end is not None:
+            self.on_end()
+
+    def _finish(self, state: RunState, reason: str) -> None:
+        with self._lock:
             if not self._paused:
                 self._guard(lambda: self.snapshot(SnapshotKind.END))
             self._state = state
@@ -265,7 +280,7 @@ class MemoryTracker:
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
         self._state = RunState.STOPPED
-        self._log.enabled = False
+        self._log.forked()
         self._lock = threading.RLock()
         self._tensors.lock = threading.RLock()
         self._tensors.unwatch()
@@ -336,11 +351,11 @@ class MemoryTracker:
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
             operators = None
-            if len(self._operators.windows) != self._operators_written:
-                self._operators_written = len(self._operators.windows)
+            if self._operators.added != self._operators_written:
+                self._operators_written = self._operators.added
                 operators = self._operators.record()
             meta = None
-            lanes = len(self._log.lanes)
+            lanes = len(self._log.lanes.all)
             if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
                 self._metadata_at, self._lanes_written = now, lanes
                 meta = self._current_metadata()
@@ -424,8 +439,8 @@ class MemoryTracker:
         threads = self._call_threads if call_threads is None else call_threads
         merged = sum(s.merged for s in self._snapshots)
         lanes = [
-            dataclasses.replace(lane, call_thread=threads.get(self._log.thread_of_lane.get(i, -1)))
-            for i, lane in enumerate(list(self._log.lanes))
+            dataclasses.replace(lane, call_thread=threads.get(self._log.lanes.threads.get(i, -1)))
+            for i, lane in enumerate(list(self._log.lanes.all))
         ]
         return dataclasses.replace(
             m,

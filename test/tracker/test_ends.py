@@ -62,6 +62,25 @@ def test_sigterm(tmp_path: Path) -> None:
     assert found.operation_allocations.end_ns[-1] == -1  # it was in the middle of one
 
 
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 15)", "memprof.stop_memory_tracker()"])
+def test_a_signal_while_the_file_is_written(tmp_path: Path, end: str) -> None:
+    program = f"""
+        tracker = memprof.initialize_memory_tracker()
+        write = tracker._write_file
+        def signalled():
+            os.kill(os.getpid(), 15)
+            time.sleep(0.05)
+            write()
+        tracker._write_file = signalled
+        {end}
+        time.sleep(20)
+        """
+    done = run(program, tmp_path)
+    assert done.returncode == -15, done.stderr
+    (name,) = files(tmp_path)
+    assert name.endswith(".json")
+
+
 def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
     process = start(LOOP, tmp_path)
     wait_for_line(process, "ready")

@@ -273,3 +273,34 @@ def test_tensors_of_other_threads(live: LiveTensors) -> None:
     assert grown(live, before) == (wanted, 2000)
     kept.clear()
     assert grown(live, before) == (0, 0)
+
+
+def test_what_waits_for_the_next_look_is_bounded(
+    live: LiveTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors_module, "MAX_QUEUED", 4)
+    live.look()
+    before = live.sums()
+    kept = []
+    for _ in range(50):  # collections, and no look in between
+        kept.append(torch.ones(10))
+        dying = [torch.ones(10) for _ in range(10)]
+        live._on_collection("start", {"generation": 1})
+        del dying
+    assert len(live._found) <= 5
+    assert sum(map(len, live._found)) <= 50 + 5 * (10 + 50)
+    assert grown(live, before) == (50 * 40, 50)
+
+
+def test_many_that_die_at_once(live: LiveTensors) -> None:
+    live.look()
+    before = live.sums()
+    kept = [torch.ones(i % 7 + 1) for i in range(2_000)]
+    views = [t.detach() for t in kept[:100]]
+    live.scan()
+    del kept
+    assert grown(live, before) == (sum(4 * (i % 7 + 1) for i in range(100)), 100)
+    assert all(s.nbytes for s in live.largest())
+    del views
+    assert grown(live, before) == (0, 0)
+    assert len(live._storages) <= before[1]

@@ -1,0 +1,89 @@
+"""Lanes: which thread, or which of its asyncio tasks, an operation runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+
+from memprof.profiler.model import Lane, LaneKind
+
+MAX_LANES = 256
+"""Threads, and likewise tasks at a time, with a lane of their own."""
+
+
+class Lanes:
+    """The lanes of a record. A thread keeps its own while it lives, a task while an operation
+    runs in it; then the next of the same name, or of the same thread, takes it.
+
+    Attributes:
+        all: as in the record.
+        threads: ``threading.get_ident()`` of the first thread of a thread's lane.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Lane] = []
+        self.threads: dict[int, int] = {}
+        self._local = threading.local()
+        self._free_threads: deque[int] = deque()
+        self._free_tasks: deque[int] = deque()
+
+    def take(self, task: int) -> int:
+        """The lane for an operation on this thread and, unless it is 0, in this task. To be
+        called by one thread at a time."""
+        holder = getattr(self._local, "holder", None)
+        if holder is None:
+            holder = self._local.holder = _Holder(self._free_threads, self._thread_lane())
+        thread: int = holder.lane
+        if not task:
+            return thread
+        for _ in range(len(self._free_tasks)):
+            lane = self._free_tasks.popleft()
+            if self.all[lane].thread == thread:
+                return lane
+            self._free_tasks.append(lane)
+        tasks = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.TASK]
+        if len(tasks) >= MAX_LANES:
+            return tasks[-1]
+        self.all.append(Lane(LaneKind.TASK, f"task {len(tasks) + 1}", thread))
+        return len(self.all) - 1
+
+    def give_back(self, lane: int) -> None:
+        """The operation of a task has ended."""
+        self._free_tasks.append(lane)
+
+    def _thread_lane(self) -> int:
+        name = threading.current_thread().name
+        for _ in range(len(self._free_threads)):
+            lane = self._free_threads.popleft()
+            if self.all[lane].name == name:
+                return lane
+            self._free_threads.append(lane)
+        threads = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.THREAD]
+        if len(threads) >= MAX_LANES:
+            return threads[-1]
+        self.all.append(Lane(LaneKind.THREAD, name, len(self.all)))
+        self.threads[len(self.all) - 1] = threading.get_ident()
+        return len(self.all) - 1
+
+
+class _Holder:
+    """Gives a lane back when its thread ends, which destroys the thread's locals."""
+
+    __slots__ = ("_free", "lane")
+
+    def __init__(self, free: deque[int], lane: int) -> None:
+        self._free = free
+        self.lane = lane
+
+    def __del__(self) -> None:
+        self._free.append(self.lane)
+
+
+def current_task() -> int:
+    """Identity of the asyncio task that runs on this thread, 0 if none does."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no running loop
+        return 0
+    return id(task) if task is not None else 0

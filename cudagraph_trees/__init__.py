@@ -23,10 +23,10 @@ Reading order, one idea a file:
 ``node_replay``        its replays: the hot path
 ``node_program``       its allocation program
 ``placement``          where a recording's, or an arena's, memory lies, for a profile
-``node_names``         what torch's node calls what ours keeps in another form
 ``pool_check``         does a pool hold just what the trees know?
 ``manager``            the tree: which function runs how
 ``path_state``         Note [The four states]
+``torch_names``        torch's names for what nodes and the manager keep in another form
 ``recording``          calls that are no replays: warming up, recording, running plainly
 ``places``             why a function is not recorded at a place of the tree
 ``path_end``           what becomes of live outputs when their step is over

@@ -216,10 +216,6 @@ class Arena:
         offset = address - mapping.address
         return memoryview(mapping.memory)[offset : offset + nbytes]
 
-    def contains(self, address: int) -> bool:
-        """Whether ``address`` lies in a segment."""
-        return any(a <= address < a + m.nbytes for a, m in self._mappings.items())
-
     def live_addresses(self) -> set[int]:
         """Addresses of all live blocks."""
         return {a for a, b in self._blocks.items() if b.live}
@@ -230,36 +226,6 @@ class Arena:
         for address, b in sorted(self._blocks.items()):
             blocks[b.mapping.address].append(Block(address, b.nbytes, b.requested, b.live))
         return [Segment(a, self._mappings[a].nbytes, tuple(blocks[a])) for a in sorted(blocks)]
-
-    def checkpoint(self) -> list[tuple[int, _Mapping, int, int]]:
-        """The live blocks as they are now: address, mapping, size, requested."""
-        return [(a, b.mapping, b.nbytes, b.requested) for a, b in self._blocks.items() if b.live]
-
-    def restore(self, checkpoint: list[tuple[int, _Mapping, int, int]]) -> None:
-        """Make exactly the blocks of a checkpoint live. Segments that came since stay."""
-        self._blocks.clear()
-        self._ends.clear()
-        self._free.clear()
-        self.live_bytes = 0
-        live: dict[int, list[tuple[int, int, int]]] = {}
-        for address, mapping, nbytes, requested in sorted(checkpoint, key=lambda c: c[0]):
-            live.setdefault(mapping.address, []).append((address, nbytes, requested))
-            if mapping.address not in self._mappings:
-                self._mappings[mapping.address] = mapping
-                self.reserved_bytes += mapping.nbytes
-        for start, mapping in self._mappings.items():
-            mapping.used = 0
-            at = start
-            for address, nbytes, requested in live.get(start, []):
-                if at < address:
-                    self._add(at, _Block(mapping, address - at, 0, False))
-                self._blocks[address] = _Block(mapping, nbytes, requested, True)
-                self._ends[address + nbytes] = address
-                mapping.used += nbytes
-                at = address + nbytes
-            if at < start + mapping.nbytes:
-                self._add(at, _Block(mapping, start + mapping.nbytes - at, 0, False))
-            self.live_bytes += mapping.used
 
 
 class Tokens(list[None]):

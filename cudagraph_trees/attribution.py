@@ -88,7 +88,7 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
         return _parts(_live_outputs(node), reserved)
     mine = {} if node is None else {r.address: o for o, r in _owned(node) if not r.expired()}
     live: list[_Live] = []
-    workspace = unattributed = 0
+    unattributed = 0
     for s in segments:
         for b in s.blocks:
             if not b.live:
@@ -97,7 +97,7 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
                 live.append(_Live(mine[b.address], b.requested, b.nbytes))
             else:
                 unattributed += b.nbytes
-    return _parts(live, reserved, workspace, unattributed)
+    return _parts(live, reserved, unattributed=unattributed)
 
 
 def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts:

@@ -50,7 +50,8 @@ class HandOut:
         missing: slots whose cached tensor is gone.
         build: outputs that share a storage: they are built anew each time.
         seen: cached outputs that a user can get hold of.
-        fixed: outputs that are the same tensor each time, over memory outside the pool.
+        fixed: outputs that are the same tensor each time, over memory outside the pool, and not
+            the user's.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
         nbytes: of the storage of each output.
@@ -104,7 +105,11 @@ class HandOut:
         self.missing: list[int] = []
         self.build: list[int] = []
         self.seen: list[int] = []
-        self.fixed = [i for i, t in enumerate(plan.persistent) if t is not None]
+        # What requires a gradient as soon as it was recorded is a user's own tensor, most often a
+        # parameter that is saved for the backward: its hooks are the user's.
+        self.fixed = [
+            i for i, t in enumerate(plan.persistent) if t is not None and not t.requires_grad
+        ]
         self.inference = False
         self.ready = False
 

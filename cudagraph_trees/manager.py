@@ -33,6 +33,7 @@ from .path_state import ExecutionState
 from .places import Place, Places
 from .recording import run_plainly, warm_up
 from .settings import TreeSettings, current_settings
+from .torch_names import ManagerNames
 
 MAX_FAILURES = 2
 """A function whose warm-up or recording failed so often runs without a graph for good."""
@@ -46,7 +47,7 @@ _FORWARD = CompilationMode.FORWARD
 _BACKWARD = CompilationMode.BACKWARD
 
 
-class CUDAGraphTreeManager:
+class CUDAGraphTreeManager(ManagerNames):
     """All recordings that share one pool.
 
     Attributes:
@@ -56,7 +57,6 @@ class CUDAGraphTreeManager:
         ids_to_funcs: all wrapped functions.
         warmed_up_functions: those that may be recorded.
         graph_counter: numbers recordings.
-        running_forwards_with_pending_backwards: see ``generations``.
         debug_checkpointing_counter: how often the allocator's books were restored.
         debug_fail_counter: how often a function had to be recorded or warmed up.
         step: number of the step that runs, from 1.
@@ -164,10 +164,7 @@ class CUDAGraphTreeManager:
 
     def run(self, inputs: list[Input], function_id: FunctionID) -> list[Output]:
         """Call a wrapped function by its number."""
-        for id, function in self.ids_to_funcs.items():
-            if id.id == function_id.id:
-                return self.call(function, inputs)
-        raise KeyError(f"no function {function_id}; there are {len(self.ids_to_funcs)}")
+        return self.call(self.ids_to_funcs[function_id], inputs)
 
     # ---- one call
 
@@ -205,6 +202,8 @@ class CUDAGraphTreeManager:
                     try:
                         outputs = child.replay.run(inputs)
                     except StillHeld as e:
+                        if node is None:
+                            self.step -= 1
                         self._node = node
                         self._state = _NONE if node is None else _EXECUTION
                         child.replays -= 1
@@ -428,35 +427,9 @@ class CUDAGraphTreeManager:
     def path_state(self) -> ExecutionState:
         return self._state
 
-    @property
-    def in_recording(self) -> bool:
-        return self._state is _RECORDING
-
-    @property
-    def in_warmup(self) -> bool:
-        return self._state is _WARMUP
-
-    @property
-    def running_forwards_with_pending_backwards(self) -> bool:
-        return self._generations.pending_backward
-
-    @property
-    def current_gen(self) -> int:
-        return self._generations.last
-
-    @property
-    def cuda_graphs_thread_pool(self) -> Any:
-        """The pool's handle."""
-        return self.pool.handle
-
-    def get_roots(self) -> Iterator[CUDAGraphNode]:
-        """All roots."""
-        for nodes in self.roots.values():
-            yield from nodes
-
     def nodes(self) -> Iterator[CUDAGraphNode]:
         """All recordings, parents before children."""
-        stack = list(self.get_roots())[::-1]
+        stack = [node for nodes in self.roots.values() for node in nodes][::-1]
         while stack:
             node = stack.pop()
             yield node
@@ -466,12 +439,6 @@ class CUDAGraphTreeManager:
     def new_graph_id(self) -> GraphID:
         """The next number of a recording; it is used up."""
         return GraphID(next(self.graph_counter))
-
-    def live_cudagraph_pool_storages_in_curr_execution(self) -> list[int]:
-        """Pointers to the live storages of the current path."""
-        if self._node is None:
-            return []
-        return [r.pointer for r in self._node.path_live_weakrefs()]
 
     def entries(self) -> list[LedgerEntry]:
         """The ledger, replays included."""

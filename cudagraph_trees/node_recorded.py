@@ -34,12 +34,12 @@ from .liveness import (
     path_refs,
     refs_at,
 )
-from .node_names import TorchNames
 from .node_program import program_of
 from .node_replay import Replay
 from .outputs import AliasesPriorGraphOutput, OutputPlan
 from .pool_check import check_pool
 from .storage_ref import StorageWeakRefWrapper
+from .torch_names import NodeNames
 
 if TYPE_CHECKING:
     from memprof.profiler.model import AllocationProgram
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .function import Function, FunctionID, GraphID
 
 
-class CUDAGraphNode(TorchNames):
+class CUDAGraphNode(NodeNames):
     """A recording of one function after one path.
 
     Attributes:

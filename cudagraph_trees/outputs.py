@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,6 @@ from .device.protocol import Output, Pool, TensorSpec
 from .inputs import address_of, live_path_outputs
 from .liveness import OutputRefs, PathOutputIndex
 from .storage_ref import StorageWeakRefWrapper
-
-if TYPE_CHECKING:
-    pass
 
 
 class OutputAliasInfo:

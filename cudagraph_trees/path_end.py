@@ -158,39 +158,18 @@ def _end_output(
         f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
         for f, i in ((n.wrapped_function, i) for n, i in outputs)
     )
-    with torch.no_grad():
-        still_held = gradient or clone
-        if still_held and manager.pool.move_out(pointer):
-            manager.note(
-                LedgerKind.MOVED_OUT,
-                function,
-                f"output {index} is held beyond its step"
-                + (": a gradient" if gradient else ': outputs="clone"'),
-            )
+    if gradient or clone:
+        with torch.no_grad():
+            all_moved = manager.pool.move_out(pointer)
+            moved = all_moved or _move_known_holders(manager, pointer, handed_out, gradient)
+        if moved:
+            why = "a gradient" if gradient else 'outputs="clone"'
+            reason = f"output {index} is held beyond its step: {why}"
+            manager.note(LedgerKind.MOVED_OUT, function, reason)
+        if all_moved:
             return
-        if gradient:
-            for p in manager.leaves:
-                g = p.grad
-                if g is not None and g.untyped_storage()._cdata == pointer:
-                    p.grad = g.clone()
-                    manager.note(
-                        LedgerKind.MOVED_OUT, function, f"output {index} is a parameter's .grad"
-                    )
-                del g
-        # Those that only the trees held: the list's reference, and the argument's.
-        handed_out = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
-        if still_held:
-            while handed_out:
-                t = handed_out.pop()
-                t.data = t.data.clone()
-                del t
-                what = "a gradient" if gradient else 'outputs="clone"'
-                manager.note(
-                    LedgerKind.MOVED_OUT,
-                    function,
-                    f"output {index} is held beyond its step: {what}; the tensor was given memory "
-                    "of its own, views of it were not",
-                )
+    else:
+        _drop_unheld(handed_out)
     if compat.storage_use_count(pointer) == 0:
         return
     _clone_arguments(inputs, pointer)
@@ -204,6 +183,43 @@ def _end_output(
     manager.note(
         LedgerKind.INVALIDATED, function, f"output {index} is held beyond its step; its use raises"
     )
+
+
+def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
+    """Those that only the trees held."""
+    # The list's reference, and the argument's.
+    held = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
+    handed_out[:] = held
+
+
+def _move_known_holders(
+    manager: CUDAGraphTreeManager, pointer: int, handed_out: list[torch.Tensor], gradient: bool
+) -> bool:
+    """Give parameters' gradients and the tensors that were handed out memory of their own.
+
+    Args:
+        manager: knows the parameters.
+        pointer: to the storage.
+        handed_out: those tensors; it is emptied.
+        gradient: it may be that of a parameter.
+
+    Returns:
+        Whether there are any.
+    """
+    moved = False
+    if gradient:
+        for p in manager.leaves:
+            g = p.grad
+            if g is not None and g.untyped_storage()._cdata == pointer:
+                p.grad = g.clone()
+                moved = True
+            del g
+    _drop_unheld(handed_out)
+    while handed_out:
+        t = handed_out.pop()
+        t.data = t.data.clone()
+        moved = True
+    return moved
 
 
 def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

@@ -94,9 +94,6 @@ class CpuPool:
     ) -> None:
         pass
 
-    def free(self, address: int) -> None:
-        raise RuntimeError(f"the block at {address:#x} owns itself; nobody else frees it")
-
     def release_storage(self, storage: StoragePointer) -> None:
         pass
 

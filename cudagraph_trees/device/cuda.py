@@ -191,9 +191,6 @@ class CudaPool:
         for address in dead:
             compat.raw_delete(address)
 
-    def free(self, address: int) -> None:
-        compat.raw_delete(address)
-
     def release_storage(self, storage: StoragePointer) -> None:
         if compat.has_standard_deleter(storage):
             compat.free_and_remove_deleter(storage)

@@ -244,9 +244,6 @@ class Pool(Protocol):
                 any more. They are freed.
         """
 
-    def free(self, address: int) -> None:
-        """Free the block at ``address``, whoever thought that they owned it."""
-
     def release_storage(self, storage: StoragePointer) -> None:
         """Free the block that ``storage`` owns, if it owns one, and let it dangle.
 

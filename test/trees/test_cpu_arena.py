@@ -81,27 +81,6 @@ def test_books_are_right_after_any_operations(todo: list[tuple[str, int]]) -> No
     assert arena.reserved_bytes == 0
 
 
-@given(operations, operations)
-@settings(max_examples=50, deadline=None)
-def test_restored_books_are_those_of_the_checkpoint(
-    before: list[tuple[str, int]], after: list[tuple[str, int]]
-) -> None:
-    arena, live = Arena(), {}
-    kept, checkpoint = {}, arena.checkpoint()
-    for part in (before, after):
-        for what, n in part:
-            if what == "take":
-                live[arena.allocate(n)] = n
-            elif what == "give" and live:
-                address = sorted(live)[n % len(live)]
-                arena.free(address)
-                del live[address]
-        if part is before:
-            kept, checkpoint = dict(live), arena.checkpoint()
-    arena.restore(checkpoint)
-    check_books(arena, kept)
-
-
 def test_a_segment_is_given_back_before_more_is_asked_for() -> None:
     # GIVEN a pool in which 8 MiB were in use at once, and nothing is now
     arena = Arena()

@@ -198,3 +198,25 @@ def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> N
     assert LedgerKind.INVALIDATED not in {e.kind for e in entries}
     (moved,) = (e for e in entries if e.kind is LedgerKind.MOVED_OUT)
     assert "views of it were not" not in moved.reason
+
+
+def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
+    # GIVEN a function that returns a parameter beside its result, as forwards do that save one
+    w = torch.ones(SHAPE, device="cuda", requires_grad=True)
+    w.register_hook(lambda g: g * 3)
+
+    def forward(w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [w * x, w]
+
+    f = graphed(forward, [w, full(0)], static=(0,), is_inference=False)
+    for value in range(4):
+        next_step()
+        with torch.no_grad():
+            y, saved = f([w, full(value)])
+        assert saved is w
+        same(y, full(value))
+        del y, saved
+    assert [r.replays for r in manager().get_roots()] == [2]
+    # THEN replays left the hook alone
+    w.sum().backward()
+    same(w.grad, full(3))

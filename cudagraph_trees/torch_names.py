@@ -1,22 +1,28 @@
-"""What torch's ``CUDAGraphNode`` calls the things that ours keeps in another form."""
+"""What torch's manager and nodes call the things that ours keep in another form."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .path_state import ExecutionState
+
 if TYPE_CHECKING:
-    from .device.protocol import CapturedRun, Input, Output
-    from .function import Function
+    from .device.protocol import CapturedRun, Input, Output, Pool
+    from .function import Function, FunctionID
+    from .generations import Generations
     from .hand_out import HandOut
     from .inputs import InputPlan
     from .liveness import OutputRefs
+    from .node_recorded import CUDAGraphNode
     from .node_replay import Replay
+    from .node_warmup import CUDAWarmupNode
     from .outputs import OutputAliasInfo, OutputPlan
 
 
-class TorchNames:
+class NodeNames:
     """Mixed into ``CUDAGraphNode``."""
 
     wrapped_function: Function
@@ -71,3 +77,46 @@ class TorchNames:
     def run(self, inputs: list[Input]) -> list[Output]:
         """Replay it, whatever the manager thinks."""
         return self.replay.run(inputs)
+
+
+class ManagerNames:
+    """Mixed into ``CUDAGraphTreeManager``."""
+
+    pool: Pool
+    roots: dict[FunctionID, list[CUDAGraphNode]]
+    _generations: Generations
+    _node: CUDAGraphNode | CUDAWarmupNode | None
+    _state: ExecutionState
+
+    @property
+    def in_recording(self) -> bool:
+        return self._state is ExecutionState.RECORDING
+
+    @property
+    def in_warmup(self) -> bool:
+        return self._state is ExecutionState.WARMUP
+
+    @property
+    def running_forwards_with_pending_backwards(self) -> bool:
+        """See ``generations``."""
+        return self._generations.pending_backward
+
+    @property
+    def current_gen(self) -> int:
+        return self._generations.last
+
+    @property
+    def cuda_graphs_thread_pool(self) -> Any:
+        """The pool's handle."""
+        return self.pool.handle
+
+    def get_roots(self) -> Iterator[CUDAGraphNode]:
+        """All roots."""
+        for nodes in self.roots.values():
+            yield from nodes
+
+    def live_cudagraph_pool_storages_in_curr_execution(self) -> list[int]:
+        """Pointers to the live storages of the current path."""
+        if self._node is None:
+            return []
+        return [r.pointer for r in self._node.path_live_weakrefs()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from memprof.profiler.model import CallColumns
 
@@ -41,7 +42,7 @@ class CallLog:
         self.resize(self.capacity)
         self._records.clear()
 
-    def after(self, last: CallRecord | None) -> list[CallRecord]:
+    def after(self, last: CallRecord | None = None) -> list[CallRecord]:
         """The records that came after ``last``, a record of this log; all that are left if
         that one has been pushed out, or is None."""
         # A copy first: the deque grows while we look. Copying is one step under the GIL.
@@ -51,40 +52,35 @@ class CallLog:
                 return records[i + 1 :]
         return records
 
-    def columns(
-        self,
-        graphs: Iterable[int],
-        since_ns: int = 0,
-        returned: int | None = None,
-        threads: dict[int, int] | None = None,
-    ) -> CallColumns:
-        """The records of calls to ``graphs`` that began at or after ``since_ns``, as columns.
 
-        Args:
-            graphs: ids of the graphs that count.
-            since_ns: ``time.perf_counter_ns()``.
-            returned: how many such calls there were; what is missing is ``dropped``.
-            threads: filled with the number that each thread gets, by its identifier.
-        """
-        wanted = set(graphs)
-        threads = {} if threads is None else threads
-        columns = CallColumns()
-        for graph, program, start, end, thread in list(self._records):
-            if graph in wanted and start >= since_ns:
-                columns.graph.append(graph)
-                columns.program.append(program)
-                columns.start_ns.append(start)
-                columns.end_ns.append(end)
-                columns.thread.append(threads.setdefault(thread, len(threads)))
-        dropped = max(0, returned - len(columns)) if returned is not None else 0
-        return CallColumns(
-            columns.graph,
-            columns.program,
-            columns.start_ns,
-            columns.end_ns,
-            columns.thread,
-            dropped,
-        )
+def columns(
+    records: Iterable[CallRecord],
+    graphs: Iterable[int],
+    since_ns: int = 0,
+    returned: int | None = None,
+    threads: dict[int, int] | None = None,
+) -> CallColumns:
+    """Those of ``records`` that are calls to ``graphs`` and began at or after ``since_ns``.
+
+    Args:
+        records: of a call log, in order.
+        graphs: ids of the graphs that count.
+        since_ns: ``time.perf_counter_ns()``.
+        returned: how many such calls there were; what is missing is ``dropped``.
+        threads: filled with the number that each thread gets, by its identifier.
+    """
+    wanted = set(graphs)
+    threads = {} if threads is None else threads
+    found = CallColumns()
+    for graph, program, start, end, thread in records:
+        if graph in wanted and start >= since_ns:
+            found.graph.append(graph)
+            found.program.append(program)
+            found.start_ns.append(start)
+            found.end_ns.append(end)
+            found.thread.append(threads.setdefault(thread, len(threads)))
+    dropped = max(0, returned - len(found)) if returned is not None else 0
+    return replace(found, dropped=dropped)
 
 
 class Counter:

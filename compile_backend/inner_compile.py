@@ -117,11 +117,17 @@ class InnerCompile:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
                 FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
-        self.runtime.add(graph)
         try:
-            self._finish(graph, compiled, took)
+            self._finish(graph.record, compiled, took)
         except Exception as error:
             self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
+        # Complete now: other threads make profiles, and write them, at any time.
+        self.runtime.add(graph)
+        self.runtime.ledger.add(
+            LedgerKind.COMPILED,
+            graph.record.id,
+            f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
+        )
         return compiled
 
     def _begin(
@@ -169,13 +175,13 @@ class InnerCompile:
             flat_args=tuple(example_inputs),
             fw_metadata=metadata,
             graph_io=io,
-            needs_autograd=kind is not GraphKind.INFERENCE,
             cleanup=ExitStack(),
         )
         return LiveGraph(record), state
 
-    def _finish(self, graph: LiveGraph, compiled: Any, took: int) -> None:
-        record = graph.record
+    @staticmethod
+    def _finish(record: GraphRecord, compiled: Any, took: int) -> None:
+        """Write down what the compiled graph itself says."""
         # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
         # backward writes to, Inductor alone can tell.
         mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
@@ -187,6 +193,3 @@ class InnerCompile:
         _torch_compat.mark_graph(compiled, record.id)
         module_globals = _torch_compat.generated_globals(compiled)
         record.code_path = module_globals.get("__file__") if module_globals else None
-        self.runtime.ledger.add(
-            LedgerKind.COMPILED, record.id, f"{record.kind.value} graph, cache: {record.fx_cache}"
-        )

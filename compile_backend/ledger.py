@@ -16,6 +16,8 @@ log = logging.getLogger("memprof")
 
 MAX_ENTRIES = 10_000
 
+_Detail = Callable[[], TreeDetail | None]
+
 LedgerKey = tuple[LedgerKind, int | None, str]
 """(kind, graph, reason): what makes two entries the same."""
 
@@ -25,7 +27,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[LedgerKey, LedgerEntry] = {}
-        self._counted: dict[LedgerKey, list[tuple[Counter, Callable[[], TreeDetail]]]] = {}
+        self._counted: dict[LedgerKey, list[tuple[Counter, _Detail]]] = {}
         self._logged: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
@@ -55,7 +57,7 @@ class Ledger:
         graph: int | None,
         reason: str,
         counter: Counter,
-        tree: Callable[[], TreeDetail],
+        tree: _Detail = lambda: None,
     ) -> None:
         """An entry whose count is ``counter``'s, and whose detail is ``tree()``, whenever the
         ledger is read: for what happens too often to write it down each time. It is none while

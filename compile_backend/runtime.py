@@ -9,9 +9,17 @@ import time
 from dataclasses import dataclass, field
 
 from memprof.cudagraph_trees import history
-from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Process, Profile, Role
+from memprof.profiler.model import (
+    AllocationProgram,
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    Process,
+    Profile,
+    Role,
+)
 
-from .call_log import CallLog, Counter
+from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
 from .environment import machine, perf_origin_ns, process, versions
 from .ledger import Ledger
 from .observation.identities import StorageIdentities
@@ -24,7 +32,7 @@ class LiveGraph:
     """A compiled graph in this process.
 
     Attributes:
-        record: what a profile holds of it.
+        record: what profiles hold copies of; ``calls`` is theirs alone.
         calls: advanced once a call.
     """
 
@@ -62,9 +70,9 @@ class Runtime:
         with self._lock:
             return [self._graphs[i] for i in sorted(self._graphs)]
 
-    def note_persistent(self, record: GraphRecord) -> None:
+    def note_persistent(self, record: GraphRecord, program: AllocationProgram) -> None:
         """Watch the release of the parameters, buffers and optimizer state of a new program."""
-        for storage in record.programs[-1].storages:
+        for storage in program.storages:
             if storage.identity is not None and any(
                 record.inputs[i].role in _PERSISTENT
                 for i in storage.inputs
@@ -106,9 +114,11 @@ class Runtime:
         return Session(self)
 
     def close_session(self) -> None:
-        """End one profiling session."""
+        """End one profiling session; after the last one the call log is as short as before."""
         with self._lock:
             self._sessions -= 1
+            if not self._sessions:
+                self.calls.resize(DEFAULT_CAPACITY)
 
     def profile(
         self, session: Session | None = None, threads: dict[int, int] | None = None
@@ -118,10 +128,12 @@ class Runtime:
         A graph belongs to a session if it was compiled or called in it. ``threads`` is filled
         with the numbers of threads in ``calls``, by ``threading.get_ident()``.
         """
+        # In this order: of a call that is in the log, the snapshot has graph and program.
+        records = self.calls.after()
         found = self.snapshot(session)
         made = {g.id: g.calls for g in found.graphs}
         since = session.since_perf_ns if session else 0
-        found.calls = self.calls.columns(made, since, sum(made.values()), threads)
+        found.calls = columns(records, made, since, sum(made.values()), threads)
         return found
 
     def snapshot(self, session: Session | None = None) -> Profile:
@@ -132,8 +144,6 @@ class Runtime:
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
             graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
-        for g in graphs:
-            g.record.calls = made[g.record.id]
         torch_version, memprof_version, python_version = versions()
         return Profile(
             created_ns=time.time_ns(),
@@ -142,9 +152,13 @@ class Runtime:
             python=python_version,
             machine=machine(),
             options=dict(self.options),
-            graphs=[g.record for g in sorted(graphs, key=lambda g: g.record.id)],
+            # Copies: each profile has its own count of calls, and no program of later calls.
+            graphs=[
+                dataclasses.replace(r, calls=made[r.id], programs=list(r.programs))
+                for r in sorted((g.record for g in graphs), key=lambda r: r.id)
+            ],
             ledger=self._entries(session, {g.record.id for g in graphs}),
-            released=self._releases(session),
+            released=self._releases(session, sum(made.values())),
             process=max(process(), session.process, key=_world_size) if session else process(),
             perf_origin_ns=session.perf_origin_ns if session else perf_origin_ns(),
         )
@@ -160,9 +174,10 @@ class Runtime:
         entries.sort(key=lambda e: e.time_ns)
         return [e if e.graph in graphs else dataclasses.replace(e, graph=None) for e in entries]
 
-    def _releases(self, session: Session | None) -> dict[int, int]:
+    def _releases(self, session: Session | None, made: int) -> dict[int, int]:
+        """After how many of the ``made`` calls, of which other threads make more meanwhile."""
         start = sum(session.calls_before.values()) if session else 0
-        return {i: max(0, n - start) for i, n in self._released.items()}
+        return {i: min(max(0, n - start), made) for i, n in list(self._released.items())}
 
 
 class Session:

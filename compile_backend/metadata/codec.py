@@ -10,8 +10,7 @@ equal to what went in:
 * a traced tangent is its type, dtype, shape and device;
 * a view sequence is the names of its steps and the place they lead to;
 * an effect token is the name of its effect; a descriptor its ``expr()``;
-* a pytree specification is its JSON (``torch.utils._pytree.treespec_dumps``) or,
-  where a node type has none, its ``repr``;
+* a pytree specification is text, such as ``torch.utils._pytree.treespec_dumps`` makes;
 * the context of a tensor subclass is its ``repr``.
 
 One thing stays behind: ``SubclassCreationMeta.binding``, the class and context as

@@ -28,11 +28,8 @@ class CompileState:
         config: the settings of its compilation.
         graph_module: the graph; Inductor rewrites it in place.
         flat_args: fake tensors and symbolic integers it was traced with.
-        flat_args_descs: AOTAutograd's description of each, "" where it has none.
         fw_metadata: of the forward it belongs to; None outside AOTAutograd.
         graph_io: its inputs and outputs, once described.
-        needs_autograd: a backward is compiled too.
-        fake_mode: the mode that made the fake tensors.
         cleanup: closed when the compilation has ended, by whoever began it.
         notes: what stages leave for later ones, by stage name.
     """
@@ -41,11 +38,8 @@ class CompileState:
     config: CompileConfig
     graph_module: torch.fx.GraphModule
     flat_args: tuple[Any, ...] = ()
-    flat_args_descs: tuple[str, ...] = ()
     fw_metadata: ViewAndMutationMeta | None = None
     graph_io: GraphIO | None = None
-    needs_autograd: bool = False
-    fake_mode: Any = None
     cleanup: ExitStack = field(default_factory=ExitStack)
     notes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -68,8 +68,3 @@ class Descriptor:
         outer = self.of.attribute_path if self.of is not None and self.whole is not self else ()
         is_attribute = self.kind is DescriptorKind.SUBCLASS_ATTRIBUTE and self.target is not None
         return (*outer, self.target) if is_attribute and self.target else outer
-
-    @property
-    def is_size(self) -> bool:
-        """Whether it is an outer size or stride of a tensor subclass."""
-        return self.kind in (DescriptorKind.SUBCLASS_SIZE, DescriptorKind.SUBCLASS_STRIDE)

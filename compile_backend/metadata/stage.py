@@ -29,8 +29,8 @@ FailureHandler = Callable[["CompileStage[Any]", str, Exception], None]
 class CompileStage(Generic[Compiled]):
     """One stage; each half does nothing unless overridden.
 
-    A stage object serves one compilation after another, in several threads: what a
-    half learns about a graph belongs into the state, not onto the stage.
+    A stage object that serves one compilation may keep what its first half learns for its
+    second; what later stages need goes into the state.
     """
 
     name: str = "stage"

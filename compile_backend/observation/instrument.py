@@ -15,7 +15,7 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..provenance.generated_code import wrapper_functions
+from ..provenance.generated_code import target_names, wrapper_functions
 from ..wrapper_clone import clone_factory
 
 _HOOKS = "__memprof_hooks__"
@@ -70,21 +70,13 @@ def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
         out.append(st)
         # A list of arguments for a partition makes nothing and owns nothing.
         if isinstance(st, ast.Assign) and not isinstance(st.value, (ast.List, ast.Tuple)):
-            names = [n for t in st.targets for n in _names(t)]
+            names = [n for t in st.targets for n in target_names(t)]
             out.extend(_hook(st, f"bound({n!r}, {n})") for n in names)
         elif isinstance(st, ast.Delete):
-            names = [t.id for t in st.targets if isinstance(t, ast.Name)]
+            names = [n for t in st.targets for n in target_names(t)]
             if names:
                 out.append(_hook(st, f"dropped({tuple(names)!r})"))
     return out
-
-
-def _names(target: ast.expr) -> list[str]:
-    if isinstance(target, ast.Name):
-        return [target.id]
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return [n for e in target.elts for n in _names(e)]
-    return []
 
 
 def _hook(at: ast.stmt, call: str) -> ast.stmt:

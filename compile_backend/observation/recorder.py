@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._torch_compat import AllocatorEvents
+from ._torch_compat import AllocatorEvents
 from .identities import StorageIdentities
 from .program_builder import as_deltas
 from .trace import At, Bound, Dropped, Freed, KnownStorage, Trace
@@ -35,10 +35,15 @@ class Recorder:
 
     def at(self, line: int) -> None:
         """Execution reached ``line``."""
-        self._marks += 1
-        self.trace.reports.append(At(self._marks, line))
-        if self._allocator.started:
-            self._allocator.mark(f"{_MARK}{self._marks}")
+        if self.error is not None:
+            return
+        try:
+            self._marks += 1
+            self.trace.reports.append(At(self._marks, line))
+            if self._allocator.started:
+                self._allocator.mark(f"{_MARK}{self._marks}")
+        except Exception as error:
+            self.error = error
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
@@ -83,27 +88,31 @@ class Recorder:
         Returns:
             What the call returned. Raises only what the call raised.
         """
+        self._identities.listen(self._freed)
         try:
             self._enter(inputs, input_names, constants)
+            self._allocator.start()
         except Exception as error:
             self.error = error
-        self._identities.listen(self._freed)
-        recording = self._allocator.start() if self.error is None else False
         begin = time.perf_counter_ns()
         try:
             out = call(inputs)
         finally:
             self.trace.host_ns = time.perf_counter_ns() - begin
-            if recording:
-                events = self._allocator.stop(_MARK)
-            self._identities.unlisten(self._freed)
+            self._leave()
         try:
-            if recording:
-                self.trace.allocator = as_deltas(events, _MARK)
             self.trace.outputs = [self._storage_of(o) for o in _as_sequence(out)]
         except Exception as error:
             self.error = self.error or error
         return out
+
+    def _leave(self) -> None:
+        self._identities.unlisten(self._freed)
+        try:
+            if self._allocator.started:
+                self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
+        except Exception as error:
+            self.error = self.error or error
 
     def _enter(
         self,

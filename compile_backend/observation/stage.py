@@ -9,14 +9,15 @@ replaces the observing one, for good unless ``graphs_cpu`` finds something bette
 than Inductor's callable. *Plain*: the observation failed; the callable is
 still counted, but has no program.
 
-A graph with symbolic sizes has one program per combination of its integer inputs, so its
-steady callable looks the combination up, and observes when it is a new one.
+A graph with symbolic sizes has one program per combination of them, so its steady callable
+looks the combination up, and observes when it is a new one. The sizes are integer inputs of
+the graph, or, where one is not (the inner tensors of a jagged one), read off a tensor.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +26,8 @@ import torch
 
 from memprof.profiler.model import GraphRecord, LedgerKind
 
-from .. import _torch_compat
+from .. import _torch_compat as compat
+from ..call_log import Counter
 from ..categories import categorizer
 from ..graphs_cpu import CpuGraphs
 from ..metadata.compile_state import CompileState
@@ -65,18 +67,39 @@ class ObserveStage(CompileStage[Any]):
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
-        sizes = tuple(
-            i for i, value in enumerate(state.flat_args) if isinstance(value, (torch.SymInt, int))
-        )
+        sizes, dims = _size_inputs(state.flat_args)
         if hasattr(compiled, "current_callable"):
-            observed = ObservedCall(self, compiled.current_callable, compiled, sizes)
+            observed = ObservedCall(self, compiled.current_callable, compiled, sizes, dims)
 
             def install(call: BoxedCall) -> None:
                 compiled.current_callable = call
 
             observed.start(install)
             return compiled
-        return _changing_function(ObservedCall(self, compiled, None, sizes))
+        return _changing_function(ObservedCall(self, compiled, None, sizes, dims))
+
+
+def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives.
+
+    The ragged size of a jagged tensor is no number: it is another one for each tensor, of
+    whatever sizes.
+    """
+    sizes = tuple(
+        i
+        for i, a in enumerate(args)
+        if isinstance(a, int) or (isinstance(a, torch.SymInt) and not compat.is_nested_size(a))
+    )
+    known = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
+    dims = []
+    for i, a in enumerate(args):
+        if isinstance(a, torch.Tensor):
+            for d, size in enumerate(a.shape):
+                symbols = compat.size_symbols(size)
+                if not symbols <= known:
+                    known |= symbols
+                    dims.append((i, d))
+    return sizes, tuple(dims)
 
 
 def _changing_function(observed: ObservedCall) -> BoxedCall:
@@ -101,7 +124,12 @@ class ObservedCall:
     """The changing callable of one graph, see Note [Three lives of a callable]."""
 
     def __init__(
-        self, stage: ObserveStage, plain: BoxedCall, compiled: Any, sizes: tuple[int, ...]
+        self,
+        stage: ObserveStage,
+        plain: BoxedCall,
+        compiled: Any,
+        sizes: tuple[int, ...],
+        dims: tuple[tuple[int, int], ...],
     ) -> None:
         self.record: GraphRecord = stage.graph.record
         self.tick = stage.graph.calls.tick
@@ -110,18 +138,24 @@ class ObservedCall:
         self.plain = plain
         self.compiled = compiled
         self.sizes = sizes
+        self.dims = dims
+        self.dynamic = bool(sizes or dims)
         self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
+        # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
+        self._unseen = -1 if stage.in_trees else 0
         runs = stage.options.observe_runs
         self._runs = min(runs, 1) if stage.in_trees else runs
-        self._warmed: set[tuple[int, ...]] | None = set() if stage.in_trees else None
-        self._graphs = (
-            CpuGraphs(
-                self.record, compiled, plain, sizes, stage.runtime.ledger, stage.options.graphs
-            )
-            if compiled is not None and _torch_compat.is_cpu_only(compiled)
-            else None
-        )
+        self._unobserved = self._steady(UNOBSERVED, self.plain)
+        self._beyond: Counter | None = None
+        self._graphs: CpuGraphs | None = None
+        ledger, wanted = stage.runtime.ledger, stage.options.graphs
+        if compiled is not None and compat.is_cpu_only(compiled):
+            if not dims:
+                self._graphs = CpuGraphs(self.record, compiled, plain, sizes, ledger, wanted)
+            elif wanted is not False:
+                why = "no arena: a size is no input of its own"
+                ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, why)
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
         self._install: Callable[[BoxedCall], None] = lambda call: None
@@ -129,10 +163,13 @@ class ObservedCall:
     def start(self, install: Callable[[BoxedCall], None]) -> None:
         """Hand the first callable to ``install``, and later ones as they change."""
         self._install = install
-        if self.options.observe_runs == 0:
-            self.record.unobservable = "observation is off (observe_runs=0)"
-            install(self._steady(UNOBSERVED, self.plain))
-        elif self.sizes:
+        off = next(
+            (o for o in ("observe_runs", "max_programs") if not getattr(self.options, o)), None
+        )
+        if off is not None:
+            self.record.unobservable = f"observation is off ({off}=0)"
+            install(self._unobserved)
+        elif self.dynamic:
             install(self._by_sizes())
         else:
             install(self._observe_first)
@@ -155,10 +192,12 @@ class ObservedCall:
     def _by_sizes(self) -> BoxedCall:
         """Steady for known combinations of sizes, observing for new ones."""
         calls, tick, graph = self.runtime.calls, self.tick, self.record.id
-        sizes, programs = self.sizes, self.programs
+        sizes, dims, programs = self.sizes, self.dims, self.programs
 
         def call(inputs: list[Any]) -> Any:
             key = tuple([inputs[i] for i in sizes])
+            if dims:
+                key += tuple([inputs[i].size(d) for i, d in dims])
             found = programs.get(key)
             if found is None:
                 return self._observe(inputs, key)
@@ -177,18 +216,33 @@ class ObservedCall:
         return self._observe(inputs, ())
 
     def _observe(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
-        if len(self.programs) >= self.options.max_programs and key not in self.seen:
-            self._give_up(key, f"more than {self.options.max_programs} combinations of sizes")
-            return self._call_unobserved(inputs)
-        if self._warmed is not None and key not in self._warmed:
-            self._warmed.add(key)
-            return self._call_unobserved(inputs)
+        seen = self.seen.get(key)
+        if seen is None and len(self.seen) >= self.options.max_programs:
+            return self._call_beyond(inputs)
+        if seen is None:
+            self.seen[key] = seen = self._unseen
+        if seen < 0:
+            self.seen[key] = 0
+            return self._unobserved(inputs)
         if not self._observing.acquire(blocking=False):
-            return self._call_unobserved(inputs)  # another thread is at it
+            return self._unobserved(inputs)  # another thread is at it
         try:
+            settled = self.programs.get(key)
+            if settled is not None:  # another thread has just been
+                return self._steady(*settled)(inputs)
             return self._observed(inputs, key)
         finally:
             self._observing.release()
+
+    def _call_beyond(self, inputs: list[Any]) -> Any:
+        """A call with a combination of sizes too many. Nothing is kept for it: of sizes that
+        never come again there is no end."""
+        if self._beyond is None:
+            self._beyond = Counter()
+            why = f"more than {self.options.max_programs} combinations of sizes"
+            self.runtime.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
+        self._beyond.tick()
+        return self._unobserved(inputs)
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
@@ -199,7 +253,7 @@ class ObservedCall:
         except Exception as error:
             self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
             self._give_up(key, f"preparing its observation failed: {error}")
-            return self._call_unobserved(inputs)
+            return self._unobserved(inputs)
         start = perf_counter_ns()
         out = recorder.run(call, inputs, names, constants)
         end = perf_counter_ns()
@@ -225,8 +279,8 @@ class ObservedCall:
             len(self.record.programs),
         )
         self.record.programs[index : index + 1] = [program]
-        self.runtime.note_persistent(self.record)
-        self.seen[key] = self.seen.get(key, 0) + 1
+        self.runtime.note_persistent(self.record, program)
+        self.seen[key] += 1
         if self.seen[key] >= self._runs:
             self._settle(key, index)
             self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, _sizes_text(key))
@@ -236,11 +290,11 @@ class ObservedCall:
         """Calls with ``key`` are observed no more; they do what ``program`` says."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
-        self._clone = None if not self.sizes else self._clone
+        self._clone = self._clone if self.dynamic else None
 
         def use(run: BoxedCall) -> None:
             self.programs[key] = program, run
-            if not self.sizes:
+            if not self.dynamic:
                 self._install(self._steady(program, run))
 
         if self._graphs is None or program == UNOBSERVED:
@@ -254,9 +308,6 @@ class ObservedCall:
             self.record.unobservable = why
         self._settle(key, UNOBSERVED)
 
-    def _call_unobserved(self, inputs: list[Any]) -> Any:
-        return self._steady(UNOBSERVED, self.plain)(inputs)
-
     def _observable(self) -> Callable[[Recorder], BoxedCall]:
         """From a recorder to the callable to observe.
 
@@ -264,7 +315,7 @@ class ObservedCall:
         alone then give the bytes, without names.
         """
         if self._clone is None and self.compiled is not None:
-            module_globals = _torch_compat.generated_globals(self.compiled)
+            module_globals = compat.generated_globals(self.compiled)
             if module_globals is not None:
                 self._clone = instrument(
                     self.compiled.source_code,
@@ -276,12 +327,12 @@ class ObservedCall:
             if self.compiled is not None:
                 self.record.unobservable = "the generated code has no Python wrapper to observe"
             return lambda recorder: self.plain
-        return lambda recorder: _torch_compat.realign_inputs(clone(recorder), self.compiled)
+        return lambda recorder: compat.realign_inputs(clone(recorder), self.compiled)
 
     def _constants(self) -> list[tuple[str, torch.Tensor]]:
         if self.compiled is None:
             return []
-        found = _torch_compat.generated_globals(self.compiled) or {}
+        found = compat.generated_globals(self.compiled) or {}
         return [(name, value) for name, value in found.items() if type(value) is torch.Tensor]
 
 

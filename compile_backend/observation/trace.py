@@ -69,7 +69,7 @@ class Trace:
     """What was seen during one call.
 
     Attributes:
-        key: the graph's symbolic integer inputs.
+        key: the graph's symbolic sizes.
         entry: storages live at its beginning.
         reports: of the instrumented code and of storages dying, in order.
         allocator: the allocator's own events in order, None if they were not recorded.

@@ -59,9 +59,9 @@ def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, 
     if isinstance(st, ast.Assign):
         if isinstance(st.targets[0], ast.Name) and isinstance(st.value, ast.Name):
             return StatementKind.REUSE, (st.targets[0].id,), (st.value.id,)
-        return _classify_assignment(_target_names(st.targets[0]), st.value)
+        return _classify_assignment(target_names(st.targets[0]), st.value)
     if isinstance(st, ast.Delete):
-        return StatementKind.DELETE, tuple(n for t in st.targets for n in _target_names(t)), ()
+        return StatementKind.DELETE, tuple(n for t in st.targets for n in target_names(t)), ()
     if isinstance(st, ast.Return):
         return StatementKind.RETURN, (), _names(st.value) if st.value else ()
     if isinstance(st, ast.Expr) and isinstance(st.value, ast.Call):
@@ -95,13 +95,14 @@ def _classify_assignment(
     return StatementKind.OTHER, targets, _names(value)
 
 
-def _target_names(target: ast.expr) -> tuple[str, ...]:
+def target_names(target: ast.expr) -> tuple[str, ...]:
+    """Names that an assignment to ``target`` binds, or ``del`` of it unbinds, in order."""
     if isinstance(target, ast.Name):
         return (target.id,)
     if isinstance(target, (ast.Tuple, ast.List)):
-        return tuple(n for e in target.elts for n in _target_names(e))
+        return tuple(n for e in target.elts for n in target_names(e))
     if isinstance(target, ast.Starred):
-        return _target_names(target.value)
+        return target_names(target.value)
     return ()
 
 

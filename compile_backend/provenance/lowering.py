@@ -117,6 +117,10 @@ def _operand_origins(lowering: Lowering, ir: Any) -> Iterator[Node]:
 def _layout(ir: Any) -> dict[str, Any]:
     """dtype, shape, device and size of a buffer, as far as its layout is a tensor's."""
     layout = getattr(ir, "layout", None)
+    target = getattr(layout, "real_layout", None)
+    if target is not None:
+        # It writes into another buffer, through a view maybe: the memory is that buffer's.
+        layout = target()
     if not all(hasattr(layout, a) for a in ("size", "stride", "dtype", "device")):
         return {}
     assert layout is not None

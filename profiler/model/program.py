@@ -104,8 +104,9 @@ class AllocationProgram:
     """What one call of one graph does to memory.
 
     Attributes:
-        key: values of the graph's symbolic integer inputs, in input order; () where
-            the graph has none. Programs of one graph differ in their key.
+        key: values of the graph's symbolic sizes: of its integer inputs, in input order, then
+            of dimensions of its tensors that none of these gives; () where there are none.
+            Programs of one graph differ in their key.
         storages: everything seen, ``storages[i].id == i``.
         events: in order of time.
         internal_observed: whether scratch memory inside kernels was measured; False when

@@ -45,6 +45,8 @@ PLACES = [
     (stage.ObserveStage, "post_compile"),
     (recorder, "_storages"),
     (recorder, "as_deltas"),
+    (recorder.AllocatorEvents, "start"),
+    (recorder.AllocatorEvents, "mark"),
     (inner_compile.InnerCompile, "_finish"),
 ]
 

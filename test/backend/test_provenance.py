@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memprof
+from memprof.profiler.attribution import Attribution
 from memprof.profiler.model import (
     BufferProvenance,
     Category,
@@ -17,6 +18,7 @@ from memprof.profiler.model import (
     Evidence,
     GraphKind,
     GraphRecord,
+    LedgerKind,
     NodeProvenance,
     Origin,
     Profile,
@@ -199,6 +201,25 @@ def test_constants_of_the_graph_are_constants() -> None:
     (graph,) = session.profile().graphs
     constants = [s for s in graph.programs[0].storages if s.category is Category.CONSTANT]
     assert [(s.nbytes, s.origin) for s in constants] == [(256, Origin.EXTERNAL)]
+
+
+def test_a_write_through_a_view_of_an_input_is_described() -> None:
+    # GIVEN a write to a column: the view has one dimension, the memory that it lies in two
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x[:, 0].add_(1)
+        return x * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="memprof")
+    with memprof.profile() as session:
+        compiled(torch.ones(8, 4))
+    (graph,) = session.profile().graphs
+    assert [e for e in session.profile().ledger if e.kind is LedgerKind.FALLBACK] == []
+    # THEN what writes to it has the sizes of the input's memory, and the output is attributed
+    written = {(b.shape, b.nbytes) for b in graph.buffers.values() if b.line is None}
+    assert (("8", "4"), 4 * 32) in written
+    made = Attribution(session.profile()).coverage(graph, graph.programs[0])
+    assert (made.allocated, made.to_node) == (4 * 32, 4 * 32)
 
 
 def test_a_layout_copy_is_blamed_on_the_kernel_that_wants_it() -> None:

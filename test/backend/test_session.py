@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.compile_backend.call_log import CallLog, Counter
+from memprof.compile_backend.call_log import CallLog, Counter, columns
+from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role
@@ -187,29 +188,88 @@ def test_each_combination_of_sizes_has_its_program() -> None:
     assert graph.unobservable is None
 
 
-def test_observation_can_be_turned_off() -> None:
+def test_sizes_that_never_come_again_keep_nothing() -> None:
+    # GIVEN a job whose sizes are others at each call, and room for two combinations
+    compiled = torch.compile(
+        lambda x: x.sin() + 1, backend="memprof", dynamic=True, options={"max_programs": 2}
+    )
     with memprof.profile() as session:
-        compiled = torch.compile(torch.sin, backend="memprof", options={"observe_runs": 0})
+        for n in range(8, 28):
+            compiled(torch.ones(n))
+    # THEN two are observed, and the others are calls and one count
+    (graph,) = session.profile().graphs
+    assert [p.key for p in graph.programs] == [(8,), (9,)]
+    assert session.profile().calls.program == [0, 1, *[-1] * 18]
+    (entry,) = [e for e in session.profile().ledger if e.kind is LedgerKind.NOT_OBSERVED]
+    assert (entry.reason, entry.count) == ("more than 2 combinations of sizes", 18)
+
+
+def test_the_sizes_of_a_jagged_tensor_tell_its_programs_apart(tmp_path: Path) -> None:
+    # GIVEN jagged tensors: their ragged size is an input, but no number and never the same
+    compiled = torch.compile(lambda x: (x * 2).sin(), backend="memprof")
+    path = tmp_path / "run.json"
+    with memprof.profile(path) as session:
+        for rows in (3, 4, 3, 3, 4):
+            parts = [torch.ones(rows, 4), torch.ones(2, 4)]
+            compiled(torch.nested.nested_tensor(parts, layout=torch.jagged))
+    # THEN programs go by the rows of the values, which no integer input gives
+    (graph,) = session.profile().graphs
+    assert [p.key[:1] for p in graph.programs] == [(5,), (6,)]
+    made = [sum(d for d in p.deltas() if d > 0) for p in graph.programs]
+    assert made == [4 * 4 * 5, 4 * 4 * 6]
+    assert session.profile().calls.program == [0, 1, 0, 0, 1]
+    # AND the profile can be written
+    assert read_profile(path) == session.profile()
+
+
+def test_a_profile_is_not_changed_by_what_is_called_after_it() -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="memprof", dynamic=True)
+    with memprof.profile() as outer:
+        with memprof.profile() as inner:
+            compiled(torch.ones(8))
+            compiled(torch.ones(8))
+        first = inner.profile().graphs[0]
+        (observed,) = first.programs
+        for n in (8, 9, 10):
+            compiled(torch.ones(n))
+    assert (first.calls, first.programs) == (2, [observed])
+    (whole,) = outer.profile().graphs
+    assert (whole.calls, [p.key for p in whole.programs]) == (5, [(8,), (9,), (10,)])
+
+
+@pytest.mark.parametrize("option", ["observe_runs", "max_programs"])
+def test_observation_can_be_turned_off(option: str) -> None:
+    with memprof.profile() as session:
+        compiled = torch.compile(torch.sin, backend="memprof", options={option: 0})
         compiled(torch.ones(4))
     (graph,) = session.profile().graphs
     assert graph.programs == []
     assert graph.calls == 1
-    assert graph.unobservable == "observation is off (observe_runs=0)"
-    assert session.profile().options == {"observe_runs": "0"}
+    assert graph.unobservable == f"observation is off ({option}=0)"
+    assert session.profile().options == {option: "0"}
 
 
 def test_the_call_log_is_bounded_and_says_what_it_dropped() -> None:
     log = CallLog(capacity=3)
     for i in range(5):
         log.record((7, 0, 100 + i, 101 + i, 1234))
-    columns = log.columns([7], returned=5)
-    assert columns.start_ns == [102, 103, 104]
-    assert columns.thread == [0, 0, 0]
-    assert columns.dropped == 2
+    found = columns(log.after(), [7], returned=5)
+    assert found.start_ns == [102, 103, 104]
+    assert found.thread == [0, 0, 0]
+    assert found.dropped == 2
     log.resize(4)
     log.record((7, 0, 105, 106, 99))
-    assert log.columns([7]).thread == [0, 0, 0, 1]
-    assert len(log.columns([8])) == 0
+    assert columns(log.after(), [7]).thread == [0, 0, 0, 1]
+    assert len(columns(log.after(), [8])) == 0
+
+
+def test_the_call_log_is_short_again_after_the_last_session() -> None:
+    before = RUNTIME.calls.capacity
+    with memprof.profile(max_calls=before + 2):
+        with memprof.profile(max_calls=before + 1):
+            pass
+        assert RUNTIME.calls.capacity == before + 2
+    assert RUNTIME.calls.capacity == before
 
 
 def test_the_counter_counts() -> None:

@@ -14,7 +14,6 @@ from torch._functorch._aot_autograd import schemas
 from torch._functorch.aot_autograd import aot_export_module
 from torch.testing._internal.two_tensor import TwoTensor
 
-from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend.metadata import codec, from_aot
 from memprof.compile_backend.metadata.compile_config import CompileConfig, CompileConfigError
 from memprof.compile_backend.metadata.compile_state import CompileState
@@ -516,8 +515,8 @@ def test_signature_is_torchs(joint: bool, monkeypatch: pytest.MonkeyPatch) -> No
     in_spec, out_spec = kw.pop("in_spec"), kw.pop("out_spec")
     ours = GraphSignature.from_tracing_metadata(
         **kw,
-        in_spec=compat.treespec_text(in_spec),
-        out_spec=compat.treespec_text(out_spec),
+        in_spec=torch.utils._pytree.treespec_dumps(in_spec),
+        out_spec=torch.utils._pytree.treespec_dumps(out_spec),
         backward_signature=backward,
     )
     for field in ("parameters", "buffers", "user_inputs", "user_outputs"):

@@ -220,7 +220,7 @@ class Timeline:
             if u == _NONE
         )
         return [
-            UnobservedCalls(g, n, self._why(self._graphs[g])) for g, n in sorted(counts.items())
+            UnobservedCalls(g, n, self._why(self._graphs[g], n)) for g, n in sorted(counts.items())
         ]
 
     def _step_at(self, call: int) -> int:
@@ -230,14 +230,17 @@ class Timeline:
 
     # How it is built
 
-    def _why(self, graph: GraphRecord) -> str:
+    def _why(self, graph: GraphRecord, calls: int) -> str:
         if graph.unobservable:
             return graph.unobservable
         if graph.data_dependent:
             return graph.data_dependent
-        for entry in reversed(self.profile.ledger):
+        of_graph = [e for e in self.profile.ledger if e.graph == graph.id]
+        if calls <= sum(e.count for e in of_graph if e.kind is LedgerKind.WARM_UP):
+            return "warm-ups of its CUDA graph, before the observed call"
+        for entry in reversed(of_graph):
             kinds = (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK)
-            if entry.graph == graph.id and entry.kind in kinds:
+            if entry.kind in kinds:
                 return entry.reason
         return "no program was observed for the sizes of these calls"
 

@@ -201,6 +201,18 @@ def test_constants_of_a_graph_persist() -> None:
     assert (list(b.entry), list(b.between)) == ([12, 12, 12], [12, 12, 12])
 
 
+def test_warm_ups_are_not_observed() -> None:
+    profile = training()
+    profile.ledger += [LedgerEntry(k, LedgerKind.WARM_UP, 0, "new sizes") for k in range(2)]
+    for before, reason in (
+        (2, "warm-ups of its CUDA graph, before the observed call"),
+        # One more than there were warm-ups.
+        (3, "no program was observed for the sizes of these calls"),
+    ):
+        profile.calls = calls(*[(0, -1)] * before, (0, 0), (1, 0))
+        assert Timeline(profile).unobserved() == [UnobservedCalls(0, before, reason)]
+
+
 def test_unobserved_calls_are_counted_with_their_reason() -> None:
     profile = training()
     profile.graphs[2].unobservable = "generated code is C++"

@@ -176,6 +176,11 @@
 
   /** One row a compiled graph. */
   function graphs(state, root) {
+    const unobserved = new Map(state.payload.unobserved.map((u) => [u.graph, u.calls]));
+    const some = (r) =>
+      unobserved.get(r.id) < r.calls
+        ? `${count(unobserved.get(r.id))} of ${count(r.calls)} calls not observed`
+        : "not observed";
     state.onDevice(() => {
       const rows = [...state.model.device.table].sort(
         (a, b) => (b.peak ?? -1) - (a.peak ?? -1) || a.id - b.id,
@@ -202,7 +207,7 @@
               value: (r) => r.label,
               cell: (r) => [
                 el("span.code", {}, r.label),
-                r.unobserved && el("div.warn", {}, `not observed: ${r.unobserved}`),
+                r.unobserved && el("div.warn", {}, `${some(r)}: ${r.unobserved}`),
               ],
             },
             { label: "Calls", number: true, value: (r) => r.calls, cell: (r) => count(r.calls) },

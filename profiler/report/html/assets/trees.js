@@ -4,7 +4,7 @@
 
   const { el } = memprof.dom;
   const { bytes, ns, count } = memprof.format;
-  const { table, bar, bytesCell } = memprof.table;
+  const { table, bytesCell } = memprof.table;
 
   function trees(state, root) {
     const { payload } = state;
@@ -26,7 +26,6 @@
     if (!nodes.length) {
       root.append(el("p.empty", {}, whyNoTrees(payload)));
     } else {
-      const most = Math.max(...nodes.map((n) => n.replays), 1);
       root.append(
         table({
           fit: true,
@@ -63,7 +62,7 @@
             {
               label: "Replays",
               number: true,
-              cell: ({ node }) => [count(node.replays), " ", bar(node.replays, most)],
+              cell: ({ node }) => count(node.replays),
             },
             { label: "Marginal", number: true, cell: ({ node }) => bytesCell(node.marginal) },
             {
@@ -107,8 +106,7 @@
               label,
               number: true,
               value: (f) => f[key],
-              cell: (f) =>
-                key === "replays" && f.device === "cpu" && !f.replays ? "-" : count(f[key]),
+              cell: (f) => count(f[key]),
             })),
             {
               label: "Pool",

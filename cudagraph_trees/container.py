@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
+from . import history
 from .device.protocol import Device
 from .locks import capture_lock
 from .manager import CUDAGraphTreeManager
@@ -150,6 +151,8 @@ def _new_family() -> Family:
 def _as_device(device: int | torch.device) -> torch.device:
     if isinstance(device, int):
         return torch.device("cuda", device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu") if device.type == "cpu" else device
 
 
@@ -207,15 +210,20 @@ def reset_cudagraph_trees() -> None:
 def _after_fork() -> None:
     """Let go of everything in a forked child: the device is not there for it.
 
-    Nothing is released: that would call the device. The objects are kept so that no
-    destructor does either.
+    Nothing is released: that would call the device. Managers are kept so that no destructor
+    does either, and out of reach of the finalizers of their functions.
     """
-    _abandoned.extend(c for f in list(_families) for c in f.containers.values())
+    for f in list(_families):
+        for container in f.containers.values():
+            _abandoned.append(container.tree_manager)
+            container.tree_manager = None
+            container.lock = threading.RLock()
     _families.clear()
+    history.forget_all()
     if hasattr(_local, "family"):
         _new_family()
 
 
-_abandoned: list[TreeManagerContainer] = []
+_abandoned: list[CUDAGraphTreeManager | None] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -53,6 +53,13 @@ def forget_the_dead() -> None:
         _known.extend(alive)
 
 
+def forget_all() -> None:
+    """Start anew in a forked child; the lock may have been held."""
+    global _lock
+    _lock = threading.Lock()
+    _known.clear()
+
+
 def managers() -> list[CUDAGraphTreeManager]:
     """All managers that live."""
     with _lock:

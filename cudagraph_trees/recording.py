@@ -12,6 +12,7 @@ an interrupt is not to be followed by another run.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerKind
@@ -131,6 +132,8 @@ def record(
             measured=measured,
             marginal=node.marginal_bytes,
         )
+        # After the entry above, so that the ledger has its replays below it.
+        node.recorded_ns = time.time_ns()
         manager.spent(function)
         return node.run_first_inputs()
 

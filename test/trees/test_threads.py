@@ -10,10 +10,19 @@ import threading
 import pytest
 import torch
 
-from memprof.cudagraph_trees.container import all_managers, family, get_manager
+from memprof.cudagraph_trees.container import all_managers, family, get_container, get_manager
 from memprof.cudagraph_trees.inductor import use_in_inductor
 
-from .support import VALUES, graphed, manager, next_step, same
+from .support import (
+    VALUES,
+    collect,
+    graphed,
+    live_blocks,
+    manager,
+    next_step,
+    pool_segments,
+    same,
+)
 
 pytestmark = pytest.mark.simgpu
 
@@ -66,21 +75,29 @@ def test_autograds_threads_find_the_trees_of_their_forward() -> None:
 
 def test_a_thread_that_ends_takes_its_trees_along() -> None:
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    kept = []
 
     def work() -> None:
-        for _ in range(3):
+        for i in range(4):
             next_step()
-            f([torch.ones(4, device="cuda")])
+            (y,) = f([torch.full((4,), float(i), device="cuda")])
+        kept.append(y)
         assert len(all_managers()) == 1
 
     t = threading.Thread(target=work)
     t.start()
     t.join()
     del t
-    import gc
-
-    gc.collect()
+    collect()
     assert all_managers() == []
+    # AND what it handed to another thread owns its memory
+    junk = [torch.zeros(4, device="cuda") for _ in range(64)]
+    same(kept[0], torch.full((4,), 4.0))
+    assert kept[0].data_ptr() not in {j.data_ptr() for j in junk}
+    assert live_blocks() == 1
+    kept.clear()
+    collect()
+    assert pool_segments() == []
 
 
 SCRIPT = """
@@ -105,12 +122,16 @@ print("end", flush=True)
 """
 
 FORK = """
+from memprof.cudagraph_trees import history
+manager = get_manager(0)
 pid = os.fork()
 if pid == 0:
     # The child has no device: it must be able to let go of everything, and end.
     assert all_managers() == []
     assert get_manager(0, create_if_none_exists=False) is None
+    assert history.managers() == []
     del f, y
+    assert manager.alive  # to shut it down would call the device
     sys.stdout.flush()
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
@@ -162,6 +183,11 @@ assert get_manager(0) is not get_manager(1)
 assert [len(list(get_manager(d).nodes())) for d in range(2)] == [1, 1]
 assert [r.replays for d in range(2) for r in get_manager(d).get_roots()] == [3, 3]
 """
+
+
+def test_the_current_device_has_a_number() -> None:
+    assert get_container(torch.device("cuda")) is get_container(0)
+    assert get_container(torch.device("cpu", 0)) is get_container(torch.device("cpu"))
 
 
 def test_a_manager_per_device() -> None:

@@ -303,6 +303,9 @@ def test_the_ledger_tells_the_story() -> None:
     assert (LedgerKind.WARM_UP, 1) in told
     assert (LedgerKind.RECORD, 1) in told
     assert (LedgerKind.REPLAY, 2) in told
+    kinds = [kind for kind, _ in told]
+    assert kinds.index(LedgerKind.WARM_UP) < kinds.index(LedgerKind.RECORD)
+    assert kinds.index(LedgerKind.RECORD) < kinds.index(LedgerKind.REPLAY)
     again = next(e for e in manager().entries() if e.kind is LedgerKind.RERECORD)
     assert "static input data pointer changed" in again.reason
     assert again.tree is not None

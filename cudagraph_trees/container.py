@@ -151,7 +151,7 @@ def _new_family() -> Family:
 def _as_device(device: int | torch.device) -> torch.device:
     if isinstance(device, int):
         return torch.device("cuda", device)
-    if device.type == "cuda" and device.index is None:
+    if str(device) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu") if device.type == "cpu" else device
 

@@ -311,18 +311,17 @@ class CUDAGraphNode(NodeNames):
         """Whether nobody holds any output of the path."""
         return all_dead(self.live_after) or not held(self.live_after, path_refs(self.path_weakrefs))
 
-    def dead_since_recording(self) -> set[int]:
-        """Addresses that were live at the end of the recording and are not any more."""
-        live = {r.address for r in self.path_live_weakrefs()}
-        return {r.address for r in self.live_after} - live
-
     def restore_pool(self) -> None:
         """Make the allocator's books say what memory says after a replay: what this recording
         left, less what has died since."""
-        live: dict[int, int] = {}
+        # Held until it is done: the garbage collector may come by.
+        live: dict[int, torch.UntypedStorage] = {}
         for r in self.path_live_weakrefs():
-            live.setdefault(r.address, r.pointer)
-        self.pool.restore(self.checkpoint, list(live.values()), self.dead_since_recording())
+            storage = compat.storage_from_weak(r.pointer)
+            if storage is not None:
+                live.setdefault(r.address, storage)
+        dead = {r.address for r in self.live_after} - live.keys()
+        self.pool.restore(self.checkpoint, [s._cdata for s in live.values()], dead)
 
     def remove_path_cached_tensors(self) -> None:
         """Drop the cached tensors of the path, so that memory can be reclaimed."""

@@ -72,7 +72,6 @@ class CUDAWarmupNode:
         ]
         out = pool.warm_up(self.wrapped_function, inputs)
         kept = {r.pointer for r in outside if not r.expired()}
-        del outside
         for o in out:
             ours = (
                 isinstance(o, torch.Tensor)

@@ -99,6 +99,36 @@ def test_an_output_that_the_collector_takes_while_its_step_ends(
     assert not entries(LedgerKind.MOVED_OUT)
 
 
+def test_an_output_that_the_collector_takes_while_the_books_are_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    f = graphed(lambda x: [x + 1, x + 2], [torch.ones(4, device="cuda")])
+    for _ in range(3):
+        next_step()
+        f([torch.ones(4, device="cuda")])
+    # GIVEN two outputs of a replay, one of them garbage in a cycle
+    next_step()
+    kept, other = f([torch.ones(4, device="cuda")])
+    cycle: list[object] = [other]
+    cycle.append(cycle)
+    del other, cycle
+    pool = manager().pool
+    restore = pool.restore
+
+    def collected_before(*arguments: Any) -> None:
+        gc.collect()
+        restore(*arguments)
+
+    monkeypatch.setattr(pool, "restore", collected_before)
+    # WHEN the collector comes by just before the allocator is told what is live
+    g = graphed(lambda x: [x * 2], [kept])
+    (z,) = g([kept])
+    # THEN the one that is held is right, and the other one's block is free
+    same(kept, torch.full((4,), 2.0))
+    same(z, torch.full((4,), 4.0))
+    assert live_blocks() == 2
+
+
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 def test_an_output_that_is_the_next_steps_argument_is_used_with_its_value(before: int) -> None:
     # GIVEN a recurrent cell: each step's output is the next one's input

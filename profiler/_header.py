@@ -28,9 +28,7 @@ def check_version(version: Any, written_by: Any, path: str | None) -> None:
         )
     if version != SCHEMA_VERSION:
         do = (
-            "upgrade memprof (`pip install -U memprof`)"
-            if version > SCHEMA_VERSION
-            else "take the profile again"
+            "read it with a newer memprof" if version > SCHEMA_VERSION else "take the profile again"
         )
         raise ProfileVersionError(
             path,

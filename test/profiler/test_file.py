@@ -175,7 +175,7 @@ def test_foreign_gzip() -> None:
         decode_profile(gzip.compress(b"hello"))
 
 
-@pytest.mark.parametrize(("version", "do"), [(2, "upgrade memprof"), (0, "again"), (-1, "again")])
+@pytest.mark.parametrize(("version", "do"), [(2, "newer memprof"), (0, "again"), (-1, "again")])
 def test_other_version(document: dict[str, Any], version: int, do: str) -> None:
     # GIVEN a file of another version, whose content we could not even decode
     document.update(schema_version=version, graphs="something else", memprof="9.9")

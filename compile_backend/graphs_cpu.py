@@ -135,15 +135,14 @@ class CpuGraphs:
         try:
             plan = self._plan(program)
             if isinstance(plan, str):
-                self._skip(plan, program)
+                self._skip(plan)
                 return self.plain
             if self.wanted:
                 return self._replay(program, plan, use, "option graphs=True")
             if plan.large_bytes < WORTH_TRYING:
                 self._skip(
                     f"{plan.large_bytes} bytes in buffers of {LARGE} bytes and more: "
-                    "too few for an arena to save anything",
-                    program,
+                    "too few for an arena to save anything"
                 )
                 return self.plain
             return self._trial(program, plan, use)
@@ -202,7 +201,7 @@ class CpuGraphs:
                 return self._replay(program, plan, use, "a call has many page faults")
             if plan.large_bytes >= SURELY_LARGE and cost * NEGLIGIBLE <= took:
                 return self._replay(program, plan, use, "it costs nothing beside such a call")
-            self._skip("a call has too few page faults for an arena to save anything", program)
+            self._skip("a call has too few page faults for an arena to save anything")
         except Exception as error:
             self.ledger.fallback(self.record.id, "moving a graph into an arena", error)
         return self.plain
@@ -219,11 +218,12 @@ class CpuGraphs:
         }
         sites = [s for s in plan.sites if s.line in shapes and shapes[s.line].nbytes == s.nbytes]
         if not sites:
-            self._skip("no arena: sizes depend on more than the graph's inputs", program)
+            self._skip("no arena: sizes depend on more than the graph's inputs")
             return self.plain
         scratch = [(s, s.offset) for s in sites if s.offset is not None]
         if plan.scratch_bytes < LARGE and not self.wanted:
             scratch = []  # malloc is as fast as all that a scratch needs
+        scratch_bytes, least = (plan.scratch_bytes, plan.lower_bound) if scratch else (0, 0)
         leased = [s for s in sites if s.offset is None]
         label = self.record.label
         clone = rewritten(
@@ -262,12 +262,11 @@ class CpuGraphs:
         self.ledger.add(
             LedgerKind.RECORD,
             self.record.id,
-            f"planned into an arena ({why}): {len(scratch)} temporaries in "
-            f"{plan.scratch_bytes if scratch else 0} bytes (no plan can do with fewer than "
-            f"{plan.lower_bound if scratch else 0}), {len(leased)} outputs "
-            f"in blocks of {sum(s.nbytes for s in leased)} bytes; {outside} bytes a call are "
-            "allocated outside of it",
-            tree=_detail(self.record.label, program, plan.scratch_bytes),
+            f"planned into an arena ({why}): {len(scratch)} temporaries in {scratch_bytes} bytes "
+            f"(no plan can do with fewer than {least}), {len(leased)} outputs in blocks of "
+            f"{sum(s.nbytes for s in leased)} bytes; {outside} bytes a call are allocated outside "
+            "of it",
+            tree=_detail(self.record.label, program, scratch_bytes),
         )
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
         self.ledger.count(
@@ -289,7 +288,7 @@ class CpuGraphs:
         )
         use(self.plain)
 
-    def _skip(self, reason: str, program: AllocationProgram) -> None:
+    def _skip(self, reason: str) -> None:
         self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
 
 

@@ -34,6 +34,7 @@ HOLDS = tuple(Hold)
 _HOLD = {h: i for i, h in enumerate(HOLDS)}
 _KEEP = -1
 """Item of a reuse that leaves a storage as it is."""
+_VIEWS = tuple(View)
 _CATEGORY = {c: i for i, c in enumerate(Category)}
 
 
@@ -86,7 +87,7 @@ class Sites:
     def _number(self, site: Site) -> int:
         row = (
             _CATEGORY[site.category],
-            *[self._place(site, view) for view in View],
+            *[self._place(site, view) for view in _VIEWS],
             self._strings(site.op),
             self.frame(site.frame),
             self._strings(site.fqn),

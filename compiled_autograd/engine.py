@@ -135,7 +135,7 @@ def turn_on(
     factory = functools.partial(AutogradCompilerInstance, compiler_fn, cuda_graphs=cuda_graphs)
     _torch_compat.set_compiler(factory, dynamic)
     state.compiled_autograd_enabled = True
-    torch.autograd.set_multithreading_enabled(False)
+    _on.enter_context(torch.autograd.set_multithreading_enabled(False))
     _is_on = True
 
     def entry(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,6 @@ def turn_off() -> None:
     if _is_on:
         _is_on = False
         _switch_off()
-        torch.autograd.set_multithreading_enabled(True)
         _on.close()
 
 

@@ -283,3 +283,18 @@ def test_another_thread_waits_for_a_capture() -> None:
     assert waited == [False, True]
     assert torch.equal(first.grad, torch.full((3,), 2.0))
     assert torch.equal(second.grad, torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_turning_off_restores_how_many_threads_the_engine_uses(before: bool) -> None:
+    enabled = torch._C._is_multithreading_enabled
+    with torch.autograd.set_multithreading_enabled(before):
+        ca.turn_on(as_it_is)
+        assert not enabled()
+        ca.turn_off()
+        assert enabled() is before
+        ca.turn_on(as_it_is)
+        torch._dynamo.reset()  # off, and nobody asked turn_off()
+        ca.turn_on(as_it_is)
+        ca.turn_off()
+        assert enabled() is before

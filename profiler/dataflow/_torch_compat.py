@@ -83,11 +83,13 @@ def kineto_result(result: Any) -> Any:
         result = getattr(result, attribute)
         if result is None:
             raise ValueError(
-                f"this {given} holds no result yet: leave its `with` block (or call stop()) first"
+                f"this {given} holds no result yet: leave its `with` block (or call stop()) first. "
+                "One with a schedule has a result once its active steps were reached"
             )
     if not hasattr(result, "experimental_event_tree"):
         raise TypeError(
-            f"a {given} is not a profiler result: give a torch.profiler.profile that has stopped"
+            f"an object of type {given} is not a profiler result: "
+            "give a torch.profiler.profile that has stopped"
         )
     return result
 

@@ -109,7 +109,11 @@ class KnownObjects:
         paths: dict[int, str] = {}
 
         def place(t: Any) -> tuple[str, int]:
-            return str(t.device), int(t.untyped_storage().data_ptr())
+            try:
+                return str(t.device), int(t.untyped_storage().data_ptr())
+            except (NotImplementedError, RuntimeError, ValueError):
+                # It has no storage of its own: a sparse gradient, a parameter of a lazy module.
+                return "", 0
 
         for module in modules:
             module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
@@ -132,7 +136,7 @@ class KnownObjects:
                     if hasattr(t, "untyped_storage"):
                         states.add(place(t))
         for found in (parameters, gradients, states):
-            found.difference_update({p for p in found if p[1] == 0})  # empty tensors
+            found.difference_update({p for p in found if p[1] == 0})  # no memory
         return cls(
             frozenset(parameters),
             frozenset(gradients),

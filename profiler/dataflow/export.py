@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memprof.profiler.file import write_whole
+
 from .categories import Category
 from .columns import Ints
 from .corrections import Rule
@@ -35,6 +37,7 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
 
     Raises:
         ValueError: the ending names no format, or nothing in the trace is on ``device``.
+        ProfileNotWritableError: the file cannot be written; what was there is as it was.
         ImportError: Parquet, and pyarrow is not installed.
     """
     name = str(path)
@@ -48,7 +51,7 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
     elif name.endswith(".html"):
         from .html import page
 
-        Path(path).write_text(page(profile, device), encoding="utf-8")
+        write_whole(path, page(profile, device).encode(), "the timeline")
     elif name.endswith(".parquet"):
         write_parquet(profile, path)
     else:
@@ -59,7 +62,7 @@ def _write(path: str | Path, content: object) -> None:
     data = msgspec.json.encode(content)
     if str(path).endswith(".gz"):
         data = gzip.compress(data)
-    Path(path).write_bytes(data)
+    write_whole(path, data, "the timeline")
 
 
 def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
@@ -178,6 +181,7 @@ def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
 
     Raises:
         ImportError: pyarrow is not installed.
+        ProfileNotWritableError: as ``export_timeline``.
     """
     try:
         pa = import_module("pyarrow")
@@ -192,4 +196,6 @@ def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
             arrays[name] = pa.array(column.tolist(), pa.string()).dictionary_encode()
         else:
             arrays[name] = pa.array(column.astype(np.int64))
-    pq.write_table(pa.table(arrays), str(path))
+    file = pa.BufferOutputStream()
+    pq.write_table(pa.table(arrays), file)
+    write_whole(path, file.getvalue().to_pybytes(), "the timeline")

@@ -238,7 +238,7 @@ def _kind(name: str, where: str) -> type:
     field = _FIELDS.get(name)
     if field is None:
         near = difflib.get_close_matches(name, _FIELDS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
             f"{where}: there is no setting {name!r}{hint} There are: {', '.join(_FIELDS)}"
         )

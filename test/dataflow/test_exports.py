@@ -16,6 +16,7 @@ from browser.fixtures import open_file
 from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
 from memprof.profiler.dataflow.export import chrome_trace
 from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
+from memprof.profiler.errors import ProfileNotWritableError
 
 from .models import profile_training, profiled
 from .perfetto_wasm import query
@@ -47,6 +48,16 @@ def test_an_unknown_ending_is_refused(profile: DataFlowProfile, tmp_path: Path) 
         ValueError, match=r"'.*a.csv' ends in no known format; there are \.raw\.json"
     ):
         export_timeline(profile, tmp_path / "a.csv", "cpu")
+
+
+@pytest.mark.parametrize("name", ["a.json.gz", "a.html", "a.parquet"])
+def test_what_cannot_be_written_is_said(
+    profile: DataFlowProfile, tmp_path: Path, name: str
+) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(ProfileNotWritableError, match="cannot write the timeline"):
+        export_timeline(profile, tmp_path / "nowhere" / name, "cpu")
 
 
 def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_an_empty_trace() -> None:
 
 
 def test_what_is_no_result_is_named() -> None:
-    with pytest.raises(TypeError, match="a dict is not a profiler result"):
+    with pytest.raises(TypeError, match="an object of type dict is not a profiler result"):
         profile_memory({})
     prof = profiled()
     with pytest.raises(ValueError, match="leave its `with` block"):
@@ -262,3 +262,18 @@ class TestContradictions:
         )
         assert profile.graph.backward.tolist() == [True]
         assert profile.category(0, 0) is Category.GRADIENT
+
+
+def test_tensors_without_a_storage_of_their_own() -> None:
+    # Gradients of this embedding are sparse; the linear layer has no weights yet.
+    model = torch.nn.ModuleDict(
+        {"words": torch.nn.Embedding(10, 4, sparse=True), "later": torch.nn.LazyLinear(3)}
+    )
+    words = model["words"]
+    opt = torch.optim.SparseAdam(words.parameters())
+    with profiled() as prof:
+        words(torch.tensor([1, 2])).sum().backward()
+        opt.step()
+    profile = profile_memory(prof, modules=model, optimizers=opt)
+    named = {profile.name(s): profile.category(s, 0) for s in range(profile.storages.keys)}
+    assert named["words.weight"] is Category.PARAMETER

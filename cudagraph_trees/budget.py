@@ -63,7 +63,7 @@ class Budget:
         assert self.limit is not None
         reason = f"the pool has {manager.pool.reserved_bytes()} bytes, its budget is {self.limit}"
         if self._last_time is not None and manager.step - self._last_time < PATIENCE:
-            manager.give_up(function)
+            manager.give_up(function, "it did not fit the pool's budget before")
             manager.note(
                 LedgerKind.SKIP,
                 function,

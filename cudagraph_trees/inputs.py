@@ -237,6 +237,37 @@ def reference_persistent(
     return {address_of(t): StorageWeakRefWrapper(t) for t in tensors}
 
 
+def inputs_again(
+    pool: Pool,
+    specs: dict[int, TensorSpec],
+    refs: dict[int, StorageWeakRefWrapper],
+) -> dict[int, torch.Tensor]:
+    """Tensors like inputs in the pool that were let go of, while their bytes are still there.
+
+    One that somebody else holds is over the same storage. What nobody holds lies in a free block:
+    it is copied, once a storage, since nobody would know of a tensor over it.
+
+    Args:
+        pool: where they lie.
+        specs: where, by input.
+        refs: to their storages, by input.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for a copy.
+    """
+    out: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
+    for i, spec in specs.items():
+        storage = storages.get(spec.address)
+        if storage is None and i in refs:
+            storage = compat.storage_from_weak(refs[i].pointer)
+        if storage is None:
+            storage = pool.tensor_at(spec).untyped_storage().clone()  # type: ignore[no-untyped-call]
+        storages[spec.address] = storage
+        out[i] = pool.tensor_at(spec, storage)
+    return out
+
+
 def input_specs(plan: InputPlan, inputs: Sequence[Input]) -> dict[int, TensorSpec]:
     """Where the buffers of copied inputs and the managed inputs are."""
     return {i: TensorSpec.of(inputs[i]) for i in (*plan.copied, *plan.managed)}

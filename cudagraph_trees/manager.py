@@ -90,6 +90,7 @@ class CUDAGraphTreeManager(ManagerNames):
         self.places = Places()
         self.leaves = Leaves()
         self.failures: dict[Function, int] = defaultdict(int)
+        self._given_up: dict[Function, str] = {}
         self.active_warm_up: Function | None = None
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker
@@ -234,7 +235,8 @@ class CUDAGraphTreeManager(ManagerNames):
                 with capture_lock:
                     self.budget.enforce(self)
         if self.failures[function] >= MAX_FAILURES:
-            return run_plainly(self, function, inputs, "warm-up or recording failed before")
+            why = self._given_up.get(function, "warm-up or recording failed before")
+            return run_plainly(self, function, inputs, why)
         place = self._place(function)
         if why := self._reason_against(place, inputs):
             return run_plainly(self, function, inputs, why)
@@ -333,9 +335,10 @@ class CUDAGraphTreeManager(ManagerNames):
         """The allocator's books were restored after a replay; see Note [Failures]."""
         self._state = _RECORDING
 
-    def give_up(self, function: Function) -> None:
-        """``function`` runs without a graph from now on."""
+    def give_up(self, function: Function, why: str) -> None:
+        """``function`` runs without a graph from now on, and each time the ledger says ``why``."""
         self.failures[function] = MAX_FAILURES
+        self._given_up[function] = why
 
     def spent(self, function: Function) -> None:
         """Something was allocated from the pool."""

@@ -16,11 +16,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from . import _torch_compat as compat
 from .hand_out import HandOut
-from .inputs import Copies, InputPlan
+from .inputs import Copies, InputPlan, inputs_again
 from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
 
 if TYPE_CHECKING:
@@ -171,22 +169,16 @@ class Replay:
             inputs[i] = None
 
     def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
-        """Inputs of a call that was called off after ``_release``.
+        """Inputs of a call that was called off after ``_release``. Nothing was launched.
 
-        What nobody holds lies in memory that the next recording may reuse before it reads it:
-        that is copied, once a storage. Nothing was launched, so the bytes are still there.
+        Copied values are in the buffers, which the next recording may reuse: clones.
         """
         out = list(inputs)
-        storages: dict[int, torch.UntypedStorage] = {}
-        for i in self.plan.managed:
-            spec, where = self.specs[i], self.plan.live_outputs[i]
-            storage = storages.get(spec.address)
-            if storage is None and where is not None:
-                storage = compat.storage_from_weak(refs_at(self.path, [where])[0].pointer)
-            if storage is None:
-                storage = self.pool.tensor_at(spec).untyped_storage().clone()  # type: ignore[no-untyped-call]
-            storages[spec.address] = storage
-            out[i] = self.pool.tensor_at(spec, storage)
+        live = self.plan.live_outputs
+        specs = {i: self.specs[i] for i in self.plan.managed}
+        refs = {i: refs_at(self.path, [w])[0] for i in specs if (w := live[i]) is not None}
+        for i, t in inputs_again(self.pool, specs, refs).items():
+            out[i] = t
         for i in self.plan.copied:
             out[i] = self.buffers[i].clone()
         return out

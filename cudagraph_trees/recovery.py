@@ -8,7 +8,8 @@ alive:
 
 * inputs outside the pool are kept: nothing is allocated in their memory meanwhile;
 * inputs in the pool are kept as a description. A failed *recording* has run no kernel, so
-  the bytes are still there, and a tensor over them is as good as the input was;
+  the bytes are still there: the input is had again over its storage if somebody holds that,
+  and otherwise copied, since the call may return it (a forward returns what its backward needs);
 * a failed *warm-up* has run kernels. Inputs in the pool that died in it may have been
   overwritten, and inputs that it writes to may have been written to. So copies of both are
   made before, outside the pool, of those that are written to first: up to ``MAX_BACKUP_BYTES``
@@ -31,7 +32,8 @@ from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Pool, TensorSpec
-from .inputs import address_of
+from .inputs import address_of, inputs_again
+from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
     from .function import Function
@@ -69,6 +71,7 @@ class Attempt:
         pool: where a recording is made.
         in_pool: descriptions of those in the pool.
         weak: those in the pool, before a warm-up.
+        refs: storages of those in the pool, before a recording.
         storages: copies of the storages of those in the pool, by address.
         backup: copies of what a warm-up writes to, by input.
         lost: why that could not be copied, "" if it was.
@@ -81,6 +84,7 @@ class Attempt:
     pool: Pool | None = None
     in_pool: dict[int, TensorSpec] = field(default_factory=dict)
     weak: dict[int, TensorWeakRef] = field(default_factory=dict)
+    refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
     storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     backup: dict[int, torch.Tensor] = field(default_factory=dict)
     lost: str = ""
@@ -94,6 +98,7 @@ class Attempt:
         """Before a recording."""
         out = Attempt(list(inputs), pool=pool)
         out._describe(pool_addresses)
+        out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
         return out
 
     @staticmethod
@@ -157,8 +162,15 @@ class Attempt:
         """
         let_go_of_frames(error)
         if self.pool is not None:
-            for i, spec in self.in_pool.items():
-                self.inputs[i] = self.pool.tensor_at(spec)
+            try:
+                found = inputs_again(self.pool, self.in_pool, self.refs)
+            except torch.OutOfMemoryError as e:
+                raise Unrecoverable(
+                    "the call cannot be made again without a graph: there is no memory to copy "
+                    f"inputs that died in the recording. {_WHAT_TO_DO}"
+                ) from e
+            for i, t in found.items():
+                self.inputs[i] = t
             return self.inputs
         if self.lost:
             raise Unrecoverable(

@@ -83,7 +83,8 @@ class CudaPool:
             try:
                 self._capture_nothing(self._keep_alive, initial_bytes)
             except BaseException:
-                self._end_failed_capture(self._keep_alive, caller, rng)
+                self._end_failed_capture(self._keep_alive, caller)
+                compat.set_rng_state(rng, self.device)
                 raise
             del room
 
@@ -144,18 +145,17 @@ class CudaPool:
                     with compat.control_flow_capture():
                         outputs: Any = function.model(inputs)
             except BaseException:
-                self._end_failed_capture(graph, caller, rng)
+                self._end_failed_capture(graph, caller)
                 raise
-        compat.set_rng_state(rng, self.device)
-        torch.set_rng_state(host_rng)
+            finally:
+                compat.set_rng_state(rng, self.device)
+                torch.set_rng_state(host_rng)
         if not isinstance(outputs, (list, tuple)):
             outputs = [outputs]
         return CudaCapturedRun(graph, list(outputs))
 
-    def _end_failed_capture(
-        self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream, rng: torch.Tensor
-    ) -> None:
-        """Put streams, allocator and generator back after a capture that failed."""
+    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
+        """Put streams and the allocator back after a capture that failed."""
         with torch.cuda.stream(self.stream):
             # It has begun, and what failed is a question that torch asked about it.
             if torch.cuda.is_current_stream_capturing():
@@ -163,9 +163,7 @@ class CudaPool:
                     warnings.simplefilter("ignore")  # "the graph is empty"
                     graph.capture_end()
         torch.cuda.set_stream(caller)
-        if compat.end_failed_capture(self.index, self.handle, graph):
-            torch.cuda.set_rng_state(rng, self.device)
-            self.damaged = True
+        self.damaged |= compat.end_failed_capture(self.index, self.handle, graph)
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[list[AllocatorEvent]]:

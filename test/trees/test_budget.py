@@ -54,6 +54,9 @@ def test_a_working_set_that_does_not_fit_runs_without_graphs() -> None:
         del y
     reasons = [e.reason for e in manager().entries() if e.kind is LedgerKind.SKIP]
     assert any("does not fit" in r for r in reasons)
+    # Nothing has failed, so nothing says so.
+    assert "it did not fit the pool's budget before" in reasons
+    assert not any("failed" in r for r in reasons)
     assert reserved() <= 16 * MIB
     # The small function still has its graph.
     assert [r.replays > 3 for r in manager().get_roots()] == [True]

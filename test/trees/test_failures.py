@@ -149,6 +149,34 @@ def test_a_failure_below_a_replayed_node_leaves_its_outputs_alone() -> None:
     assert live_blocks() == 0
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_an_input_that_is_returned_after_a_failed_recording(held: bool) -> None:
+    # GIVEN a function that saves its input, as forwards do, and cannot be recorded
+    def saves(x: torch.Tensor) -> list[torch.Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError
+        return [x * 3, x]
+
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    g = graphed(saves, [torch.ones(4, device="cuda")], is_inference=False)
+    h = graphed(lambda x: [x - 7], [torch.ones(4, device="cuda")])
+    for i in range(6):
+        next_step()
+        (a,) = f([torch.full((4,), float(i), device="cuda")])
+        # WHEN nobody else holds it, or somebody does
+        args = [a]
+        if not held:
+            del a
+        b, saved = g(args)
+        # THEN nothing else is put where it lies
+        (c,) = h([b])
+        same(saved, torch.full((4,), i + 1.0))
+        same(c, torch.full((4,), 3.0 * (i + 1) - 7))
+        assert saved.data_ptr() not in {b.data_ptr(), c.data_ptr()}
+        if held:
+            same(a, torch.full((4,), i + 1.0))
+
+
 def test_the_programs_own_error_reaches_the_user() -> None:
     def foo(x: torch.Tensor) -> list[torch.Tensor]:
         raise KeyError("mine")

@@ -81,11 +81,10 @@ BROKEN = {
         "import memprof.cudagraph_trees._torch_compat as m\nm.set_rng_state = lambda *args: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "from memprof.cudagraph_trees.node_replay import Replay as c\n"
-        "c._rebuild_inputs = lambda self, inputs: [\n"
-        "    self.pool.tensor_at(self.specs[i]) if i in self.plan.managed else\n"
-        "    self.buffers[i].clone() if i in self.plan.copied else x\n"
-        "    for i, x in enumerate(inputs)]"
+        "import memprof.cudagraph_trees.node_replay as m\n"
+        "import memprof.cudagraph_trees.recovery as n\n"
+        "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
+        "    i: pool.tensor_at(spec) for i, spec in specs.items()}"
     ),
     "a function's own clone_outputs is forgotten": (
         "from memprof.cudagraph_trees.function import Function as c\n"

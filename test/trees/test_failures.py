@@ -158,7 +158,7 @@ def test_an_input_that_is_returned_after_a_failed_recording(held: bool) -> None:
         return [x * 3, x]
 
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
-    g = graphed(saves, [torch.ones(4, device="cuda")], is_inference=False)
+    g = graphed(saves, [torch.ones(4, device="cuda")])
     h = graphed(lambda x: [x - 7], [torch.ones(4, device="cuda")])
     for i in range(6):
         next_step()

@@ -57,7 +57,13 @@ class OverwrittenMessage:
             + (f" ({origin})" if origin else ""),
             maker=f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}",
             after=f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}\n"
-            + (_GRADIENT_WAYS_OUT if gradient else _WAYS_OUT),
+            + (
+                _GRADIENT_WAYS_OUT
+                if gradient
+                else _CLONED_WAYS_OUT
+                if function.clone_outputs
+                else _WAYS_OUT
+            ),
         )
 
     def text(self, made_in: int, overwritten_in: int, by: str) -> str:
@@ -77,6 +83,12 @@ class OverwrittenMessage:
 _GRADIENT_WAYS_OUT = (
     "Ways out: set .grad to None before each backward; or, to accumulate gradients, allocate "
     ".grad before the first compiled backward (zeros will do)."
+)
+_CLONED_WAYS_OUT = (
+    'outputs="clone" could not copy it: what is held is a view of the output, perhaps one that '
+    "Inductor made, and this torch cannot give views other memory. Ways out: clone the tensor "
+    "before the next step begins; torch 2.13 or newer; or, if this is one step, say where steps "
+    "begin with torch.compiler.cudagraph_mark_step_begin()."
 )
 _WAYS_OUT = (
     "Ways out: clone the tensor before the next step begins; or have it done for you: "

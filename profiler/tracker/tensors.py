@@ -291,30 +291,13 @@ class LiveTensors:
                 del self._storages[storage.address]
 
     def _bury(self, pause: Pause | None) -> None:
-        """Forget the tensors that have died. Tens of thousands can die at once, hence what
-        ``_detach`` does stands here again, without its calls."""
-        all_known, all_storages, totals = self._known, self._storages, self.totals
-        died = self._died
+        known_tensors, died = self._known, self._died
         done = 0
         while died:
             known = died.popleft()
-            if all_known.get(known.key) is known:
-                del all_known[known.key]
-                storage = known.storage
-                total = totals[storage.device]
-                total.tensors -= 1
-                storage.tensors -= 1
-                if storage.tensors:
-                    if storage.sample is known:
-                        storage.sample = None
-                else:
-                    total.nbytes -= storage.nbytes
-                    storage.nbytes = 0
-                    storage.sample = None
-                    address = storage.address
-                    self._largest.pop(address, None)
-                    if all_storages.get(address) is storage:
-                        del all_storages[address]
+            if known_tensors.get(known.key) is known:
+                del known_tensors[known.key]
+                self._detach(known)
             done += 1
             if pause is not None and done % SLICE == 0:
                 pause()

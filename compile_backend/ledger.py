@@ -29,7 +29,8 @@ class Ledger:
         self._entries: dict[LedgerKey, LedgerEntry] = {}
         self._counted: dict[LedgerKey, list[tuple[Counter, _Detail]]] = {}
         self._logged: set[str] = set()
-        self._lock = threading.Lock()
+        # A signal handler of this very thread may read it: the tracker's, at SIGTERM.
+        self._lock = threading.RLock()
         self.dropped = 0
 
     def add(

@@ -24,7 +24,8 @@ class _Index:
     """Storage identities of observed programs, brought up to date when there are new ones."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant: the tracker's handler of SIGTERM may come by while this thread is inside.
+        self._lock = threading.RLock()
         self._seen: dict[int, int] = {}
         self._origins: dict[int, TensorOrigin] = {}
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MAX_LEDGERS = 64
 
 _known: deque[tuple[TreeLedger, weakref.ref[CUDAGraphTreeManager]]] = deque(maxlen=MAX_LEDGERS)
-_lock = threading.Lock()
+# Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
+_lock = threading.RLock()
 
 EntryKey = tuple[object, ...]
 """What makes two entries the same, times, counts and measurements aside."""
@@ -56,7 +57,7 @@ def forget_the_dead() -> None:
 def forget_all() -> None:
     """Start anew in a forked child; the lock may have been held."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _known.clear()
 
 

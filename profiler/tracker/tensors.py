@@ -208,6 +208,9 @@ class LiveTensors:
         with without_torch_function():
             while (references := self._next_found()) is not None:
                 for reference in references:
+                    # Here, where it may take several pieces and no tensor is held meanwhile.
+                    if self._died:
+                        self._bury(pause)
                     tensor = reference()
                     if tensor is not None:
                         self._add(tensor, operation)

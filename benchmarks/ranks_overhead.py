@@ -4,10 +4,11 @@
 
 Starts torchrun with gloo on the CPU. Every rank holds the same DDP model three times: with
 ``backend="inductor"``, a second time so (the control, which shows the noise), and with
-``backend="memprof"`` inside ``memprof.profile("….memprof")``, which streams. They take turns a few
-steps at a time, in an order that changes from round to round, with a barrier in between: where
-ranks outnumber cores one slow rank makes all wait. A step is timed on each rank by itself; figures
-are medians over rounds of the median of a turn, of the slowest rank.
+``backend="memprof"`` inside ``memprof.profile("….memprof")``, which streams. They take turns of some
+seconds, so that chunks of the stream are written in them, in an order that changes from round to
+round, with a barrier in between: where ranks outnumber cores one slow rank makes all wait. A step
+is timed on each rank by itself; figures are medians over rounds of the mean of a turn, of the
+slowest rank. The mean, because a step in which a chunk is written is slower than the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memprof
-import memprof.streaming
 
 NAMES = ("inductor", "control", "memprof")
 
@@ -65,8 +65,6 @@ class Trainer:
 def rank_main(args: argparse.Namespace) -> None:
     """What each rank does."""
     torch.set_num_threads(1)
-    # So that chunks are written during the steps of a turn, not only at its end.
-    memprof.streaming.FLUSH_S = 0.5
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     trainers = {
@@ -89,7 +87,7 @@ def rank_main(args: argparse.Namespace) -> None:
                         start = time.perf_counter()
                         trainers[name].step()
                         times.append(time.perf_counter() - start)
-                turns[name].append(median(times))
+                turns[name].append(fmean(times))
     gathered: list[dict[str, list[float]]] = [{} for _ in range(world)]
     dist.all_gather_object(gathered, turns)
     if rank == 0:
@@ -117,8 +115,8 @@ def rank_main(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=12, help="in a turn")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=48, help="in a turn")
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)

@@ -4,11 +4,11 @@
 
 Starts torchrun with gloo on the CPU. Every rank holds the same DDP model three times: with
 ``backend="inductor"``, a second time so (the control, which shows the noise), and with
-``backend="memprof"`` inside ``memprof.profile("….memprof")``, which streams. They take turns of some
-seconds, so that chunks of the stream are written in them, in an order that changes from round to
-round, with a barrier in between: where ranks outnumber cores one slow rank makes all wait. A step
-is timed on each rank by itself; figures are medians over rounds of the mean of a turn, of the
-slowest rank. The mean, because a step in which a chunk is written is slower than the others.
+``backend="memprof"`` inside ``memprof.profile("….memprof")``, which streams. Turns take some
+seconds, so that chunks of the stream are written in them; their order changes from round to round,
+with a barrier in between: where ranks outnumber cores one slow rank makes all wait. A step is timed
+on each rank by itself; figures are medians over rounds of the mean of a turn, of the slowest rank.
+The mean, because a step in which a chunk is written is slower than the others.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -12,6 +14,15 @@ from .models import mlp, optimizer, profiled, train
 from .test_equality import categories, nodes, timeline
 
 pytestmark = pytest.mark.simgpu
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests() -> None:
+    """What they left would be released during a trace, and be unknown there."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def test_training_on_cuda_beside_torchs_profile() -> None:

@@ -45,7 +45,8 @@ def test_random_programs(outputs: str, marks: bool) -> None:
 
     replays: list[int] = []
     test()
-    assert sum(replays) >= 20
+    # How many depends on what Hypothesis draws, and that on which modules are imported.
+    assert sum(replays) >= 3
 
 
 BROKEN = {

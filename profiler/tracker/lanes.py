@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from memprof.profiler.model import Lane, LaneKind
 
@@ -37,11 +38,9 @@ class Lanes:
         thread: int = holder.lane
         if not task:
             return thread
-        for _ in range(len(self._free_tasks)):
-            lane = self._free_tasks.popleft()
-            if self.all[lane].thread == thread:
-                return lane
-            self._free_tasks.append(lane)
+        free = self._take_free(self._free_tasks, lambda lane: lane.thread == thread)
+        if free is not None:
+            return free
         tasks = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.TASK]
         if len(tasks) >= MAX_LANES:
             return tasks[-1]
@@ -52,13 +51,19 @@ class Lanes:
         """The operation of a task has ended."""
         self._free_tasks.append(lane)
 
+    def _take_free(self, free: deque[int], fits: Callable[[Lane], bool]) -> int | None:
+        for _ in range(len(free)):
+            lane = free.popleft()
+            if fits(self.all[lane]):
+                return lane
+            free.append(lane)
+        return None
+
     def _thread_lane(self) -> int:
         name = threading.current_thread().name
-        for _ in range(len(self._free_threads)):
-            lane = self._free_threads.popleft()
-            if self.all[lane].name == name:
-                return lane
-            self._free_threads.append(lane)
+        free = self._take_free(self._free_threads, lambda lane: lane.name == name)
+        if free is not None:
+            return free
         threads = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.THREAD]
         if len(threads) >= MAX_LANES:
             return threads[-1]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.model import OperatorStatistics, Span
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import OperatorStatistics, Span, TrackerRecord
 from memprof.profiler.tracker import operators as operators_module
 from memprof.profiler.tracker._torch_compat import as_shapes, kineto_profile, operator_events
 from memprof.profiler.tracker.operator_calls import Figures, HostEvent, MemoryEvent, calls
@@ -132,15 +133,19 @@ def test_shapes_of_lists_of_tensors() -> None:
     assert as_shapes(None) == ()
 
 
-def test_it_is_in_the_journal_at_the_next_snapshot(tracker: MemoryTracker) -> None:
-    from memprof.profiler.file import read_profile
-
-    with tracker.track_pytorch_ops():
-        torch.ones(3).sum()
-    tracker.checkpoint("now")
+def journalled(tracker: MemoryTracker) -> TrackerRecord:
+    """What a reader of its file finds now."""
     assert tracker.path is not None
     found = read_profile(tracker.path).tracker
     assert found is not None
+    return found
+
+
+def test_it_is_in_the_journal_at_the_next_snapshot(tracker: MemoryTracker) -> None:
+    with tracker.track_pytorch_ops():
+        torch.ones(3).sum()
+    tracker.checkpoint("now")
+    found = journalled(tracker)
     assert found.pytorch_operations == tracker.record().pytorch_operations
 
 
@@ -215,15 +220,11 @@ def test_the_record_can_be_read_while_a_window_is_added(
 def test_windows_reach_the_journal_when_old_ones_are_no_longer_kept(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memprof.profiler.file import read_profile
-
     monkeypatch.setattr(operators_module, "MAX_WINDOWS", 1)
     for count in (1, 2):
         with tracker.track_pytorch_ops():
             torch.ones(3).sum()
         tracker.checkpoint("now")
-        assert tracker.path is not None
-        found = read_profile(tracker.path).tracker
-        assert found is not None
+        found = journalled(tracker)
         (total,) = [s.count for s in found.pytorch_operations.operators if s.name == "aten::sum"]
         assert total == count

@@ -213,6 +213,7 @@ class EventColumns:
         function_calls: calls of compiled autograd functions.
         out_of_memory: times at which an allocation failed, ns.
         skipped_ns: time inside the compiler, which was not looked at.
+        skip_compiler: whether it would have been left out: numbers of events depend on it.
         kineto: the profiler's result, None for columns that were made by hand.
     """
 
@@ -231,7 +232,14 @@ class EventColumns:
     function_calls: list[FunctionCall] = field(default_factory=list)
     out_of_memory: list[int] = field(default_factory=list)
     skipped_ns: int = 0
+    skip_compiler: bool = True
     kineto: Any = None
+
+    @property
+    def begin(self) -> int:
+        """When the first event of interest began, ns; 0 without any."""
+        starts = np.concatenate([self.leaves.start, self.scopes.start])
+        return int(starts.min()) if len(starts) else 0
 
     def thread_of(self, events: Ints) -> Ints:
         """The thread of each event, given by number."""

@@ -120,7 +120,8 @@ def _picture(table: BytesByCategory, report: PeakReport) -> str:
             f'<text x="{_LEFT + (_WIDTH - _LEFT - 10) * i / 4:.1f}" y="{_HEIGHT - 12}" '
             f'text-anchor="{"end" if i == 4 else "middle"}">{when / 1e6:.2f} ms</text>'
         )
-    at_peak = _LEFT + (report.time - begin) / (end - begin) * (_WIDTH - _LEFT - 10)
+    after = max(report.time - begin, 0)  # what was there before counts from the first change on
+    at_peak = _LEFT + after / (end - begin) * (_WIDTH - _LEFT - 10)
     parts.append(
         f'<line x1="{at_peak:.1f}" x2="{at_peak:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" '
         f'stroke="#000" stroke-dasharray="4 3"><title>peak</title></line>'
@@ -187,4 +188,4 @@ def _size(n: int) -> str:
 
 
 def _ms(time: int, table: BytesByCategory) -> str:
-    return f"{(time - int(table.time[0])) / 1e6:.2f} ms" if len(table.time) else "0 ms"
+    return f"{max(time - int(table.time[0]), 0) / 1e6:.2f} ms" if len(table.time) else "0 ms"

@@ -103,7 +103,10 @@ def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
         ValueError: nothing in the trace is on that device.
     """
     time, column, size = deltas(profile, profile.device_index(device))
-    return _accumulate(time, column, size)
+    table = _accumulate(time, column, size)
+    if len(table.time) and table.time[0] < 0:  # what was there before, and nothing changed it
+        table.time[0] = profile.columns.begin
+    return table
 
 
 def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -137,7 +138,7 @@ def bytes_over_time(profile: DataFlowProfile, device: int) -> tuple[Ints, Ints]:
     steps = np.zeros(len(found), np.int64)
     np.add.at(steps, inverse, deltas)
     if len(found) and found[0] == limits.min:
-        found[0] = found[1] - 1 if len(found) > 1 else 0
+        found[0] = found[1] - 1 if len(found) > 1 else profile.columns.begin
     return found, np.cumsum(steps)
 
 
@@ -197,14 +198,15 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
     time, total = peak(profile, index)
     live = live_at(profile, index, time)
     leaks = find_leaks(profile, index)[:largest]
-    saved = sorted(
-        (
-            i
-            for i in live
-            if i.category is Category.ACTIVATION and _awaits_backward(profile, i.storage)
-        ),
-        key=lambda i: -i.size,
-    )[:largest]
+    leaves = profile.columns.leaves
+    backward = np.sort(leaves.start[leaves.backward == NODE])
+    waiting = (
+        i
+        for i in live
+        if i.category is Category.ACTIVATION
+        and _awaits_backward(profile.storages.life(i.storage), backward)
+    )
+    saved = list(islice(waiting, largest))
     lines = {
         s: frame.location
         for s, frame in frames(
@@ -276,11 +278,9 @@ def _before(profile: DataFlowProfile, storage: int) -> str:
     return "(unattributed)"
 
 
-def _awaits_backward(profile: DataFlowProfile, storage: int) -> bool:
-    """Whether a backward node ran, or was yet to run, while the storage was alive."""
-    s, leaves = profile.storages, profile.columns.leaves
-    starts = np.sort(leaves.start[leaves.backward == NODE])
-    born, died = s.life(storage)
+def _awaits_backward(life: tuple[int, int], starts: Ints) -> bool:
+    """Whether one of the backward's nodes, which start at ``starts``, began in a life."""
+    born, died = life
     after = int(np.searchsorted(starts, born))
     return after < len(starts) and int(starts[after]) < died
 
@@ -331,8 +331,10 @@ def frames(
             out[storage] = owner.node.frame
             continue
         events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
-    if profile.columns.kineto is not None:
-        for event, frame in frames_of_events(profile.columns.kineto, set(events)).items():
+    columns = profile.columns
+    if columns.kineto is not None:
+        found = frames_of_events(columns.kineto, set(events), skip_compiler=columns.skip_compiler)
+        for event, frame in found.items():
             for storage in events[event]:
                 out[storage] = frame
     return out

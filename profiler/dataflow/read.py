@@ -73,6 +73,7 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
             reader.tables.threads.append((reader.events, thread))
             reader.walk(roots)
     columns = reader.tables.columns(reader.events)
+    columns.skip_compiler = skip_compiler
     columns.kineto = compat.kineto_result(result)
     return columns
 

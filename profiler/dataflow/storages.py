@@ -4,9 +4,11 @@ Note [Storages without a tensor]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The profiler names a storage only if some operator later takes a tensor in it. The rest
 (scratch memory of libraries, results nobody reads) is known by address: an entry for it
-carries no key but the number of its *block*, one allocation and its release. Two
-allocations at one address without a release between them are told as torch tells them, by
-an increment of the version: the release was missed.
+carries no key but the number of its *block*, one allocation and its release. They are put
+together in order of time, not of the tree: with Python tracing the main thread is below one
+frame, so all of it comes before the backward's thread, which may have released what it made.
+Where an address is allocated a second time the release was missed (the garbage collector may
+run inside the compiler), and the first block ends there.
 """
 
 from __future__ import annotations
@@ -109,6 +111,8 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
     """Storages without a tensor: rows that make and release them, sizes, addresses, entries."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
+    order = np.argsort(allocations.start[rows], kind="stable")
+    rows = rows[order]
     created, destroyed, size, ptr, time, action, subject = (array(c) for c in "iiqqqBi")
     live: dict[tuple[int, int], int] = {}
     for row, at, n, t, d in zip(
@@ -116,7 +120,7 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
             c.data
             for c in (
                 rows,
-                allocations.unnamed_ptr,
+                allocations.unnamed_ptr[order],
                 allocations.size[rows],
                 allocations.start[rows],
                 allocations.device[rows],
@@ -124,29 +128,30 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
         ),
         strict=True,
     ):
-        time.append(t)
+        block = live.pop((at, d), None)
+        if block is not None or n < 0:
+            if block is None:
+                block = len(size)
+                created.append(-1)
+                destroyed.append(row)
+                size.append(-n)
+                ptr.append(at)
+                time.append(-1)
+                action.append(PREEXISTING)
+                subject.append(-1 - block)
+            else:
+                destroyed[block] = row
+            time.append(t)
+            action.append(DESTROY)
+            subject.append(-1 - block)
         if n > 0:
-            action.append(INCREMENT_VERSION if (at, d) in live else CREATE)
             live[at, d] = len(size)
+            time.append(t)
+            action.append(CREATE)
             subject.append(-1 - len(size))
             created.append(row)
             destroyed.append(-1)
             size.append(n)
             ptr.append(at)
-            continue
-        block = live.pop((at, d), None)
-        action.append(DESTROY)
-        if block is None:
-            block = len(size)
-            created.append(-1)
-            destroyed.append(row)
-            size.append(-n)
-            ptr.append(at)
-            time.append(-1)
-            action.append(PREEXISTING)
-            subject.append(-1 - block)
-        else:
-            destroyed[block] = row
-        subject.append(-1 - block)
     entries = (frozen(time), frozen(action), frozen(subject))
     return frozen(created), frozen(destroyed), frozen(size), frozen(ptr), entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +11,24 @@ import torch
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
 from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.export import chrome_trace
 from memprof.profiler.dataflow.graph import InvalidDataFlow
+from memprof.profiler.dataflow.html import page
 from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.peak import bytes_over_time, frames, live_at
 from memprof.profiler.dataflow.timeline import Action
 
-from .fake_trace import Event, OutOfMemory, Result, Tensor, alloc, fakes, node, op  # noqa: F401
+from .fake_trace import (
+    Event,
+    OutOfMemory,
+    PyCall,
+    Result,
+    Tensor,
+    alloc,
+    fakes,  # noqa: F401
+    node,
+    op,
+)
 from .models import mlp, optimizer, profiled, train
 
 
@@ -217,11 +231,57 @@ class TestContradictions:
             ("DESTROY", -1, 100),
             ("DESTROY", -1, 50),
             ("CREATE", -1, 10),
-            ("INCREMENT_VERSION", -1, 20),
+            ("CREATE", -1, 20),
+            ("DESTROY", -1, 10),
         ]
         assert Category(int(profile.corrected.of_block[0])) is Category.TEMPORARY
         report = peak_report(profile, "cpu")
         assert sum(report.unknown.values()) == 50 + 2 * 16
+
+    def test_what_another_thread_releases_is_released_in_order_of_time(self) -> None:
+        # GIVEN a range around all of one thread, and another that releases memory of the first
+        # before its address is used again
+        main = op("a range", [], alloc(64, 16, start=10), alloc(64, 32, start=30), start=5)
+        profile = profile_memory(Result(main, alloc(64, -16, start=20, thread=2)))
+        # THEN what is live is so in every view, and never negative
+        table = by_category(profile, "cpu")
+        assert table.time.tolist() == [10, 20, 30]
+        assert table.bytes.sum(axis=1).tolist() == [16, 0, 32]
+        assert bytes_over_time(profile, 0)[1].tolist() == [16, 0, 32]
+
+    def test_an_address_used_again_without_a_release(self) -> None:
+        profile = profile_memory(
+            Result(alloc(64, 16, start=10), alloc(64, 32, start=20), alloc(64, -32, start=30))
+        )
+        assert by_category(profile, "cpu").bytes.sum(axis=1).tolist() == [16, 32, 0]
+        assert bytes_over_time(profile, 0)[1].tolist() == [16, 32, 0]
+        assert [s.size for s in live_at(profile, 0, 20)] == [32]
+
+    def test_a_device_on_which_nothing_changes(self) -> None:
+        # GIVEN an operator on a GPU that reads a tensor of the CPU from before the trace
+        begin = 10**18
+        read = op("aten::relu", [Tensor(1, 1, 64)], start=begin)
+        profile = profile_memory(Result(read, alloc(64, 8, 2, 2, "cuda:0", start=begin + 7)))
+        # THEN it is there from the beginning of the trace, not from 1969
+        assert by_category(profile, "cpu").time.tolist() == [begin]
+        assert peak_report(profile, "cpu").time == begin
+        assert chrome_trace(profile)["baseTimeNanoseconds"] == begin
+        assert "Peak 16 B at 0.00 ms" in page(profile, "cpu")
+
+    def test_the_line_of_an_allocation_also_after_compiler_frames_that_were_looked_at(self) -> None:
+        def call(line: int, *below: Event, name: str = "user.py(1): f") -> Event:
+            payload = PyCall()
+            payload.caller = SimpleNamespace(  # type: ignore[attr-defined]
+                file_name="user.py", function_name="f", line_number=line
+            )
+            return Event(payload, *below, name=name)
+
+        compiler = "torch/_inductor/compile_fx.py(1): compile_fx"
+        for skip in (True, False):
+            inside = [op("aten::empty", []) for _ in range(3)]
+            roots = [call(1, *inside, name=compiler), call(2, alloc(64, 16)), call(3)]
+            profile = profile_memory(Result(*roots), skip_compiler=skip)
+            assert [f.line for f in frames(profile, [0]).values()] == [2]
 
     def test_addresses_and_threads_of_64_bits(self) -> None:
         profile = profile_memory(Result(alloc((1 << 63) + 5, 16, 1, 1, thread=(1 << 64) - 1)))

@@ -137,6 +137,7 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
         profile: memprof's profile of the process that was traced, None without one.
     """
     log = _Log.of(profile)
+    known: _Known = {}
     calls = []
     for scope, rows in _generated_calls(columns):
         name = columns.names[int(columns.scopes.name[scope])]
@@ -150,7 +151,8 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
             call.why = "not compiled by memprof"
         else:
             call.graph = candidates[0]
-            _match(call, columns.allocations.size[rows].tolist(), candidates, logged)
+            sizes = columns.allocations.size[rows].tolist()
+            _match(call, sizes, candidates, logged, known)
     calls.sort(key=lambda c: int(columns.scopes.start[c.scope]))
     return calls
 
@@ -176,8 +178,17 @@ def _allocations(program: AllocationProgram) -> list[int]:
     return [i for i, e in enumerate(program.events) if e.kind is EventKind.ALLOC]
 
 
+_Known = dict[tuple[int, tuple[int, ...]], list[int]]
+"""What ``_common`` found, by ``id()`` of the program and sizes: calls repeat themselves, and it
+takes seconds for thousands of allocations."""
+
+
 def _match(
-    call: GeneratedCall, sizes: list[int], candidates: list[GraphRecord], logged: int
+    call: GeneratedCall,
+    sizes: list[int],
+    candidates: list[GraphRecord],
+    logged: int,
+    known: _Known,
 ) -> None:
     """Find the program of a call and put its allocations against it."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
@@ -191,7 +202,10 @@ def _match(
         programs = [(first, first.programs[logged])]
     most = -1
     for graph, program in programs:
-        events = _common(sizes, program)
+        key = id(program), tuple(sizes)
+        if key not in known:
+            known[key] = _common(sizes, program)
+        events = [*known[key]]
         explained = sum(n for n, e in zip(sizes, events, strict=True) if e >= 0)
         if explained > most:
             most = explained

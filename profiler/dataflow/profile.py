@@ -20,7 +20,7 @@ from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
 from .graph import Graph, build_graph
 from .read import read_events
 from .replays import join_replays
-from .storages import Storages, lifetimes
+from .storages import INCREMENT_VERSION, Storages, lifetimes
 from .timeline import Timeline, build_timeline
 
 _CATEGORIES: tuple[Category | None, ...] = (None, *Category)
@@ -68,6 +68,7 @@ class DataFlowProfile:
             if known is not None:
                 replayed = join_replays(columns, calls, known, memory)
         self.objects = objects or KnownObjects()
+        self._paths = dict(self.objects.modules)
         self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
         self.context: Context = find_context(columns, self.graph)
         self.storages: Storages = lifetimes(columns)
@@ -120,7 +121,7 @@ class DataFlowProfile:
         before[keyed] = c.of_value[value]
         after = before.copy()
         # An increment leads to the next version; nothing else does.
-        grows = t.action[keyed] == 3
+        grows = t.action[keyed] == INCREMENT_VERSION
         after[np.flatnonzero(keyed)[grows]] = c.of_value[value[grows] + 1]
         before[~keyed] = after[~keyed] = c.of_block[t.block[~keyed]]
         return before, after
@@ -143,12 +144,11 @@ class DataFlowProfile:
     def module_path(self, scope: int) -> str:
         """Name of a module call: its path where the caller named the model, else the
         names of the calls around it, outermost first."""
-        known = dict(self.objects.modules)
         parts: list[str] = []
         scopes = self.columns.scopes
         while scope >= 0:
             if scopes.kind[scope] == ScopeKind.MODULE:
-                path = known.get(int(scopes.identity[scope]))
+                path = self._paths.get(int(scopes.identity[scope]))
                 if path is not None:
                     return path
                 name = self.columns.names[int(scopes.name[scope])]
@@ -217,16 +217,16 @@ class DataFlowProfile:
 
     def values_of(self, storage: int, time: int) -> int:
         """Version of a storage with a key at a time, counting writes by their start."""
-        t = self.timeline
         if self._writes is None:
-            writes = np.flatnonzero((t.action == 3) & (t.key >= 0))
-            order = np.lexsort((t.time[writes], t.key[writes]))
-            self._writes = writes[order]
-        w = self._writes
-        lo, hi = np.searchsorted(t.key[w], [storage, storage + 1])
-        return int(np.searchsorted(t.time[w[lo:hi]], time, side="right"))
+            t = self.timeline
+            writes = np.flatnonzero((t.action == INCREMENT_VERSION) & (t.subject >= 0))
+            writes = writes[np.lexsort((t.time[writes], t.subject[writes]))]
+            self._writes = t.subject[writes], t.time[writes]
+        key, times = self._writes
+        lo, hi = np.searchsorted(key, [storage, storage + 1])
+        return int(np.searchsorted(times[lo:hi], time, side="right"))
 
-    _writes: Ints | None = None
+    _writes: tuple[Ints, Ints] | None = None
 
 
 def profile_memory(

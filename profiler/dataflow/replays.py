@@ -184,6 +184,8 @@ class _Ends:
         """By scope: start of the next call of the same graph."""
         self.backward: dict[int, GeneratedCall] = {}
         """By scope of a forward: its backward. They pair up last in, first out."""
+        self._released: dict[int, dict[int, int]] = {}
+        """By scope of a backward: ``_releases`` of it."""
         latest: dict[int, int] = {}
         waiting: dict[int, list[int]] = {}
         for call in calls:
@@ -204,27 +206,32 @@ class _Ends:
         """ns; None if it is not within the trace."""
         partner = self.backward.get(call.scope)
         if category is Category.ACTIVATION and partner is not None:
-            return self._released(partner, set(outputs))
+            ends = self._released.get(partner.scope)
+            if ends is None:
+                ends = self._released[partner.scope] = _releases(partner, self.columns)
+            end = int(self.columns.scopes.end[partner.scope])
+            return min((ends[o] for o in outputs if o in ends), default=end)
         return self.next.get(call.scope)
 
-    def _released(self, backward: GeneratedCall, outputs: set[int]) -> int:
-        graph, program = backward.graph, backward.program
-        assert graph is not None
-        end = int(self.columns.scopes.end[backward.scope])
-        if program is None:
-            return end
-        mine = {
-            s.id
-            for s in program.storages
-            if any(
-                i < len(graph.inputs) and graph.inputs[i].forward_output in outputs
-                for i in s.inputs
-            )
-        }
-        for i, e in enumerate(program.events):
-            if e.kind is EventKind.FREE and e.storage in mine:
-                return int(backward.times(self.columns)[i])
-        return end
+
+def _releases(backward: GeneratedCall, columns: EventColumns) -> dict[int, int]:
+    """When a call of a backward releases what it was given, ns, by output of its forward."""
+    graph, program = backward.graph, backward.program
+    if graph is None or program is None:
+        return {}
+    times = backward.times(columns).tolist()
+    freed = {
+        e.storage: times[i]
+        for i, e in reversed([*enumerate(program.events)])
+        if e.kind is EventKind.FREE
+    }
+    out: dict[int, int] = {}
+    for storage in program.storages:
+        for i in storage.inputs if storage.id in freed else ():
+            output = graph.inputs[i].forward_output
+            if output is not None:
+                out[output] = min(freed[storage.id], out.get(output, freed[storage.id]))
+    return out
 
 
 def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memprof.profiler import DataFlowProfile
+from memprof.profiler.dataflow import calls
 from memprof.profiler.dataflow.categories import Category
 from memprof.profiler.dataflow.read import read_events
 from memprof.profiler.model import (
@@ -183,6 +184,32 @@ def test_scratch_memory_that_was_not_observed_is_more_than_the_program() -> None
     assert p.compiled is not None
     assert (p.compiled.matched, p.compiled.unmatched) == (1, {})
     assert sum(n for n, *_ in lives(p)) == 900
+
+
+def test_calls_alike_are_put_against_their_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN fifty calls with scratch memory that the program has not: to find out takes a while
+    # where there are thousands of allocations
+    roots = [
+        call(
+            FORWARD_FILE,
+            at,
+            *(alloc(64 + i, n, start=at + 100 * i) for i, n in enumerate((400, 77, 300, 200), 1)),
+            *(alloc(64 + i, -n, start=at + 500) for i, n in enumerate((400, 77, 300, 200), 1)),
+        )
+        for at in range(1000, 500_000, 10_000)
+    ]
+    asked: list[list[int]] = []
+    common = calls._common
+
+    def counted(sizes: list[int], program: AllocationProgram) -> list[int]:
+        asked.append(sizes)
+        return common(sizes, program)
+
+    monkeypatch.setattr(calls, "_common", counted)
+    p = profile(roots)
+    assert p.compiled is not None
+    assert (p.compiled.calls, p.compiled.matched) == (50, 50)
+    assert asked == [[400, 77, 300, 200]]
 
 
 def test_what_a_call_lacks_is_named() -> None:

@@ -11,8 +11,8 @@ worth it there are none.
 * **recompute**: activations in the live set of the peak, grouped by source line and by module with
   layer numbers left out. What counts is bytes × cheapness of the operator that made them: 1 for
   elementwise operators and copies, 0.7 for reductions and normalisations, 0.2 for matrix products,
-  convolutions and attention, 0 for custom operators, which may have effects. Within the kind,
-  groups rank by that × calls until the backward.
+  convolutions, attention, solvers and sorts, 0 for custom operators, which may have effects.
+  Within the kind, groups rank by that × calls until the backward.
 * **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
   ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although

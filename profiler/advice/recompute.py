@@ -13,12 +13,24 @@ from ..model import Category
 from ..timeline import Timeline
 from .finding import Evidence, Finding, FindingKind
 
-_HEAVY = re.compile(
-    r"(mm|bmm|matmul|linear|einsum|conv(olution|\d|_)|attention|sort|topk|lstm|gru|fft|_cdist)"
+# Words of operator names, digits and underscores left out: `conv2d` and `_convolution` have one,
+# `upsample_bilinear2d`, `lgamma` and `maximum` have none.
+_HEAVY = frozenset(
+    (
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "smm", "hspmm", "sspaddmm", "mv", "addmv"),
+        *("dot", "vdot", "tensordot", "matmul", "linear", "einsum", "conv", "convolution"),
+        *("attention", "lstm", "gru", "rnn", "fft", "cdist", "pdist"),
+        *("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "unique"),
+        *("cholesky", "svd", "qr", "lu", "ldl", "eig", "eigh", "eigvals", "det", "slogdet"),
+        *("inv", "inverse", "pinverse", "solve", "lstsq"),
+    )
 )
-_REDUCING = re.compile(
-    r"^(sum|mean|var|std|amax|amin|max|min|prod|norm|cumsum|cumprod|logsumexp|_?(log_)?softmax|"
-    r"native_.*_norm.*|.*layer_norm.*|.*batch_norm.*|.*group_norm.*|.*rms_norm.*|.*pool.*)"
+_REDUCING = frozenset(
+    (
+        *("sum", "nansum", "mean", "nanmean", "prod", "var", "std", "norm", "softmax", "pool"),
+        *("amax", "amin", "aminmax", "logsumexp"),
+        *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
+    )
 )
 
 
@@ -28,21 +40,24 @@ def cheapness(op: str | None) -> float:
     name = rest.partition(".")[0]
     if namespace not in ("aten", "prims") or not name:
         return 0.0
-    if _HEAVY.search(name):
+    words = set(re.findall("[a-z]+", name))
+    if words & _HEAVY:
         return 0.2
-    return 0.7 if _REDUCING.match(name) else 1.0
+    # As words, these two are in names of elementwise operators too (`clamp_max`).
+    return 0.7 if words & _REDUCING or name in ("max", "min") else 1.0
 
 
 def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
     at = timeline.peak()
     if at is None:
         return
-    groups: dict[tuple[str, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
+    groups: dict[tuple[str | None, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
     for item in timeline.live_at(at.call, at.instant).items:
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         if site.category is Category.ACTIVATION and site.node is not None and not site.outside:
             place = site.frame.location if site.frame else site.node
-            groups[_pattern(site.module), place].append((item, site))
+            module = None if site.module is None else _pattern(site.module)
+            groups[module, place].append((item, site))
     ranked = []
     for (module, _), members in groups.items():
         worth = sum(i.nbytes * cheapness(s.op) for i, s in members)
@@ -52,7 +67,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
         nbytes = sum(i.nbytes for i, _ in members)
         ops = _names({_short(s.op) for _, s in members})
-        name = module or "the root module"
+        name = "an unknown module" if module is None else module or "the root module"
         yield Finding(
             FindingKind.RECOMPUTE,
             f"{ops} in {name}: kept for the backward, cheap to compute again"
@@ -108,8 +123,8 @@ def _kept(lifetime: float) -> str:
     return f", kept for {lifetime:g} {'call' if lifetime == 1 else 'calls'}"
 
 
-def _pattern(module: str | None) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module or "")
+def _pattern(module: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
 def _short(op: str | None) -> str:

@@ -121,6 +121,16 @@ def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
         ("aten.mean.dim", 0.7),
         ("aten.addmm.default", 0.2),
         ("aten.convolution.default", 0.2),
+        ("aten.conv2d.default", 0.2),
+        ("aten.linalg_solve_ex.default", 0.2),
+        ("aten.lgamma.default", 1.0),
+        ("aten.maximum.default", 1.0),
+        ("aten.clamp_max.default", 1.0),
+        ("aten.upsample_bilinear2d.vec", 1.0),
+        ("aten.max.dim", 0.7),
+        ("aten.max_pool2d_with_indices.default", 0.7),
+        ("aten.linalg_vector_norm.default", 0.7),
+        ("aten._safe_softmax.default", 0.7),
         ("aten._scaled_dot_product_flash_attention_for_cpu.default", 0.2),
         ("mylib.effect.default", 0.0),
         (None, 0.0),
@@ -128,6 +138,16 @@ def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
 )
 def test_cheapness(op: str | None, cheap: float) -> None:
     assert cheapness(op) == cheap
+
+
+def test_an_unknown_module_is_not_called_the_root() -> None:
+    profile = layers("aten.gelu.default", [4 * MIB])
+    graph = profile.graphs[0]
+    (known,) = graph.nodes.values()
+    graph.nodes[known.name] = dataclasses.replace(known, module_path=None)
+    assert [f.title.partition(":")[0] for f in advise(profile)] == ["gelu in an unknown module"]
+    graph.nodes[known.name] = dataclasses.replace(known, module_path="")
+    assert [f.title.partition(":")[0] for f in advise(profile)] == ["gelu in the root module"]
 
 
 def test_expensive_operators_need_more_bytes_to_be_worth_it() -> None:

@@ -228,8 +228,8 @@ def documents(data: bytes, path: str | None) -> Iterator[dict[str, Any]]:
         ProfileInvalidError: a chunk is damaged.
     """
     document: _Document | None = None
-    for line in chain.from_iterable(chunk.splitlines() for chunk in _chunks(data, path)):
-        try:
+    try:
+        for line in chain.from_iterable(chunk.splitlines() for chunk in _chunks(data, path)):
             record = msgspec.json.decode(line, type=dict[str, Any])
             if "format" in record:
                 check_version(record.get("schema_version"), record.get("memprof"), path)
@@ -240,19 +240,20 @@ def documents(data: bytes, path: str | None) -> Iterator[dict[str, Any]]:
                 raise ValueError("a record before the first header")
             else:
                 document.apply(record)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError, IndexError) as e:
-            raise ProfileInvalidError(
-                path,
-                f"damaged: a record is not what it should be ({type(e).__name__}: {e}); copy the "
-                "file again or take the profile again",
-            ) from e
+        if document is not None:
+            yield document.build()
+    except (msgspec.MsgspecError, LookupError, ValueError, TypeError, AttributeError) as e:
+        raise ProfileInvalidError(
+            path,
+            f"damaged: a record is not what it should be ({type(e).__name__}: {e}); copy the "
+            "file again or take the profile again",
+        ) from e
     if document is None:
         raise ProfileTruncatedError(
             path,
             f"truncated: not one whole chunk in {len(data):,} bytes; copy it again or take the "
             "profile again",
         )
-    yield document.build()
 
 
 class _Document:

@@ -255,7 +255,9 @@ def test_a_damaged_chunk_is_not_passed_over() -> None:
 @pytest.mark.parametrize(
     "record",
     [b"[]", b"{", b"3", b'{"graph":{}}', b'{"graph":[]}', b'{"ledger":{"length":9,"entries":[]}}',
-     b'{"calls":{"graph":[1]}}', b'{"calls":null}', b'{"set":3}', b'{"calls":{"start_ns":["x"]}}'],
+     b'{"calls":{"graph":[1]}}', b'{"calls":null}', b'{"set":3}', b'{"calls":{"start_ns":["x"]}}',
+     b'{"graph":{"id":"x"}}\n{"graph":{"id":0}}', b'{"end":false,"set":{"released":[1]}}',
+     b'{"calls":{"graph":[],"program":[],"start_ns":[],"duration_ns":[],"thread":[],"dropped":"x"}}'],
 )  # fmt: skip
 def test_a_strange_record_is_an_error_of_its_own(record: bytes) -> None:
     data = encode_stream(training()) + gzip.compress(record + b"\n")

@@ -4,10 +4,12 @@ Note [The end of a path]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 When a new step begins, the memory of the last path is about to be reused, and whoever
 still holds one of its outputs would read something else. Each live output gets one of
-four ends, in this order:
+these ends, in this order:
 
-* it is an argument of the very call that begins the new step (``h = cell(x, h)``): the
-  call gets a clone, so that it computes what the program says;
+* the very call that begins the new step writes to it (a cache that is handed back): it moves
+  out of the pool, content and all, so that whoever holds it sees what was written;
+* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
+  it computes what the program says;
 * it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
   backward returns): it moves out of the pool, content and all, so that accumulating
   over several backwards is right;
@@ -137,8 +139,12 @@ def end_path_quickly(
 
 def _clone_arguments(inputs: list[Input], pointer: int) -> None:
     for i, x in enumerate(inputs):
-        if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer:
+        if _lies_in(x, pointer):
             inputs[i] = x.clone()
+
+
+def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
+    return isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer
 
 
 def _end_output(
@@ -158,12 +164,21 @@ def _end_output(
         f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
         for f, i in ((n.wrapped_function, i) for n, i in outputs)
     )
-    if gradient or clone:
+    written = next_function is not None and any(
+        _lies_in(inputs[i], pointer) for i in next_function.mutated_input_idxs
+    )
+    if gradient or clone or written:
         with torch.no_grad():
             all_moved = manager.pool.move_out(pointer)
             moved = all_moved or _move_known_holders(manager, pointer, handed_out, gradient)
         if moved:
-            why = "a gradient" if gradient else 'outputs="clone"'
+            why = (
+                "the call that begins the next one writes to it"
+                if written
+                else "a gradient"
+                if gradient
+                else 'outputs="clone"'
+            )
             reason = f"output {index} is held beyond its step: {why}"
             manager.note(LedgerKind.MOVED_OUT, function, reason)
         if all_moved:

@@ -143,6 +143,32 @@ def test_an_output_that_is_the_next_steps_argument_is_used_with_its_value(before
     same(h, torch.full((4,), 15.0))
 
 
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_an_output_that_the_next_steps_first_call_writes_to_is_written_to(before: int) -> None:
+    # GIVEN a function that makes a cache, and another that writes to it
+    x = torch.ones(4, device="cuda")
+    make = graphed(lambda x: [x * 2], [x])
+
+    def write(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
+        cache.add_(x)
+        return [cache * 10]
+
+    update = graphed(write, [x, x], mutated_input_idxs=(1,))
+    for _ in range(before):
+        next_step()
+        make([torch.ones(4, device="cuda")])
+    next_step()
+    (cache,) = make([torch.ones(4, device="cuda")])
+    for i in range(4):
+        # WHEN that begins a step
+        next_step()
+        (y,) = update([torch.ones(4, device="cuda"), cache])
+        # THEN whoever holds the cache sees it
+        same(cache, torch.full((4,), 3.0 + i))
+        same(y, torch.full((4,), 30.0 + 10 * i))
+        del y
+
+
 def test_a_pending_backward_holds_the_step() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
@@ -380,3 +406,29 @@ def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:
     (root,) = manager().get_roots()
     assert root.replays == 3
     assert entries(LedgerKind.SKIP) == []
+
+
+def test_a_misaligned_view_of_an_output_is_copied() -> None:
+    # GIVEN a function that was compiled for an aligned input
+    f = graphed(lambda x: [x + 1], [torch.ones(65, device="cuda")])
+    g = graphed(lambda x: [x * 2], [torch.ones(64, device="cuda")])
+    for i in range(5):
+        # WHEN it gets a view of another one's output that is not
+        next_step()
+        (y,) = f([torch.full((65,), float(i), device="cuda")])
+        (z,) = g([y[1:]])
+        same(z, torch.full((64,), 2.0 * (i + 1)))
+    # THEN its recording reads a copy, which is aligned
+    _, node = manager().nodes()
+    assert (node.input_plan.managed, node.input_plan.copied) == ([], [0])
+
+
+def test_a_first_call_with_new_sizes_writes_to_a_misaligned_input() -> None:
+    def add(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        return [x.add_(n)]
+
+    f = graphed(add, [torch.ones(4, device="cuda"), 4], mutated_input_idxs=(0,))
+    f([torch.ones(4, device="cuda"), 4])
+    x = torch.ones(6, device="cuda")[1:]
+    f([x, 5])
+    same(x, torch.full((5,), 6.0))

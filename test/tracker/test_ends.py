@@ -51,7 +51,15 @@ def test_sys_exit(tmp_path: Path) -> None:
 
 
 def test_sigterm(tmp_path: Path) -> None:
-    process = start(LOOP, tmp_path)
+    program = """
+        tracker = memprof.initialize_memory_tracker(interval=0.05)
+        with tracker.track_operation("turn"):
+            time.sleep(0.2)
+        with tracker.track_operation("turn"):
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    process = start(program, tmp_path)
     wait_for_line(process, "ready")
     wait_until(lambda: len(files(tmp_path)) == 1)
     assert end(process) == (-signal.SIGTERM, "")
@@ -249,6 +257,7 @@ def test_a_forked_worker_can_have_its_own(tmp_path: Path) -> None:
         print(os.getpid())
         """
     done = run(program, tmp_path)
+    assert done.returncode == 0, done.stderr
     parent = int(done.stdout)
     found = [record(tmp_path, i) for i in range(2)]
     assert [len(files(tmp_path)), done.stderr] == [2, ""]

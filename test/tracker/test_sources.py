@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import mmap
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +193,36 @@ def test_resident_memory() -> None:
     assert (memory.highest() or 0) >= after - 2_000_000
     memory.close()
     assert memory.resident() is None
+    kept.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
+    # GIVEN a process that started another one while it was large
+    mib = 1 << 20
+    kept = mmap.mmap(-1, 400 * mib)
+    for page in range(0, len(kept), mmap.PAGESIZE):
+        kept[page] = 1
+    memory = ProcessMemory()
+    resident = memory.resident()
+    memory.close()
+    assert resident is not None
+    program = """if True:
+        import mmap
+        from memprof.profiler.tracker.memory import ProcessMemory
+        memory = ProcessMemory()
+        first = memory.highest()
+        kept = mmap.mmap(-1, 300 << 20)
+        for page in range(0, len(kept), mmap.PAGESIZE):
+            kept[page] = 1
+        print(first, memory.highest() - first)
+        """
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # THEN that one knows its own mark, below and beyond the other's
+    first, more = map(int, done.stdout.split())
+    assert first < resident - 300 * mib
+    assert more == pytest.approx(300 * mib, rel=0.1)
     kept.close()
 
 

@@ -15,6 +15,7 @@ from memprof.profiler.tracker.tensors import LiveTensors
 
 @pytest.fixture
 def live() -> Iterator[LiveTensors]:
+    gc.collect()  # Cycles that other tests left would die during a test.
     found = LiveTensors(top=3)
     found.watch()
     found.scan()

@@ -1,9 +1,13 @@
-"""What a user is told who touches memory that was reused."""
+"""What a user is told who touches memory that was reused, or whose code was not recorded."""
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from .function import CompilationMode
 
@@ -96,3 +100,30 @@ _WAYS_OUT = (
     "of the backend); or, if this is one step, say where steps begin with "
     "torch.compiler.cudagraph_mark_step_begin()."
 )
+
+
+_TORCH = Path(torch.__file__).parent
+_NOT_THE_USERS = tuple(f"{p}/" for p in (_TORCH, _TORCH.with_name("triton"), Path(__file__).parent))
+_CAPTURE_INVALIDATED = "due to a previous error during capture"
+
+
+def why_it_failed(error: BaseException) -> str:
+    """The error that made a warm-up or a recording fail, on one line, and the line that raised it.
+
+    Once an operation has failed in a capture, so does the end of the capture, and that is the
+    error which arrives. The line is the last one outside of torch, Triton and these trees: of
+    a custom operator, or of generated code.
+    """
+    while _CAPTURE_INVALIDATED in str(error) and error.__context__ is not None:
+        error = error.__context__
+    # CUDA's errors go on with advice on how to debug kernels.
+    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(_NOT_THE_USERS)
+    ]
+    if not frames:
+        return text
+    last = frames[-1]
+    return f"{text} (at {last.filename}:{last.lineno}{f': {last.line}' if last.line else ''})"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
+from .errors import why_it_failed
 from .function import GraphID
 from .ledger import Measurement
 from .locks import capture_lock
@@ -205,7 +206,8 @@ def _failed(
         _replace_damaged_pool(manager)
         raise error
     manager.failures[function] += 1
-    reason = f"{what} failed: {type(error).__name__}: {error}"
+    why = why_it_failed(error)
+    reason = f"{what} failed: {why}"
     try:
         # The caller's list, which may be as full as it was, or not.
         inputs[:] = attempt.inputs_again(error)
@@ -217,14 +219,8 @@ def _failed(
             compat.log.error("%s of %s failed, and %s", what, function.label, e)
         raise error from None
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
-    compat.log.warning(
-        "%s of %s failed; it runs without a graph. %s: %s",
-        what,
-        function.label,
-        type(error).__name__,
-        # Not the exception: a log record lives on, and with it the frames of the failure.
-        str(error),
-    )
+    # Not the exception: a log record lives on, and with it the frames of the failure.
+    compat.log.warning("%s of %s failed; it runs without a graph. %s", what, function.label, why)
     try:
         return run_plainly(manager, function, inputs, reason, note=False)
     finally:

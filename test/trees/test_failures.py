@@ -121,8 +121,15 @@ def test_an_operation_that_cannot_be_captured() -> None:
         same(y, torch.full((4,), i + 1.0))
         del y
     # THEN it ran without a graph each time, and after two attempts no more are made
-    failures = [e for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
-    assert sum(e.count for e in failures) == 2
+    (failure,) = (e for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE)
+    assert failure.count == 2
+    # AND the ledger has the first error, not what it did to the capture, and who made it
+    assert failure.reason.startswith(
+        "recording failed: AcceleratorError: CUDA error: operation not"
+    )
+    assert "\n" not in failure.reason
+    assert failure.reason.endswith("torch.cuda.synchronize())")
+    assert __file__ in failure.reason
     skips = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
     assert sum(e.count for e in skips) == 3
     assert list(manager().get_roots()) == []

@@ -22,6 +22,7 @@ from .model import (
     GraphKind,
     GraphRecord,
     GraphValue,
+    LiveStorage,
     NodeProvenance,
     Profile,
     SourceFrame,
@@ -186,6 +187,7 @@ class Attribution:
             if g.kind is GraphKind.FORWARD and g.graph_id is not None
         }
         self._sites: dict[tuple[int, str | None, int, Storage], Site] = {}
+        self._outputs: dict[int, dict[int, LiveStorage]] = {}
 
     def site(self, graph: int, storage: Storage, owner: str | None, line: int) -> Site:
         """Where ``storage`` of a program of ``graph`` comes from, owned by ``owner`` since
@@ -193,7 +195,7 @@ class Attribution:
         key = (graph, owner, line, storage)
         found = self._sites.get(key)
         if found is None:
-            found = self._sites[key] = self._resolve(self._graphs[graph], storage, owner, line)
+            found = self._sites[key] = self._resolve(graph, storage, owner, line)
         return found
 
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
@@ -259,7 +261,13 @@ class Attribution:
 
     # How a storage is resolved
 
-    def _resolve(self, graph: GraphRecord, storage: Storage, owner: str | None, line: int) -> Site:
+    def _resolve(self, id: int, storage: Storage, owner: str | None, line: int) -> Site:
+        graph = self._graphs.get(id)
+        if graph is None:
+            # A session has no graph that was not called in it, and yet recordings that hold what
+            # such a graph made.
+            reason = "made by a graph that is not in this profile"
+            return _unknown(id, storage, reason, View.GRAPH)
         # An input stays one when another input's name is the last that holds it (queries,
         # keys and values in one storage); it changes hands when a buffer takes it over.
         if storage.at_entry and owner not in graph.buffers:
@@ -268,21 +276,21 @@ class Attribution:
             owner = graph.buffer_of_line(line)
             if owner is None:
                 return _unknown(
-                    graph, storage, f"line {line} of the generated code computes no known buffer"
+                    id, storage, f"line {line} of the generated code computes no known buffer"
                 )
         buffer = graph.buffers.get(owner)
         if buffer is None:
-            return _unknown(graph, storage, "the generated code's buffer has no provenance")
+            return _unknown(id, storage, "the generated code's buffer has no provenance")
         return self._buffer(graph, storage, buffer)
 
     def _buffer(self, graph: GraphRecord, storage: Storage, buffer: BufferProvenance) -> Site:
         # Nodes are in graph order: without a primary one, the buffer holds the last's value.
         name = buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)
         if name is None:
-            return _unknown(graph, storage, f"the compiler names no FX node for a {buffer.kind}")
+            return _unknown(graph.id, storage, f"the compiler names no FX node for a {buffer.kind}")
         node = graph.nodes.get(name)
         if node is None:
-            return _unknown(graph, storage, "the FX node has no record")
+            return _unknown(graph.id, storage, "the FX node has no record")
         return _node(graph, storage, node)
 
     def _input(self, graph: GraphRecord, storage: Storage) -> Site:
@@ -297,9 +305,9 @@ class Attribution:
                     return _node(forward, storage, made)
                 # A saved view (a query split off from one matrix) is no node that a buffer
                 # holds; the buffer that the forward returned it in is what occupies memory.
-                for s in (s for p in forward.programs for s in p.surviving()):
-                    if value.forward_output in s.storage.outputs and not s.storage.at_entry:
-                        return self._resolve(forward, s.storage, s.owner, s.line)
+                s = self._made_outputs(forward).get(value.forward_output)
+                if s is not None:
+                    return self._resolve(forward.id, s.storage, s.owner, s.line)
         outside = _ENTERED.get(storage.category)
         why: dict[View, str] = {}
         if outside is None:
@@ -328,6 +336,17 @@ class Attribution:
             outside=outside,
             why=why,
         )
+
+    def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
+        """What a graph returns and has made itself, by output, in its first program that does."""
+        found = self._outputs.get(graph.id)
+        if found is None:
+            found = self._outputs[graph.id] = {}
+            for live in (s for p in graph.programs for s in p.surviving()):
+                if not live.storage.at_entry:
+                    for output in live.storage.outputs:
+                        found.setdefault(output, live)
+        return found
 
 
 def module_tree(breakdown: Breakdown) -> ModuleNode:
@@ -379,11 +398,11 @@ def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
     )
 
 
-def _unknown(graph: GraphRecord, storage: Storage, reason: str) -> Site:
-    why = dict.fromkeys((View.NODE, View.MODULE, View.LINE), reason)
+def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
+    why = dict.fromkeys((View.NODE, View.MODULE, View.LINE, *more), reason)
     if storage.category is Category.UNKNOWN:
         why[View.CATEGORY] = "category unknown"
-    return Site(graph=graph.id, category=storage.category, why=why)
+    return Site(graph=graph, category=storage.category, why=why)
 
 
 def _fqn(value: GraphValue | None) -> str | None:

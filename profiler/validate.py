@@ -21,12 +21,15 @@ from .validate_parts import Finding, part_findings
 def findings(profile: Profile) -> Iterator[Finding]:
     """Everything in ``profile`` that contradicts itself, in document order."""
     seen: set[int] = set()
+    inputs = {graph.id: len(graph.inputs) for graph in profile.graphs}
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
         if graph.id in seen:
             yield f"{at}.id", f"graph id {graph.id} is used twice; ids are unique"
         seen.add(graph.id)
         yield from _graph(graph, at)
+        for p, placement in enumerate(graph.placements):
+            yield from _placement(placement, f"{at}.placements[{p}]", inputs)
     yield from _calls(profile.calls, {g.id: len(g.programs) for g in profile.graphs})
     for i, entry in enumerate(profile.ledger):
         if entry.graph is not None and entry.graph not in seen:
@@ -75,8 +78,6 @@ def _graph(graph: GraphRecord, at: str) -> Iterator[Finding]:
             yield f"{at}.programs[{p}].key", f"two programs have the key {list(program.key)}"
         keys.add(program.key)
         yield from _program(program, graph, f"{at}.programs[{p}]")
-    for p, placement in enumerate(graph.placements):
-        yield from _placement(placement, f"{at}.placements[{p}]")
 
 
 def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Finding]:
@@ -137,7 +138,7 @@ def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterato
                 live.discard(e.storage)
 
 
-def _placement(placement: Placement, at: str) -> Iterator[Finding]:
+def _placement(placement: Placement, at: str, inputs: dict[int, int]) -> Iterator[Finding]:
     for i, (address, nbytes) in enumerate(placement.segments):
         if address < 0 or nbytes < 0:
             yield f"{at}.segments[{i}]", f"{nbytes} bytes at {address} are no piece of memory"
@@ -150,6 +151,11 @@ def _placement(placement: Placement, at: str) -> Iterator[Finding]:
                 f"{at}.blocks[{i}]",
                 f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}",
             )
+        # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
+        count = inputs.get(b.graph, max(b.inputs, default=0) + 1)
+        for k in b.inputs:
+            if not 0 <= k < count:
+                yield f"{at}.blocks[{i}].inputs", f"there is no input {k}, the graph has {count}"
 
 
 def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:

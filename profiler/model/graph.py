@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -176,15 +177,18 @@ class GraphRecord:
         outputs after its inputs, so its last argument that is a buffer stands for it. A
         statement of several lines is known by its first.
         """
-        first = max((s.line for s in self.statements if s.line <= line), default=None)
-        for statement in self.statements:
-            if statement.line != first or statement.kind is StatementKind.DELETE:
+        end = bisect_right(self.statements, line, key=_line)
+        if not end:
+            return None
+        begin = bisect_left(self.statements, self.statements[end - 1].line, key=_line)
+        for statement in self.statements[begin:end]:
+            if statement.kind is StatementKind.DELETE:
                 continue
             for name in (*statement.targets, *reversed(statement.reads)):
                 if name in self.buffers:
                     return name
         return None
 
-    def program(self, key: tuple[int, ...]) -> AllocationProgram | None:
-        """The program observed for ``key``."""
-        return next((p for p in self.programs if p.key == key), None)
+
+def _line(statement: Statement) -> int:
+    return statement.line

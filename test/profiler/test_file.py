@@ -213,6 +213,8 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 PROGRAM = "graphs.0.programs.0"
+BLOCK = {"address": 0, "nbytes": 8, "begin": 0, "end": 1, "category": "input", "graph": 0}
+PLACED = {"pool": "cuda:0", "key": [], "node": 1, "segments": [[0, 64]], "lines": []}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +243,11 @@ PROGRAM = "graphs.0.programs.0"
             put(f"{PROGRAM}.storages.0.inputs", [3]),
             "$.graphs[0].programs[0].storages[0].inputs",
             "there is no input 3",
+        ),
+        (
+            put("graphs.0.placements", [{**PLACED, "blocks": [{**BLOCK, "inputs": [3]}]}]),
+            "$.graphs[0].placements[0].blocks[0].inputs",
+            "there is no input 3, the graph has 3",
         ),
         (
             put(f"{PROGRAM}.storages.3.outputs", [4]),

@@ -35,6 +35,7 @@ class Style:
     Attributes:
         top: rows in each table, at least 1; the rest is added up in one more row.
         width: characters a line, at least 80 (100 with ``exact``): less is taken as that.
+            Tables of many numbers are wider: no number is cut.
         color: with ANSI escape sequences.
         ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
         exact: bytes with all digits.
@@ -104,17 +105,21 @@ class Page:
 
     def show(self, table: Table) -> None:
         """Fix the widths. Rich would narrow all columns alike, but a cut number is a wrong one,
-        and of the text the last column is the longest and the least missed."""
+        and of the text the last column is the longest and the least missed. Where numbers alone
+        are wider than the page, so is the table: terminals wrap its lines."""
         gap = 2  # a space of padding and one for the box's divider
         widths = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
         texts = [i for i, c in enumerate(table.columns) if c.justify == "left"]
+        gaps = gap * (len(widths) - 1)
         for i in reversed(texts):
-            excess = sum(widths) + gap * (len(widths) - 1) - self.width
+            excess = sum(widths) + gaps - self.width
             if excess > 0:
                 widths[i] = max(widths[i] - excess, min(widths[i], _MIN_COLUMN))
         for column, width in zip(table.columns, widths, strict=True):
             column.width = width
+        self._console.width = max(self.width, sum(widths) + gaps)
         self._console.print(table)
+        self._console.width = self.width
 
     def text(self) -> str:
         text = self._out.getvalue()

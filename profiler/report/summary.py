@@ -143,6 +143,7 @@ class Summary:
         saved: largest cost first.
         coverage: of all programs' allocations, each program once.
         kept_bytes: what libraries allocated in observed calls and did not give back.
+        without_scratch: programs in which scratch memory inside kernels was not measured.
         trees: functions that run in graph trees.
         pools: bytes of their pools at their largest, by device.
         unobserved: by graph.
@@ -174,6 +175,7 @@ class Summary:
     ledger: LedgerSummary
     coverage: Coverage
     kept_bytes: int = 0
+    without_scratch: int = 0
     trees: list[GraphedFunction] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
@@ -233,6 +235,7 @@ def summarize(
         ledger=_ledger(profile),
         coverage=coverage(timeline, attribution),
         kept_bytes=sum(p.kept_bytes for g in profile.graphs for p in g.programs),
+        without_scratch=sum(not p.internal_observed for g in profile.graphs for p in g.programs),
         trees=graphed_functions(profile.ledger, profile.graphs),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,

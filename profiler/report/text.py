@@ -281,6 +281,9 @@ def _graphs(page: Page, s: Summary) -> None:
     for u in s.unobserved[: page.top]:
         label = next(r.label for r in s.table if r.id == u.graph)
         page.line(f"{u.calls:,} calls of {label} were not observed: {u.reason}", "yellow")
+    if rest := s.unobserved[page.top :]:
+        n = sum(u.calls for u in rest)
+        page.line(f"{n:,} calls of {len(rest):,} more graphs were not observed", "yellow")
 
 
 def _trees(page: Page, s: Summary) -> None:
@@ -308,10 +311,12 @@ def _trees(page: Page, s: Summary) -> None:
         page.line(
             "  on the CPU a row's pool is scratch memory; the largest has blocks of outputs too"
         )
-    shown = [(f, r) for f in s.trees for r in f.reasons]
-    for f, r in sorted(shown, key=lambda x: -x[1].count)[: page.top]:
+    reasons = sorted(((f, r) for f in s.trees for r in f.reasons), key=lambda x: -x[1].count)
+    for f, r in reasons[: page.top]:
         kind = r.kind.value.replace("_", " ")
         page.line(f"  {r.count:,} x {kind}: {r.reason} ({f.function})")
+    if len(reasons) > page.top:
+        page.line(f"  {len(reasons) - page.top} more reasons: memprof ledger FILE")
 
 
 def _ledger(page: Page, s: Summary) -> None:
@@ -345,17 +350,30 @@ def _remainder(page: Page, s: Summary) -> None:
     for view, b in s.views.items():
         left = f"{page.bytes(b.unattributed)} ({format_share(b.unattributed, b.total)})"
         page.line(f"    {_VIEW_TITLES[view]:<16} {left}", "yellow" if b.unattributed else "")
-        for r in b.remainder[: page.top]:
-            page.line(f"      {page.bytes(r.nbytes)}: {r.key}")
+        _shares(page, 6, [(r.key, r.nbytes) for r in b.remainder])
     c = s.coverage
     page.line(
         f"  of {page.bytes(c.allocated)} that compiled code allocates in one call of each program:"
     )
     page.line(f"    {format_share(c.to_node, c.allocated):>7} attributed to an FX node")
     page.line(f"    {format_share(c.to_source, c.allocated):>7} to a source line or module")
-    for reason, n in list(c.missing.items())[: page.top]:
-        page.line(f"    {page.bytes(n)}: {reason}")
+    _shares(page, 4, [*c.missing.items()])
     if s.kept_bytes:
         kept = page.bytes(s.kept_bytes)
         page.line(f"  not counted: {kept} that libraries allocated in first calls and kept")
+    if s.without_scratch:
+        page.line(
+            f"  not counted: scratch memory inside kernels of {s.without_scratch:,} of "
+            f"{sum(r.programs for r in s.table):,} programs; another profiler ran when they were "
+            "observed",
+            "yellow",
+        )
     page.line("  never seen: tensors that eager code makes or keeps outside compiled calls")
+
+
+def _shares(page: Page, indent: int, reasons: list[tuple[str, int]]) -> None:
+    """Reasons and their bytes, largest first; those there is no room for are added up."""
+    for reason, n in reasons[: page.top]:
+        page.line(f"{'':{indent}}{page.bytes(n)}: {reason}")
+    if rest := reasons[page.top :]:
+        page.line(f"{'':{indent}}{page.bytes(sum(n for _, n in rest))}: {len(rest)} more reasons")

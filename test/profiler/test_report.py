@@ -10,10 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 from expecttest import TestCase
-from profile_builder import MIB, calls, node, training
+from profile_builder import MIB, ProgramBuilder, calls, node, training
 
 from memprof.profiler.attribution import View
-from memprof.profiler.model import LedgerEntry, LedgerKind, Profile, SourceFrame, TreeDetail
+from memprof.profiler.model import (
+    DeviceMemory,
+    LedgerEntry,
+    LedgerKind,
+    MemorySnapshot,
+    Profile,
+    SourceFrame,
+    TrackerRecord,
+    TreeDetail,
+)
 from memprof.profiler.report import Style, render_ledger, render_text, summarize
 from memprof.profiler.report.format import (
     fit_path,
@@ -24,6 +33,7 @@ from memprof.profiler.report.format import (
 )
 from memprof.profiler.report.summary import Summary
 from memprof.profiler.report.terminal import printable, style_of
+from memprof.profiler.report.tracker_text import render_tracker_record
 
 
 def troubled() -> Profile:
@@ -242,7 +252,7 @@ Unattributed
   never seen: tensors that eager code makes or keeps outside compiled calls
 
 What to change
-  1. up to 8,388,608 B at the peak: mm in the root module: kept for the backward
+  1. up to 8,388,608 B at the peak: mm in an unknown module: kept for the backward
      compute it again in the backward: call parts of the model through
      torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
      torch._functorch.config.activation_memory_budget below 1.0
@@ -381,6 +391,39 @@ def test_utf8() -> None:
     assert plain.replace("·", "|").replace("─", "-") == ascii_only
 
 
+def test_reasons_there_is_no_room_for_are_added_up() -> None:
+    # GIVEN scratch memory at more lines than the report has rows, all unknown, graphs that were
+    # never observed, and trees with reasons of their own
+    profile = training()
+    graph = profile.graphs[0]
+    graph.statements = ()
+    builder = ProgramBuilder()
+    for line in range(10, 16):
+        builder.alloc(f"s{line}", MIB, line, internal=True)
+    graph.programs = [builder.build()]
+    for other in profile.graphs[1:]:
+        other.programs = []
+    profile.calls.program[:] = [0 if g == 0 else -1 for g in profile.calls.graph]
+    tree = TreeDetail("cuda:0", "0/0 forward")
+    profile.ledger += [LedgerEntry(1, LedgerKind.SKIP, 0, f"why {i}", 1, tree) for i in range(5)]
+    text = render_text(summarize(profile), Style(top=1))
+    # THEN what is cut is said, so that everything adds up
+    assert "1.00 MiB: line 10 of the generated code computes no known buffer" in text
+    assert text.count("5.00 MiB: 5 more reasons") == 4  # nodes, modules, lines, and all programs
+    assert "3 calls of 0/0 backward were not observed" in text
+    assert "3 calls of 1 more graphs were not observed" in text
+    assert "  4 more reasons: memprof ledger FILE" in text
+
+
+def test_scratch_memory_that_was_not_measured_is_said_to_be_missing() -> None:
+    profile = training()
+    graph = profile.graphs[0]
+    graph.programs = [dataclasses.replace(graph.programs[0], internal_observed=False)]
+    line = "  not counted: scratch memory inside kernels of 1 of 3 programs; another profiler ran"
+    assert line in render_text(summarize(profile), Style(width=120))
+    assert "scratch memory inside kernels of" not in render_text(summarize(training()))
+
+
 # Whatever the profile, whatever the terminal
 
 
@@ -399,6 +442,21 @@ def test_every_line_fits(make: object, width: int, ascii_only: bool) -> None:
         assert "\x1b" not in text
         assert text.isascii() or not ascii_only
         assert not re.search(r"[ \t]$", text, re.MULTILINE)
+
+
+def test_numbers_are_whole_also_where_they_are_wider_than_the_page() -> None:
+    # GIVEN a process with eight GPUs, so a table of twelve columns of numbers
+    memory = {f"cuda:{i}": DeviceMemory(allocated_bytes=(100 + i) << 30) for i in range(8)}
+    snapshot = MemorySnapshot(
+        3_000_000_000, total_bytes=900 << 30, resident_bytes=200 << 30, devices=memory
+    )
+    record = TrackerRecord(snapshots=[snapshot])
+    for exact in (False, True):
+        text = render_tracker_record(record, Style(width=80, exact=exact))
+        for nbytes in ((100 + i) << 30 for i in range(8)):
+            assert format_bytes(nbytes, exact) in text
+        # AND what is no table is as wide as the page
+        assert max(map(len, text.split("Memory over time")[0].splitlines())) <= 100
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -12,15 +12,21 @@ from profile_builder import MIB, ProgramBuilder, calls, training
 from test_timeline import profiles
 
 from memprof.profiler.attribution import Attribution, View
+from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.live import Hold, LiveItem
 from memprof.profiler.model import (
     Category,
+    DeviceMemory,
     GraphKind,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
+    MemorySnapshot,
+    PlacedBlock,
+    Placement,
     Process,
     Profile,
+    TrackerRecord,
     TreeDetail,
 )
 from memprof.profiler.report import summarize
@@ -31,6 +37,7 @@ from memprof.profiler.report.html.payload import (
     report_payload,
 )
 from memprof.profiler.report.html.payload_live import EVENT_KINDS, HOLDS
+from memprof.profiler.report.html.payload_parts import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 
@@ -213,6 +220,43 @@ def test_of_many_ranks_the_page_has_the_highest() -> None:
     alone = ranks_payload(profiles[:1])
     assert alone["ranks"] is None
     assert len(alone["profiles"]) == 1
+
+
+def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
+    # GIVEN a recording that holds what a graph of before the session made
+    profile = training()
+    block = PlacedBlock(0, MIB, 0, 1, Category.OUTPUT, 77, "buf3", 15, (2,), 1)
+    profile.graphs[0].placements = [Placement("cuda:0", (), 3, ((0, 2 * MIB),), (), (block,))]
+    profile = decode_profile(encode_profile(profile))
+    payload = json.loads(json.dumps(report_payload(profile)))
+    # THEN the page says so, in each view but that of categories
+    sites, strings = payload["sites"], payload["strings"]
+    (site,) = payload["placements"][0]["blocks"]["site"]
+    assert payload["categories"][sites["category"][site]] == "output"
+    for view in (View.MODULE, View.NODE, View.LINE, View.GRAPH):
+        reason = sites["reasons"][-1 - sites[f"by_{view.value}"][site]]
+        assert strings[reason] == "made by a graph that is not in this profile"
+
+
+def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> None:
+    # GIVEN more snapshots than the page has points, and a device whose memory is highest in one
+    # that is nothing special to the process
+    snapshots = [
+        MemorySnapshot(
+            k, resident_bytes=1000 + k, devices={"cuda:0": DeviceMemory(allocated_bytes=7)}
+        )
+        for k in range(3 * MAX_POINTS)
+    ]
+    snapshots[1234] = MemorySnapshot(
+        1234, resident_bytes=2234, devices={"cuda:0": DeviceMemory(allocated_bytes=99)}
+    )
+    profile = Profile(tracker=TrackerRecord(snapshots=snapshots))
+    tracker = report_payload(profile)["tracker"]
+    assert len(tracker["time_ns"]) <= MAX_POINTS
+    (allocated,) = (c["values"] for c in tracker["curves"] if c["name"] == "cuda:0 allocated")
+    assert (max(allocated), allocated.index(99)) == (99, tracker["time_ns"].index(1234))
+    (resident,) = (c["values"] for c in tracker["curves"] if c["name"] == "resident")
+    assert (resident[0], resident[-1]) == (1000, 1000 + 3 * MAX_POINTS - 1)
 
 
 def test_the_ledger_keeps_the_latest_entries() -> None:

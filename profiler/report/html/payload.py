@@ -39,13 +39,10 @@ from .payload_parts import (
     tracker_payload,
 )
 
-__all__ = ["MAX_RANKS", "PAYLOAD_VERSION", "ranks_payload", "report_payload"]
-
-PAYLOAD_VERSION = 1
+__all__ = ["MAX_RANKS", "ranks_payload", "report_payload"]
 
 MAX_LEDGER = 5_000
 """Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
-
 
 MAX_RANKS = 16
 """Ranks in one page with all their views: of more, those with the highest peaks. The comparison
@@ -66,17 +63,12 @@ def ranks_payload(
         ValueError: no program of one of them uses ``device``.
     """
     if len(profiles) == 1:
-        return {
-            "version": PAYLOAD_VERSION,
-            "ranks": None,
-            "profiles": [report_payload(profiles[0], device, source)],
-        }
+        return {"ranks": None, "profiles": [report_payload(profiles[0], device, source)]}
     compared = compare_ranks(profiles, device)
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
     shown = sorted(r.rank for r in highest)
     return {
-        "version": PAYLOAD_VERSION,
         "ranks": {
             **dataclasses.asdict(compared),
             "imbalance": [
@@ -142,6 +134,7 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
         "pools": summary.pools,
         "unobserved": [dataclasses.asdict(u) for u in summary.unobserved],
         "kept_bytes": summary.kept_bytes,
+        "without_scratch": summary.without_scratch,
         "strings": strings.all,  # last: everything above adds to it
     }
 

@@ -223,7 +223,6 @@ def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str
             "step": [number[kind] for kind in kinds],
             "start_ns": [t - start for t in calls.start_ns],
             "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
-            "thread": calls.thread,
         },
         "peak": None if peak is None else [peak.call, peak.instant, peak.nbytes],
     }
@@ -247,11 +246,8 @@ def _unit(unit: Unit, device: str | None, items: Items, strings: Strings) -> dic
         columns["item"].append(item)
     return {
         "graph": unit.graph.id,
-        "program": unit.index,
         "key": list(unit.program.key),
         "entry": [s.id for s in storages if s.at_entry and there[s.id]],
         "storages": len(storages),
         "events": columns,
-        "internal_observed": unit.program.internal_observed,
-        "kept_bytes": unit.program.kept_bytes,
     }

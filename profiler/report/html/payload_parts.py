@@ -130,29 +130,27 @@ def tracker_payload(
     """What the run-time tracker recorded, None if it did not run; times since ``start``."""
     if record is None or summary.tracker is None:
         return None
-    keep = thinned([s.resident_bytes or s.total_bytes for s in record.snapshots])
-    snapshots = [record.snapshots[i] for i in keep]
-    devices = sorted({d for s in snapshots for d in s.devices})
-    curves: list[dict[str, Any]] = [
-        {"name": "resident", "values": [s.resident_bytes for s in snapshots]},
-        {"name": "live Python tensors", "values": [s.total_bytes for s in snapshots]},
+    snapshots = record.snapshots
+    curves: list[tuple[str, list[int | None]]] = [
+        ("resident", [s.resident_bytes for s in snapshots]),
+        ("live Python tensors", [s.total_bytes for s in snapshots]),
     ]
-    for device in devices:
+    for device in sorted({d for s in snapshots for d in s.devices} - {"cpu"}):
         found = [s.devices.get(device) for s in snapshots]
-        if device != "cpu":
-            curves += [
-                {"name": f"{device} {name}", "values": values}
-                for name, values in (
-                    ("allocated", [m.allocated_bytes if m else None for m in found]),
-                    ("reserved", [m.reserved_bytes if m else None for m in found]),
-                )
-            ]
+        curves += [
+            (f"{device} allocated", [m.allocated_bytes if m else None for m in found]),
+            (f"{device} reserved", [m.reserved_bytes if m else None for m in found]),
+        ]
+    curves = [(name, values) for name, values in curves if any(values)]
+    keep = list(range(len(snapshots)))
+    if len(keep) > MAX_POINTS:
+        # They share their times: each curve has its part of the points.
+        each = MAX_POINTS // max(len(curves), 1)
+        chosen = (i for _, values in curves for i in thinned([v or 0 for v in values], each))
+        keep = sorted({0, keep[-1], *chosen})
     return {
         "summary": dataclasses.asdict(summary.tracker),
-        "time_ns": [s.time_ns - start for s in snapshots],
-        "checkpoints": [
-            [s.time_ns - start, s.name] for s in record.snapshots if s.kind.value == "checkpoint"
-        ],
-        "curves": [c for c in curves if any(v for v in c["values"])],
+        "time_ns": [snapshots[i].time_ns - start for i in keep],
+        "curves": [{"name": name, "values": [values[i] for i in keep]} for name, values in curves],
         "sources": [dataclasses.asdict(s) for s in record.metadata.sources],
     }

@@ -13,9 +13,9 @@
     });
   }
 
-  function digits(value, most) {
+  function digits(value) {
     const size = Math.abs(value);
-    return size < 9.995 ? 2 : size < 99.95 ? 1 : Math.min(most, 0);
+    return size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
   }
 
   /** `n` bytes with three significant digits, e.g. "98.3 MiB". */
@@ -26,7 +26,7 @@
     for (const unit of UNITS) {
       value /= 1024;
       if (Math.abs(value) < 999.5 || unit === "TiB") {
-        return `${grouped(value, digits(value, 0))} ${unit}`;
+        return `${grouped(value, digits(value))} ${unit}`;
       }
     }
     return "";
@@ -47,10 +47,10 @@
     ]) {
       if (Math.abs(n) < limit) {
         const value = n / (limit / 1e3);
-        return `${grouped(value, digits(value, 0))} ${unit}`;
+        return `${grouped(value, digits(value))} ${unit}`;
       }
     }
-    return `${grouped(n / 1e9, digits(n / 1e9, 0))} s`;
+    return `${grouped(n / 1e9, digits(n / 1e9))} s`;
   }
 
   /** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */

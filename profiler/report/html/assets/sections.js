@@ -322,6 +322,12 @@
               {},
               `${bytes(payload.kept_bytes)} that libraries allocated in observed calls and kept (workspaces, packed weights) are not counted.`,
             ),
+          payload.without_scratch > 0 &&
+            el(
+              "li",
+              {},
+              `Scratch memory inside kernels of ${count(payload.without_scratch)} programs is not counted: another profiler ran when they were observed.`,
+            ),
           payload.unobserved.map((u) =>
             el(
               "li",

@@ -225,7 +225,7 @@
           (text) => r.height > 14 && r.width > 30 && g.measureText(text).width < r.width - 8,
         );
         if (label) {
-          g.fillStyle = memprof.textOn(fillColor);
+          g.fillStyle = memprof.theme.textOn(fillColor);
           g.fillText(label, r.x + 5, r.y + Math.min(r.height / 2, 10));
         }
       }

@@ -64,8 +64,9 @@
       this.kinds = data.kinds.map(({ totals, between }) => ({
         totals,
         between,
-        high: Math.max(...totals),
-        low: Math.min(...totals),
+        // A program can have more instants than a call has room for arguments.
+        high: totals.reduce((a, b) => Math.max(a, b)),
+        low: totals.reduce((a, b) => Math.min(a, b)),
       }));
       const n = data.kind.length;
       this.start = new Float64Array(n + 1);

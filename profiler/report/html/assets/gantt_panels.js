@@ -41,13 +41,6 @@
 
   const color = (variable) => memprof.theme.color(variable);
 
-  /** Black or white, whichever reads better on an `rgb(…)` colour. */
-  function ink(background) {
-    const [r, g, b] = background.match(/[\d.]+/g).map(Number);
-    const light = [r, g, b].map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.22 ? "#14161a" : "#ffffff";
-  }
-
   function grid(c, view, height) {
     const { step, times } = view.ticks(110);
     c.fillStyle = color("--line");
@@ -91,7 +84,7 @@
       grid(c, view, height);
       this.pauses(c, height);
       const fills = model.colors.map(color);
-      const inks = fills.map(ink);
+      const inks = fills.map(memprof.theme.textOn);
       model.lanes.forEach((lane, n) => {
         const top = this.tops[n] - this.scroll;
         if (top > height || top + HEAD + lane.rows * ROW < 0) return;

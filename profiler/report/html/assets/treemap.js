@@ -233,7 +233,7 @@
         } else {
           const color = theme.category(c.category);
           c.itemStyle = { color };
-          c.label = { color: textOn(color) };
+          c.label = { color: theme.textOn(color) };
         }
       }
     }
@@ -241,15 +241,5 @@
     state.onSelect(draw);
   }
 
-  /** Black or white, whichever has more contrast on an "rgb(…)" colour (WCAG 2.2). */
-  function textOn(color) {
-    const [r, g, b] = color.match(/[\d.]+/g).map((v) => {
-      const c = Number(v) / 255;
-      return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    });
-    const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
-  }
-
-  Object.assign(memprof, { treemap, liveTree: tree, textOn });
+  Object.assign(memprof, { treemap, liveTree: tree });
 })((globalThis.memprof ??= {}));

@@ -8,10 +8,15 @@ from .model import Profile
 from .timeline import Timeline
 
 
+def devices_of(profile: Profile) -> list[str]:
+    """Devices on which programs of a profile have memory, in order."""
+    programs = (p for g in profile.graphs for p in g.programs)
+    return sorted({s.device for p in programs for s in p.storages if s.nbytes})
+
+
 def timelines(profile: Profile) -> dict[str, Timeline]:
     """The memory of each device that programs use, by name; of the CPU if none is used."""
-    devices = {s.device for g in profile.graphs for p in g.programs for s in p.storages if s.nbytes}
-    return {d: Timeline(profile, d) for d in sorted(devices) or ["cpu"]}
+    return {d: Timeline(profile, d) for d in devices_of(profile) or ["cpu"]}
 
 
 def peak_bytes(timeline: Timeline) -> int:

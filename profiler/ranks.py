@@ -169,7 +169,8 @@ def _step_starts(profile: Profile) -> list[int]:
     if not ids:
         return []
     most = max(counts[i] for i in ids)
-    anchor = next(i for i in calls.graph if i in set(ids) and counts[i] == most)
+    anchors = {i for i in ids if counts[i] == most}
+    anchor = next(i for i in calls.graph if i in anchors)
     return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
 
 

@@ -54,7 +54,15 @@ from dataclasses import dataclass
 from ._pairing import Mates, Pairing
 from ._units import CarriedItem, Key, Unit, build_units, partner_keys
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
-from .model import EventKind, GraphKind, GraphRecord, LedgerKind, LiveStorage, Profile
+from .model import (
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    LiveStorage,
+    Profile,
+)
 
 __all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
 
@@ -219,8 +227,12 @@ class Timeline:
             for g, u in zip(self.profile.calls.graph, self._unit_of_call, strict=True)
             if u == _NONE
         )
+        entries: dict[int | None, list[LedgerEntry]] = {}
+        for e in self.profile.ledger:
+            entries.setdefault(e.graph, []).append(e)
         return [
-            UnobservedCalls(g, n, self._why(self._graphs[g], n)) for g, n in sorted(counts.items())
+            UnobservedCalls(g, n, _why(self._graphs[g], n, entries.get(g, [])))
+            for g, n in sorted(counts.items())
         ]
 
     def _step_at(self, call: int) -> int:
@@ -229,20 +241,6 @@ class Timeline:
         return self._step_of_call[call]
 
     # How it is built
-
-    def _why(self, graph: GraphRecord, calls: int) -> str:
-        if graph.unobservable:
-            return graph.unobservable
-        if graph.data_dependent:
-            return graph.data_dependent
-        of_graph = [e for e in self.profile.ledger if e.graph == graph.id]
-        if calls <= sum(e.count for e in of_graph if e.kind is LedgerKind.WARM_UP):
-            return "warm-ups of its CUDA graph, before the observed call"
-        for entry in reversed(of_graph):
-            kinds = (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK)
-            if entry.kind in kinds:
-                return entry.reason
-        return "no program was observed for the sizes of these calls"
 
     def _resolve_units(self) -> array[int]:
         calls = self.profile.calls
@@ -457,6 +455,20 @@ class Timeline:
                 found.update(partner_keys(u, self.units[mate]))
             self._partner_keys[unit, mates] = found
         return found
+
+
+def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
+    """Why so many calls of a graph were not observed, from what the ledger says of it."""
+    if graph.unobservable:
+        return graph.unobservable
+    if graph.data_dependent:
+        return graph.data_dependent
+    if calls <= sum(e.count for e in entries if e.kind is LedgerKind.WARM_UP):
+        return "warm-ups of its CUDA graph, before the observed call"
+    for entry in reversed(entries):
+        if entry.kind in (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK):
+            return entry.reason
+    return "no program was observed for the sizes of these calls"
 
 
 def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from ..devices import devices_of
 from ..model import Profile
 from .files import output
-from .walk import call_range, devices_of
+from .walk import call_range
 
 __all__ = ["FORMATS", "devices_of", "export_profile"]
 

@@ -203,10 +203,8 @@ def _write(path: str, columns: list[Column], rows: Rows) -> None:
         def flush() -> None:
             values = list(zip(*batch, strict=True)) or [()] * len(columns)
             arrays = [
-                pa.array(v, f.type.value_type).dictionary_encode()
-                if pa.types.is_dictionary(f.type)
-                else pa.array(v, f.type)
-                for v, f in zip(values, schema, strict=True)
+                _text(pa, v).dictionary_encode() if kind == "text" else pa.array(v, types[kind])
+                for v, (_, kind) in zip(values, columns, strict=True)
             ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
             batch.clear()
@@ -216,6 +214,15 @@ def _write(path: str, columns: list[Column], rows: Rows) -> None:
             if len(batch) == _ROWS:
                 flush()
         flush()
+
+
+def _text(pa: Any, values: Sequence[str | None]) -> Any:
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        # A path that is not UTF-8 reaches Python as lone surrogates.
+        plain = (v and v.encode("utf-8", "backslashreplace").decode() for v in values)
+        return pa.array(plain, pa.string())
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..call_modes import CallMode, call_modes
+from ..devices import devices_of
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
 from .counters import Counters
 from .files import Output
-from .walk import Walk, call_range, devices_of
+from .walk import Walk, call_range
 
 __all__ = ["write_perfetto"]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 __all__ = ["Names", "encode", "encode_int", "get", "put", "write_list"]
 
-PROTOCOL = 4
 START = b"\x80\x04"
 STOP = b"."
 MARK, DICT, SET_ITEMS, LIST, APPENDS = b"(", b"}", b"u", b"]", b"e"

@@ -29,7 +29,7 @@ from ..live import LiveItem
 from ..model import Profile, Storage
 from ..timeline import Timeline
 
-__all__ = ["AFTER", "Block", "Change", "Moment", "Walk", "call_range", "devices_of"]
+__all__ = ["AFTER", "Block", "Change", "Moment", "Walk", "call_range"]
 
 AFTER = -1
 """The instant at which a call is over and its arguments and results are dropped."""
@@ -120,12 +120,6 @@ def call_range(profile: Profile, first: int | None = None, last: int | None = No
         has = f"has calls 0 to {n - 1}" if n else "has none"
         raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
     return range(begin, end + 1)
-
-
-def devices_of(profile: Profile) -> list[str]:
-    """Devices on which programs of a profile have memory, in order."""
-    programs = (p for g in profile.graphs for p in g.programs)
-    return sorted({s.device for p in programs for s in p.storages if s.nbytes})
 
 
 class Walk:

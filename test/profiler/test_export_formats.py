@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -231,6 +232,21 @@ def test_memory_does_not_grow_with_the_log(format: str, tmp_path: Path) -> None:
     few, many = peak(short), peak(long)
     # Parquet holds a row group of 100,000 rows; the others a fixed number of lines.
     assert many < (100 * MIB if format == "parquet" else few + 4 * MIB), (few, many)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_names_that_are_not_utf8_are_escaped(format: str, tmp_path: Path) -> None:
+    # GIVEN a path as Python has it, in a profile that no file has seen
+    profile = everything()
+    for graph in profile.graphs:
+        for name, known in graph.nodes.items():
+            frame = SourceFrame("caf\udce9.py", 3, "f", "y = caf\udce9(x)")
+            graph.nodes[name] = dataclasses.replace(known, stack=(frame,))
+    export_profile(profile, format, tmp_path / "out", ["cpu"])
+    if format == "parquet":
+        pq = pytest.importorskip("pyarrow.parquet")
+        rows = pq.read_table(tmp_path / "out" / "blocks.parquet").to_pylist()
+        assert {r["file"] for r in rows} == {None, "caf\\udce9.py"}
 
 
 # The command

@@ -57,6 +57,14 @@ def test_ranks_are_compared() -> None:
     assert all(sum(r.categories.values()) == r.peak for r in found.rows)
 
 
+def test_numbers_of_ranks_are_whole_on_a_narrow_terminal() -> None:
+    lines = render_ranks(compare_ranks(job()), Style(width=80)).splitlines()
+    head = next(n for n, line in enumerate(lines) if "median step" in line)
+    for r, line in enumerate(lines[head + 2 : head + 6]):
+        assert f"{30 if r == 2 else 26}.0 MiB" in line
+        assert line.endswith(f"  {100 + r}")
+
+
 def warnings(*profiles: Profile) -> list[str]:
     return compare_ranks(profiles).warnings
 

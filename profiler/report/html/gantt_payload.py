@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
+from ...devices import devices_of
 from ...export.walk import call_range
 from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TensorInfo
 from ...timeline import Timeline
@@ -66,7 +67,6 @@ class _Payload:
     def build(self, source: str) -> dict[str, Any]:
         lanes = self._lanes()
         tracker = self.profile.tracker
-        devices = {s.device for g in self.profile.graphs for p in g.programs for s in p.storages}
         wall = self.base + self.profile.perf_origin_ns if self.profile.perf_origin_ns else None
         return {
             "source": source,
@@ -91,7 +91,8 @@ class _Payload:
             "calls": self._call_details(),
             "operations": self._operation_details(),
             "devices": [
-                self._device(name) for name in sorted(devices, key=lambda d: (d == "cpu", d))
+                self._device(name)
+                for name in sorted(devices_of(self.profile), key=lambda d: (d == "cpu", d))
             ],
             "curves": list(self._curves()),
             "largest": self._largest(),

@@ -7,12 +7,15 @@ untracked.
   without. ``sys.setswitchinterval`` is 10 s meanwhile, so that only what the tracker does gives
   the GIL away. From inside, for machines that are busy: the most CPU time that the tracker's
   thread used from one of its pauses to the next.
-* A training loop with steps of 10 ms or more, snapshots every second: blocks of steps with the
-  tracker on and off in turns; the ratio of median step times in each round, the median over
-  rounds, and the same for a control block that is off too. CPU time is the whole process's, the
-  tracker's thread included; it suffers less than the clock from other work on the machine. The
-  tracker's share of it (its thread, and the edges of operations at the price measured apart)
-  hardly depends on that at all.
+  Collections of Python's garbage collector hold the GIL with the tracker or without; the longest
+  stands beside.
+* A training loop with steps of 10 ms or more, snapshots every second, twice: alone, and with four
+  tracked operations in each step. Blocks of two seconds with the tracker off and on in turns; each
+  block with it on is compared with the mean of the two around it, which takes out drift, and as a
+  control each block with it off is compared in the same way with its own neighbours of that kind.
+  Of the ratios the median, and the interval that holds it in 95 % of resamplings. Medians of a
+  block's steps do not feel the few steps in which a snapshot was taken, means feel them and
+  whatever else the machine did. CPU time is the whole process's, the tracker's thread included.
 
     python benchmarks/tracker_cost.py [--quick] [--save]
 """
@@ -20,15 +23,18 @@ untracked.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import platform
+import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +67,28 @@ class Ticker(threading.Thread):
             self.ticks += 1
 
 
-def watched(action: Any, seconds: float) -> tuple[float, int]:
-    """The longest oversleep in ms while ``action`` runs again and again, and its count."""
-    interval = sys.getswitchinterval()
+class Collections:
+    """The longest collection of Python's garbage collector, ns."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self._began = 0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._began = now
+        else:
+            self.longest = max(self.longest, now - self._began)
+
+
+def watched(action: Any, seconds: float) -> tuple[float, int, float]:
+    """While ``action`` runs again and again: the longest oversleep in ms, how often it ran, and
+    the longest collection in ms."""
+    switching = sys.getswitchinterval()
     sys.setswitchinterval(10)
+    collections = Collections()
+    gc.callbacks.append(collections)
     ticker = Ticker()
     ticker.start()
     end = time.perf_counter() + seconds
@@ -76,9 +100,10 @@ def watched(action: Any, seconds: float) -> tuple[float, int]:
             time.sleep(0.002)
     finally:
         ticker.running = False
-        sys.setswitchinterval(interval)
+        sys.setswitchinterval(switching)
         ticker.join()
-    return ticker.longest / 1e6, count
+        gc.callbacks.remove(collections)
+    return ticker.longest / 1e6, count, collections.longest / 1e6
 
 
 def cpu_stretch(snapshot: Callable[[], None], count: int = 30) -> float:
@@ -113,10 +138,10 @@ def snapshot_cost(folder: str, seconds: float) -> dict[str, float]:
     begin = time.perf_counter()
     tracker.start(thread=False)
     started = time.perf_counter() - begin
-    churn: list[Any] = []
+    churn: deque[list[torch.Tensor]] = deque(maxlen=20)
 
     def snapshot() -> None:
-        # Something new every time, as a real program has.
+        # Something new every time, and something that goes, as a real program has.
         churn.append([torch.empty(8) for _ in range(100)])
         tracker.snapshot(SnapshotKind.PERIODIC)
 
@@ -128,9 +153,9 @@ def snapshot_cost(folder: str, seconds: float) -> dict[str, float]:
         snapshot()
         took.append(tracker.record().snapshots[-1].took_ns / 1e6)
     inside = cpu_stretch(snapshot)
-    idle, _ = watched(lambda: None, seconds)
-    stretch, count = watched(snapshot, seconds)
-    again, _ = watched(lambda: None, seconds)
+    idle, _, _ = watched(lambda: None, seconds)
+    stretch, count, collection = watched(snapshot, seconds)
+    again, _, _ = watched(lambda: None, seconds)
     gc.unfreeze()
     before = time.perf_counter()
     everything = len(gc.get_objects())
@@ -151,6 +176,7 @@ def snapshot_cost(folder: str, seconds: float) -> dict[str, float]:
         "snapshot_after_50000_deaths_ms": deaths,
         "snapshots_watched": count,
         "gil_stretch_ms": stretch,
+        "longest_collection_meanwhile_ms": collection,
         "gil_stretch_cpu_ms": inside,
         "gil_stretch_without_snapshots_ms": max(idle, again),
         "start_with_full_scan_ms": started * 1e3,
@@ -158,36 +184,46 @@ def snapshot_cost(folder: str, seconds: float) -> dict[str, float]:
     }
 
 
-def thread_time(tracker: MemoryTracker) -> float:
-    """CPU time of the tracker's thread so far, s."""
-    thread = tracker._thread
-    assert thread is not None
-    assert thread.ident is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+Around = Callable[[str], contextlib.AbstractContextManager[object]]
 
 
-def training_ratio(
-    folder: str, rounds: int, block_s: float, operation_us: float
-) -> dict[str, float]:
-    """A training loop with the tracker on and off in turns."""
+def training_step(around: Around) -> Callable[[], None]:
+    """A step of 40 ms or so, one thread, with ``around`` around its three parts and all of it."""
     torch.manual_seed(0)
     layers = [m for _ in range(8) for m in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(256, 512)
-    tracker = MemoryTracker(TrackerSettings(output_dir=folder, interval=1.0))
 
     def step() -> None:
-        with tracker.track_operation("step"):
+        with around("step"):
             optimizer.zero_grad()
-            with tracker.track_operation("forward"):
+            with around("forward"):
                 loss = model(x).square().mean()
-            with tracker.track_operation("backward"):
+            with around("backward"):
                 loss.backward()
-            with tracker.track_operation("optimizer"):
+            with around("optimizer"):
                 optimizer.step()
 
-    def block() -> tuple[list[float], float]:
+    return step
+
+
+def training_ratio(
+    folder: str, blocks: int, block_s: float, operations: bool
+) -> dict[str, float | list[float]]:
+    """A training loop with the tracker off and on in turns.
+
+    Args:
+        blocks: with the tracker on; one more is without.
+        block_s: length of each, s.
+        operations: whether four operations are tracked in each step.
+    """
+    tracker = MemoryTracker(TrackerSettings(output_dir=folder, interval=1.0))
+    step = training_step(tracker.track_operation if operations else contextlib.nullcontext)
+
+    def block() -> dict[str, float]:
+        for _ in range(3):
+            step()  # the caches after a look through all objects
         times = []
         cpu = time.process_time()
         end = time.perf_counter() + block_s
@@ -195,62 +231,46 @@ def training_ratio(
             before = time.perf_counter()
             step()
             times.append((time.perf_counter() - before) * 1e3)
-        return times, (time.process_time() - cpu) / len(times)
+        return {
+            "medians": statistics.median(times),
+            "means": statistics.fmean(times),
+            "cpu": (time.process_time() - cpu) * 1e3 / len(times),
+        }
 
     block()
     tracker.start()
     tracker.disable()
-    kinds = ("off", "on", "control")
-    medians: dict[str, list[float]] = {k: [] for k in kinds}
-    means: dict[str, list[float]] = {k: [] for k in kinds}
-    cpus: dict[str, list[float]] = {k: [] for k in kinds}
-    on_cpu = thread_cpu = 0.0
-    seen = 0
-    for i in range(rounds):
-        for k in kinds[i % 3 :] + kinds[: i % 3]:
-            if k == "on":
-                tracker.enable()
-            began = (
-                time.process_time(),
-                thread_time(tracker),
-                tracker.record().metadata.operations_seen,
-            )
-            times, cpu = block()
-            if k == "on":
-                on_cpu += time.process_time() - began[0]
-                thread_cpu += thread_time(tracker) - began[1]
-                seen += tracker.record().metadata.operations_seen - began[2]
-            tracker.disable()
-            cpus[k].append(cpu)
-            medians[k].append(statistics.median(times))
-            means[k].append(statistics.fmean(times))
+    off, on = [block()], []
+    for _ in range(blocks):
+        tracker.enable()
+        on.append(block())
+        tracker.disable()
+        off.append(block())
     tracker.stop()
-    taken = tracker.record().metadata.snapshots_taken
-
-    def share() -> float:
-        """CPU time of the tracker's thread and of operations, as a part of the process's while
-        it was on."""
-        edges = seen * operation_us / 1e6
-        return (thread_cpu + edges) / on_cpu
-
-    def ratio(figures: dict[str, list[float]], k: str) -> float:
-        return statistics.median(a / b for a, b in zip(figures[k], figures["off"], strict=True))
-
-    return {
-        "step_ms": statistics.median(medians["off"]),
-        "snapshots": taken,
-        "on_over_off": ratio(medians, "on"),
-        "control_over_off": ratio(medians, "control"),
-        "on_over_off_of_means": ratio(means, "on"),
-        "control_over_off_of_means": ratio(means, "control"),
-        "tracker_share_of_cpu_time": share(),
-        "on_over_off_of_cpu_time": ratio(cpus, "on"),
-        "control_over_off_of_cpu_time": ratio(cpus, "control"),
+    found: dict[str, float | list[float]] = {
+        "step_ms": statistics.median(b["medians"] for b in off),
+        "snapshots": tracker.record().metadata.snapshots_taken,
     }
+    for kind in ("medians", "means", "cpu"):
+        a, b = [f[kind] for f in off], [f[kind] for f in on]
+        ratios = [2 * b[i] / (a[i] + a[i + 1]) for i in range(len(b))]
+        control = [2 * a[i] / (a[i - 1] + a[i + 1]) for i in range(1, len(a) - 1)]
+        for name, values in (("on_over_off", ratios), ("control", control)):
+            found[f"{name}_of_{kind}"] = statistics.median(values)
+            found[f"{name}_of_{kind}_95"] = interval(values)
+    return found
 
 
-def operation_cost(folder: str) -> dict[str, float]:
-    """One ``with tracker.track_operation(...)`` around nothing, µs."""
+def interval(values: list[float]) -> list[float]:
+    """Where the median of ``values`` lies in 95 % of resamplings."""
+    dice = random.Random(0)
+    medians = sorted(statistics.median(dice.choices(values, k=len(values))) for _ in range(2000))
+    return [medians[50], medians[-51]]
+
+
+def operation_cost(folder: str, steps: int) -> dict[str, float]:
+    """One ``with tracker.track_operation(...)`` around nothing, µs: of CPU time in a loop of
+    them, and by the clock in ``steps`` training steps, beside ``record_function``."""
     tracker = MemoryTracker(TrackerSettings(output_dir=folder))
 
     def once(n: int = 20_000) -> float:
@@ -265,8 +285,32 @@ def operation_cost(folder: str) -> dict[str, float]:
     tracker.start()
     once()
     on = min(once() for _ in range(3))
+    kinds: dict[str, Around] = {
+        "operation_between_kernels_us": tracker.track_operation,
+        "record_function_between_kernels_us": torch.profiler.record_function,
+    }
+    cold = {name: between_kernels(around, steps) for name, around in kinds.items()}
     tracker.stop()
-    return {"operation_on_cpu_us": on, "operation_off_cpu_us": off}
+    return {"operation_on_cpu_us": on, "operation_off_cpu_us": off, **cold}
+
+
+def between_kernels(around: Around, steps: int) -> float:
+    """One ``with around(...)`` around nothing, µs, in between the parts of a training step, whose
+    kernels leave nothing of it in the processor's caches."""
+    took: list[int] = []
+
+    @contextlib.contextmanager
+    def after(_: str) -> Iterator[None]:
+        yield
+        before = time.perf_counter_ns()
+        with around("nothing"):
+            pass
+        took.append(time.perf_counter_ns() - before)
+
+    step = training_step(after)
+    for _ in range(steps):
+        step()
+    return statistics.median(took[len(took) // 10 :]) / 1e3
 
 
 def main() -> None:
@@ -277,15 +321,16 @@ def main() -> None:
     quick = arguments.quick
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        operation = operation_cost(folder)
-        each = operation["operation_on_cpu_us"]
         found = {
             "machine": platform.platform(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "snapshot": snapshot_cost(folder, 2 if quick else 10),
-            "operation": operation,
-            "training": training_ratio(folder, 3 if quick else 12, 2 if quick else 5, each),
+            "operation": operation_cost(folder, 20 if quick else 200),
+            "training": training_ratio(folder, 5 if quick else 60, 2, operations=False),
+            "training_with_operations": training_ratio(
+                folder, 5 if quick else 60, 2, operations=True
+            ),
         }
     print(json.dumps(found, indent=1))
     if arguments.save:

@@ -179,11 +179,12 @@ def _operations(page: Page, record: TrackerRecord) -> None:
         devices = dict(o.devices)
         if len(devices) > 1:
             devices.pop("cpu", None)
-        grew = [page.bytes(d.total_delta) for d in devices.values() if d.measured]
-        peaks = [page.bytes(d.max_peak) for d in devices.values() if d.measured]
+        measured = [d for d in devices.values() if d.measured]
+        grew = [page.bytes(d.total_delta) + _partly(d.measured, o.count) for d in measured]
+        peaks = [page.bytes(d.max_peak) for d in measured]
         tensors = "-"
         if o.tensors_measured:
-            partly = "" if o.tensors_measured == o.count else f" in {o.tensors_measured:,}"
+            partly = _partly(o.tensors_measured, o.count)
             tensors = page.bytes(o.tensor_bytes_delta) + partly
         table.add_row(
             Text("  " * depth + o.name),
@@ -202,7 +203,11 @@ def _operations(page: Page, record: TrackerRecord) -> None:
     shown = [d for d in names if d != "cpu"] or list(names)
     if shown:
         what = "resident memory" if shown == ["cpu"] else "allocated on " + " ".join(shown)
-        page.line(f"memory is {what}; tensors were counted as often as `in N` says")
+        page.line(f"memory is {what}; figures are of as many times as `in N` says")
+
+
+def _partly(known: int, count: int) -> str:
+    return "" if known == count else f" in {known:,}"
 
 
 def _by_time(record: TrackerRecord, positions: list[int]) -> list[int]:

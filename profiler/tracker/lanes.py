@@ -29,6 +29,11 @@ class Lanes:
         self._free_threads: deque[int] = deque()
         self._free_tasks: deque[int] = deque()
 
+    def of_thread(self) -> int | None:
+        """The lane of this thread, None if it has none yet. To be called at any time."""
+        holder = getattr(self._local, "holder", None)
+        return holder.lane if holder is not None else None
+
     def take(self, task: int) -> int:
         """The lane for an operation on this thread and, unless it is 0, in this task. To be
         called by one thread at a time."""
@@ -87,8 +92,8 @@ class _Holder:
 
 def current_task() -> int:
     """Identity of the asyncio task that runs on this thread, 0 if none does."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no running loop
+    loop = asyncio._get_running_loop()  # documented, and does not raise where there is none
+    if loop is None:
         return 0
+    task = asyncio.current_task(loop)
     return id(task) if task is not None else 0

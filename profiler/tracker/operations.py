@@ -2,10 +2,13 @@
 
 Note [Memory around an operation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Cheap figures are read at both edges of every operation, some microseconds together: resident
-bytes, and each allocator's bytes and highest mark. Live tensors must be looked for, which takes
-some 0.1 ms, so they are counted only as long as that took less than ``DETAIL_SHARE`` of the
-time; where it was not done the figure is unknown, never guessed.
+Read at both edges: resident bytes, and each allocator's bytes and highest mark, some
+microseconds together, 50 and more where the system call is cold. Edges that follow one another at
+once (a parent begins and its first child, one ends and the next begins) share a reading. Live
+tensors must be looked for, which takes some 0.1 ms. Each is done only as long as it took less than
+its share of the time, ``READING_SHARE`` and ``COUNTING_SHARE``, so that many short operations cost
+no more than few long ones; where it was not done the figure is unknown, never guessed, and sums
+say how many invocations are in them.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -14,6 +17,16 @@ the edges, by snapshots, by operations inside) and the mark, and what was seen i
 
 The operation in which a tensor was made is known where exactly one operation was the innermost
 one all the time from one look for tensors to the next, and unknown otherwise.
+
+Note [Edges are cold]
+~~~~~~~~~~~~~~~~~~~~~
+Between two edges the user's kernels run, and they leave nothing of ours in the processor's
+caches. Python code that takes 7 µs in a loop of its own took 100 µs an operation between steps of
+40 ms (2 cores of an AMD EPYC, torch 2.13.0+cpu), nearly all of it cache misses. So an edge only
+takes readings and appends to a queue, and whatever follows from them (numbers, places in the
+tree, sums, rows) is done by ``_digest`` for many edges together, which keeps its code and data
+warm: when something is asked, which the tracker's thread does at each snapshot, or by the
+edge that finds ``MAX_WAITING`` others waiting.
 """
 
 from __future__ import annotations
@@ -24,34 +37,46 @@ from collections import deque
 from collections.abc import Container
 from contextvars import ContextVar
 
-from memprof.profiler.model import DeviceSummary, OperationSummary
+from memprof.profiler.model import OperationSummary
 
 from .lanes import Lanes, current_task
 from .memory import Accelerators, ProcessMemory
+from .operation_tree import OperationTree
+from .ration import Ration
 from .rows import OperationRow
 from .tensors import LiveTensors
 from .thinning import operations_to_drop
 
-MAX_NAMES = 2_000
-"""Distinct places in the tree of operations; further ones are counted together."""
-OTHER = "(other operations)"
-DETAIL_SHARE = 0.002
-_DETAIL_BURST_NS = 20_000_000
+READING_SHARE = 0.003
+COUNTING_SHARE = 0.001
 _SAME_INSTANT_NS = 20_000
+_READING_LASTS_NS = 200_000
+MAX_WAITING = 512
+"""Edges that wait to be digested."""
 
+_UNKNOWN = (-1, -1)
 _clock = time.perf_counter_ns
+
+Reading = dict[str, tuple[int, int]]
+"""By device: bytes in use and the highest mark."""
 
 
 class Operation:
-    """One invocation, running or ended; ``owner`` is who ends it, None when that is done."""
+    """One invocation, running or ended; ``owner`` is who ends it, None when that is done.
+
+    What the edges know is here at once. ``number``, ``summary`` and ``memory`` follow when they
+    are digested; ``number`` is -1 until then.
+    """
 
     __slots__ = (
-        "depth",
+        "after",
+        "before",
         "end_ns",
         "failed",
         "lane",
         "log",
         "memory",
+        "name",
         "number",
         "owner",
         "parent",
@@ -63,26 +88,21 @@ class Operation:
     )
 
     def __init__(
-        self,
-        log: OperationLog,
-        owner: object,
-        number: int,
-        summary: int,
-        lane: int,
-        parent: Operation | None,
+        self, log: OperationLog, owner: object, name: str, parent: Operation | None, now: int
     ) -> None:
         self.log = log
         self.owner: object | None = owner
-        self.number = number
-        self.summary = summary
-        self.lane = lane
+        self.name = name
         self.parent = parent
-        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.number = self.summary = -1
+        self.lane = 0
         self.task = 0
-        self.start_ns = 0
+        self.start_ns = now
         self.end_ns = -1
         self.failed = False
-        self.tensors_before = self.tensors_after = (-1, -1)
+        self.tensors_before = self.tensors_after = _UNKNOWN
+        self.before: Reading | None = None
+        self.after: Reading = {}
         # device: [before, after, highest seen, exact, mark before]
         self.memory: dict[str, list[int]] = {}
 
@@ -91,6 +111,14 @@ class Operation:
         figures = self.memory.get(device)
         if figures is not None and nbytes > figures[2]:
             figures[2] = nbytes
+
+    @property
+    def depth(self) -> int:
+        """How many operations are around it."""
+        depth, parent = 0, self.parent
+        while parent is not None:
+            depth, parent = depth + 1, parent.parent
+        return depth
 
     def row(self, kept: Container[int] | None = None) -> OperationRow:
         """As it is written; the parent is the nearest one of ``kept``, by default any."""
@@ -125,7 +153,7 @@ class OperationLog:
     Attributes:
         enabled: whether operations that begin are tracked.
         lanes: of threads and tasks.
-        seen, dropped: invocations so far, and those that are no longer kept.
+        dropped: invocations that are no longer kept.
         cost_ns: time that the edges took.
     """
 
@@ -138,26 +166,26 @@ class OperationLog:
     ) -> None:
         self.enabled = True
         self.lanes = Lanes()
-        self._sums: list[_Sums] = []
-        self.seen = 0
         self.dropped = 0
         self.cost_ns = 0
         self._tensors = tensors
         self._process = process
         self._accelerators = accelerators
         self._limit = limit
+        # An operation is appended when it begins and again when it ends, by any thread.
+        self._waiting: deque[Operation] = deque()
+        self._readings, self._counts = Ration(READING_SHARE), Ration(COUNTING_SHARE)
+        self._reading: Reading = {}
+        self._read_at = self._left_at = 0
+        # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
+        self._tree = OperationTree()
+        self._seen = 0
         self._rows: list[Operation] = []
         self._running: dict[int, Operation] = {}
         self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
-        self._changed: set[int] = set()
-        self._by_place: dict[tuple[int, str], int] = {}
-        self._allowance = float(_DETAIL_BURST_NS)
-        self._allowed_at = _clock()
         self._edges = 0
         self._edges_at_look = 0
-        self._reading: dict[str, tuple[int, int]] = {}
-        self._read_at = 0
 
     # --- the edges ------------------------------------------------------------------------
 
@@ -169,63 +197,126 @@ class OperationLog:
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
-        counted = self._count_tensors(entered)
-        with self._lock:
-            task = current_task()
-            operation = Operation(
-                self,
-                owner,
-                self.seen,
-                self._place(parent.summary if parent is not None else -1, name),
-                parent.lane
-                if task and parent is not None and parent.task == task
-                else self.lanes.take(task),
-                parent,
-            )
-            operation.task = task
-            operation.start_ns = entered
-            self.seen += 1
-            self._running[operation.number] = operation
-            self._rows.append(operation)
-            self._edge(counted)
-            if len(self._rows) > 4 * self._limit + 64:
-                self._thin()  # the tracker's thread, which does it, does not get its turn
-        operation.tensors_before = counted
-        for device, (now, mark) in self._in_use().items():
-            operation.memory[device] = [now, now, now, 0, mark]
+        operation = Operation(self, owner, name, parent, entered)
+        task = operation.task = current_task()
+        if task and parent is not None and parent.task == task:
+            operation.lane = parent.lane
+        else:
+            operation.lane = self._take_lane(task)
+        if entered >= self._counts.next_ns:
+            operation.tensors_before = self._count_tensors(entered)
+        if entered >= self._readings.next_ns:
+            operation.before = self._in_use(entered)
+        self._waiting.append(operation)
         CURRENT.set(operation)
-        operation.start_ns = _clock()
+        self._left_at = operation.start_ns = _clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
     def end(self, operation: Operation, failed: bool) -> None:
         """End it."""
-        operation.end_ns = left = _clock()
+        entered = _clock()
         if operation.owner is None:
             return
         operation.owner = None
         operation.failed = failed
-        for device, (now, mark) in self._in_use().items():
+        if operation.before is not None:
+            operation.after = self._in_use(entered)
+        if entered >= self._counts.next_ns:
+            operation.tensors_after = self._count_tensors(entered)
+        parent = operation.parent
+        if operation.task and (parent is None or parent.task != operation.task):
+            with self._lock:
+                self.lanes.give_back(operation.lane)
+        operation.task = 0
+        operation.end_ns = entered
+        self._waiting.append(operation)
+        CURRENT.set(parent)
+        if len(self._waiting) > MAX_WAITING and self._lock.acquire(blocking=False):
+            try:
+                self._digest()
+            finally:
+                self._lock.release()
+        self._left_at = _clock()
+        self.cost_ns += self._left_at - entered
+
+    def _take_lane(self, task: int) -> int:
+        lane = None if task else self.lanes.of_thread()
+        if lane is None:
+            with self._lock:
+                lane = self.lanes.take(task)
+        return lane
+
+    def _in_use(self, now: int) -> Reading:
+        """What each device has in use; the last reading if hardly anything ran since."""
+        if now - self._left_at > _SAME_INSTANT_NS or now - self._read_at > _READING_LASTS_NS:
+            begin = _clock()
+            found = self._accelerators.brief()
+            resident = self._process.resident()
+            if resident is not None:
+                found["cpu"] = (resident, self._process.highest() or resident)
+            self._reading, self._read_at = found, now
+            self._readings.spend(begin, _clock())
+        return self._reading
+
+    def _count_tensors(self, now: int) -> tuple[int, int]:
+        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for. Sets
+        when it may be done again."""
+        if not self._tensors.lock.acquire(blocking=False):
+            return _UNKNOWN
+        try:
+            if not self._tensors.look(self.made_in()):
+                self._edges_at_look = -1
+                return _UNKNOWN
+            return self._tensors.sums()
+        finally:
+            self._tensors.lock.release()
+            self._counts.spend(now, _clock())
+
+    # --- what follows from them -----------------------------------------------------------
+
+    def _digest(self) -> None:
+        """Work through what waits; see Note [Edges are cold]. To be called with the lock."""
+        while self._waiting:
+            operation = self._waiting.popleft()
+            if operation.number < 0:
+                self._has_begun(operation)
+            else:
+                self._has_ended(operation)
+
+    def _has_begun(self, operation: Operation) -> None:
+        operation.number = self._seen
+        self._seen += 1
+        parent = operation.parent
+        operation.summary = self._tree.place(
+            parent.summary if parent is not None else -1, operation.name
+        )
+        if operation.before is not None:
+            operation.memory = {
+                device: [now, now, now, 0, mark] for device, (now, mark) in operation.before.items()
+            }
+        self._running[operation.number] = operation
+        self._rows.append(operation)
+        self._count_edge(operation.tensors_before)
+        if len(self._rows) > 4 * self._limit + 64:
+            self._thin()  # the tracker's thread, which does it, does not get its turn
+
+    def _has_ended(self, operation: Operation) -> None:
+        for device, (now, mark) in operation.after.items():
             figures = operation.memory.get(device)
             if figures is None:  # it was not in use before
                 figures = operation.memory[device] = [0, 0, 0, 0, 0]
             self._close(figures, now, mark)
-        operation.tensors_after = self._count_tensors(left)
+        operation.before, operation.after = None, {}
         parent = operation.parent
-        if parent is not None and parent.owner is not None:
+        if parent is not None and parent.number in self._running:
             for device, figures in operation.memory.items():
                 parent.saw(device, figures[2])
-        with self._lock:
-            self._edge(operation.tensors_after)
-            self._running.pop(operation.number, None)
-            if self._limit:
-                self._ended.append(operation)
-            self._sum_up(operation)
-            if operation.task and (parent is None or parent.task != operation.task):
-                self.lanes.give_back(operation.lane)
-            operation.task = 0
-        CURRENT.set(parent)
-        self.cost_ns += _clock() - left
+        self._count_edge(operation.tensors_after)
+        self._running.pop(operation.number, None)
+        if self._limit:
+            self._ended.append(operation)
+        self._tree.add(operation)
 
     @staticmethod
     def _close(figures: list[int], now: int, mark: int) -> None:
@@ -236,38 +327,8 @@ class OperationLog:
         elif mark == figures[4]:
             figures[3] = int(figures[2] >= mark)
 
-    def _in_use(self) -> dict[str, tuple[int, int]]:
-        """By device: bytes in use and the highest mark. Edges that follow one another at once
-        (a parent begins and its first child, one ends and the next begins) share a reading."""
-        now = _clock()
-        if now - self._read_at < _SAME_INSTANT_NS:
-            return self._reading
-        found = self._accelerators.brief()
-        resident = self._process.resident()
-        if resident is not None:
-            found["cpu"] = (resident, self._process.highest() or resident)
-        self._reading, self._read_at = found, now
-        return found
-
-    def _count_tensors(self, now: int) -> tuple[int, int]:
-        """Bytes and number of live tensors, (-1, -1) where looking would cost too much."""
-        self._allowance = min(
-            self._allowance + (now - self._allowed_at) * DETAIL_SHARE, float(_DETAIL_BURST_NS)
-        )
-        self._allowed_at = now
-        if self._allowance <= 0 or not self._tensors.lock.acquire(blocking=False):
-            return -1, -1
-        try:
-            if not self._tensors.look(self.made_in()):
-                self._edges_at_look = -1
-                return -1, -1
-            return self._tensors.sums()
-        finally:
-            self._tensors.lock.release()
-            self._allowance -= _clock() - now
-
-    def _edge(self, counted: tuple[int, int]) -> None:
-        """An operation begins or ends, right after tensors were looked for or not."""
+    def _count_edge(self, counted: tuple[int, int]) -> None:
+        """An operation began or ended, right after tensors were looked for or not."""
         self._edges += 1
         if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
             self._edges_at_look = self._edges
@@ -276,6 +337,7 @@ class OperationLog:
         """Summary of the operation in which what is found now was made, -1 if that is not
         known; see Note [Memory around an operation]. To be called right before a look."""
         with self._lock:
+            self._digest()
             known = self._edges == self._edges_at_look
             self._edges_at_look = self._edges
             lanes = {o.lane for o in self._running.values()}
@@ -283,30 +345,12 @@ class OperationLog:
                 return -1
             return max(self._running.values(), key=lambda o: (o.depth, o.number)).summary
 
-    # --- places ---------------------------------------------------------------------------
-
-    def _place(self, parent: int, name: str) -> int:
-        place = self._by_place.get((parent, name))
-        if place is None:
-            if len(self._sums) >= MAX_NAMES:
-                parent, name = -1, OTHER
-                place = self._by_place.get((parent, name))
-            if place is None:
-                place = self._by_place[parent, name] = len(self._sums)
-                self._sums.append(_Sums(name, parent))
-                self._changed.add(place)
-        return place
-
     def forked(self) -> None:
         """In a forked child: operations that run can be ended, nothing begins."""
         self.enabled = False
         self._lock = threading.RLock()
 
     # --- what is kept ---------------------------------------------------------------------
-
-    def _sum_up(self, o: Operation) -> None:
-        self._sums[o.summary].add(o)
-        self._changed.add(o.summary)
 
     def thin(self) -> None:
         """Drop what is too much, if it is much."""
@@ -321,23 +365,27 @@ class OperationLog:
 
     # --- asking ---------------------------------------------------------------------------
 
+    @property
+    def seen(self) -> int:
+        """Invocations so far."""
+        with self._lock:
+            self._digest()
+            return self._seen
+
     def path(self, summary: int) -> str:
         """Names from the root to a summary, joined by ``/``; "" for -1."""
-        names: list[str] = []
-        while summary >= 0:
-            s = self._sums[summary]
-            names.append(s.name)
-            summary = s.parent
-        return "/".join(reversed(names))
+        return self._tree.path(summary)
 
     def running(self) -> list[Operation]:
         """Operations that have not ended, oldest first."""
         with self._lock:
+            self._digest()
             return list(self._running.values())
 
     def rows(self) -> list[OperationRow]:
         """The invocations that are kept, in order of start."""
         with self._lock:
+            self._digest()
             operations = list(self._rows)
         kept = {o.number for o in operations}
         rows: list[OperationRow] = []
@@ -350,80 +398,15 @@ class OperationLog:
     def summaries(self) -> list[OperationSummary]:
         """The tree of operations, as in the record."""
         with self._lock:
-            return [s.summary() for s in self._sums]
+            self._digest()
+            return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
         """What changed since it was last asked: rows, at most ``limit`` of those that have
         ended, and summaries. Ask again until there is nothing more."""
         with self._lock:
+            self._digest()
             rows: list[OperationRow] = []
             while self._ended and len(rows) < limit:
                 rows.append(self._ended.popleft().row())
-            changed = {i: self._sums[i].summary() for i in sorted(self._changed)[:limit]}
-            self._changed.difference_update(changed)
-            return rows, changed
-
-
-class _Sums:
-    """What adds up to an ``OperationSummary``."""
-
-    __slots__ = (
-        "count",
-        "devices",
-        "failed",
-        "max_ns",
-        "measured",
-        "min_ns",
-        "name",
-        "nbytes",
-        "parent",
-        "tensors",
-        "total_ns",
-    )
-
-    def __init__(self, name: str, parent: int) -> None:
-        self.name = name
-        self.parent = parent
-        self.count = self.failed = self.total_ns = self.max_ns = self.min_ns = 0
-        self.nbytes = self.tensors = self.measured = 0
-        # device: [total delta, highest delta, highest peak, measured]
-        self.devices: dict[str, list[int]] = {}
-
-    def add(self, o: Operation) -> None:
-        """Add an invocation that has ended."""
-        took = o.end_ns - o.start_ns
-        self.min_ns = min(self.min_ns, took) if self.count else took
-        self.max_ns = max(self.max_ns, took)
-        self.total_ns += took
-        self.count += 1
-        self.failed += o.failed
-        if o.tensors_before[0] >= 0 and o.tensors_after[0] >= 0:
-            self.nbytes += o.tensors_after[0] - o.tensors_before[0]
-            self.tensors += o.tensors_after[1] - o.tensors_before[1]
-            self.measured += 1
-        for device, (before, after, peak, _, _) in o.memory.items():
-            delta = after - before
-            sums = self.devices.get(device)
-            if sums is None:
-                self.devices[device] = [delta, delta, peak, 1]
-                continue
-            sums[0] += delta
-            sums[1] = max(sums[1], delta)
-            sums[2] = max(sums[2], peak)
-            sums[3] += 1
-
-    def summary(self) -> OperationSummary:
-        """As it is written."""
-        return OperationSummary(
-            name=self.name,
-            parent=self.parent,
-            count=self.count,
-            failed=self.failed,
-            total_ns=self.total_ns,
-            max_ns=self.max_ns,
-            min_ns=self.min_ns,
-            tensor_bytes_delta=self.nbytes,
-            tensors_delta=self.tensors,
-            tensors_measured=self.measured,
-            devices={name: DeviceSummary(*sums) for name, sums in self.devices.items()},
-        )
+            return rows, self._tree.changed(limit)

@@ -33,7 +33,7 @@ class TrackedOperation:
         self._open: list[Operation] = []
 
     def __enter__(self) -> TrackedOperation:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self
         log = self._log()
         operation = log.begin(self, self.name) if log is not None else None
@@ -47,7 +47,7 @@ class TrackedOperation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if torch.compiler.is_compiling() or not self._open:
+        if torch.compiler.is_dynamo_compiling() or not self._open:
             return
         # Ours is the innermost one of this context; if the context was left in the meantime
         # (a generator that another thread finishes), the last one opened.

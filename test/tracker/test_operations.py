@@ -15,8 +15,10 @@ import torch
 
 from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
 from memprof.profiler.tracker import lanes as lanes_module
+from memprof.profiler.tracker import operation_tree
 from memprof.profiler.tracker import operations as operations_module
 from memprof.profiler.tracker.operations import Operation, OperationLog
+from memprof.profiler.tracker.ration import Ration
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
@@ -305,7 +307,7 @@ def test_tensors_are_counted_as_long_as_it_is_cheap(
 ) -> None:
     with tracker.track_operation("first"):
         pass
-    monkeypatch.setattr(tracker._log, "_allowance", -1e12)
+    monkeypatch.setattr(tracker._log._counts, "next_ns", 1 << 62)
     with tracker.track_operation("later"):
         pass
     first, later = tracker.record().operation_summary
@@ -314,11 +316,38 @@ def test_tensors_are_counted_as_long_as_it_is_cheap(
     assert later.count == 1
 
 
+def test_memory_is_read_as_long_as_it_is_cheap(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracker.track_operation("a"):
+        pass
+    # GIVEN that the ration is used up, also while an operation runs whose beginning was read
+    with tracker.track_operation("a"):
+        monkeypatch.setattr(tracker._log._readings, "next_ns", 1 << 62)
+        time.sleep(0.001)
+    with tracker.track_operation("a"):
+        time.sleep(0.001)
+    record = tracker.record()
+    # THEN no figure has only one side, and the sum says how many are in it
+    cpu = record.operation_allocations.memory["cpu"]
+    assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == [True, True, False]
+    assert cpu.peak[2] == -1
+    (a,) = record.operation_summary
+    assert (a.count, a.devices["cpu"].measured) == (3, 2)
+
+
+def test_edges_that_nobody_asks_for_do_not_pile_up(tracker: MemoryTracker) -> None:
+    for _ in range(3 * operations_module.MAX_WAITING):
+        with tracker.track_operation("a"):
+            pass
+        assert len(tracker._log._waiting) <= operations_module.MAX_WAITING + 1
+    assert tracker.record().operation_summary[0].count == 3 * operations_module.MAX_WAITING
+
+
 def test_where_the_largest_tensors_were_made(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations_module, "_DETAIL_BURST_NS", 1e12)  # the machine may be busy
-    monkeypatch.setattr(tracker._log, "_allowance", 1e12)
+    monkeypatch.setattr(tracker._log, "_counts", Ration(1e12))  # the machine may be busy
     kept = [torch.empty(30_000_000)]
     with tracker.track_operation("step"):
         kept.append(torch.empty(20_000_000))
@@ -335,7 +364,7 @@ def test_where_the_largest_tensors_were_made(
 def test_where_it_cannot_be_known_it_is_not_said(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker._log, "_allowance", -1e12)
+    monkeypatch.setattr(tracker._log._counts, "next_ns", 1 << 62)
     with tracker.track_operation("a"):
         kept = torch.empty(40_000_000)
         tracker.snapshot()
@@ -353,7 +382,7 @@ def test_running_operations_are_in_snapshots_and_in_the_journal(tracker: MemoryT
 def test_more_names_and_lanes_than_allowed(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations_module, "MAX_NAMES", 5)
+    monkeypatch.setattr(operation_tree, "MAX_NAMES", 5)
     monkeypatch.setattr(lanes_module, "MAX_LANES", 3)
 
     all_inside = threading.Barrier(9)
@@ -369,7 +398,7 @@ def test_more_names_and_lanes_than_allowed(
         t.join()
     record = tracker.record()
     assert len(record.operation_summary) == 6
-    assert record.operation_summary[-1].name == operations_module.OTHER
+    assert record.operation_summary[-1].name == operation_tree.OTHER
     assert sum(s.count for s in record.operation_summary) == 9
     assert len(record.metadata.lanes) == 3
 
@@ -397,7 +426,7 @@ def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:
     for _ in range(10):
         with tracker.track_operation("a"):
             pass
-    assert not tracker._log._running
+    assert not tracker._log.running()
     gc.collect()
     assert sum(isinstance(o, Operation) for o in gc.get_objects()) == 10
 

@@ -151,7 +151,7 @@ operation          times   total    mean     max   tensors grew  memory grew  hi
 ────────────────────────────────────────────────────────────────────────────────────────────
 step       10 (1 failed)  10.0 s  1.00 s  2.00 s  4.00 MiB in 3     8.00 MiB        96.0 MiB
   forward             10  6.00 s  600 ms  1.00 s              -            -               -
-memory is allocated on cuda:0; tensors were counted as often as `in N` says
+memory is allocated on cuda:0; figures are of as many times as `in N` says
 
 PyTorch operators in a window of 2.00 s, at most 3.00 MiB of CPU memory
 operator   calls  self CPU      CPU  CPU bytes  most frequent shapes

@@ -346,6 +346,7 @@ class _Payload:
                 "mean_ns": s.mean_ns,
                 "max_ns": s.max_ns,
                 "tensor_bytes": s.tensor_bytes_delta if s.tensors_measured else None,
+                "tensors_known": s.tensors_measured,
                 "devices": {
                     d: {"delta": m.total_delta, "peak": m.max_peak}
                     for d, m in s.devices.items()

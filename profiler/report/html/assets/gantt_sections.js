@@ -5,6 +5,9 @@
   const { el } = memprof.dom;
   const { format } = memprof;
 
+  /** Of how many invocations a figure is, where that is not all of them. */
+  const inSome = (known, count) => (known && known < count ? ` in ${format.count(known)}` : "");
+
   function sections(model, main) {
     const { payload } = model;
     const { table, bytesCell } = memprof.table;
@@ -27,7 +30,7 @@
               { label: "Longest", cell: (s) => format.ns(s.max_ns), value: (s) => s.max_ns, number: true },
               {
                 label: "Tensors, change",
-                cell: (s) => bytesCell(s.tensor_bytes),
+                cell: (s) => [bytesCell(s.tensor_bytes), inSome(s.tensors_known, s.count)],
                 value: (s) => s.tensor_bytes ?? -Infinity,
                 number: true,
               },

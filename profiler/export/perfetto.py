@@ -22,8 +22,9 @@ from .walk import Walk, call_range
 
 __all__ = ["write_perfetto"]
 
-_LEDGER, _THREADS, _LANES = 0, 1, 10_000
-"""Track numbers: the ledger's, then threads of calls, then lanes without calls."""
+_LEDGER, _THREADS, _LANES = 1, 2, 10_000
+"""Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
+Perfetto takes for the thread that has the number of its process."""
 
 
 def write_perfetto(

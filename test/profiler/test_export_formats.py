@@ -144,6 +144,25 @@ def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
     assert found["depth", "0/0 backward"][0] == 2
 
 
+def test_perfetto_shows_the_ledger_of_each_rank_on_a_track_of_its_own(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_perfetto([everything(), everything()], file, ["cpu"])
+    rows = query(
+        file.getvalue(),
+        "select p.pid, t.name, group_concat(distinct s.name) from slice s "
+        "join thread_track k on s.track_id = k.id join thread t using (utid) "
+        "join process p using (upid) group by p.pid, t.name",
+        tmp_path,
+    )
+    # THEN what threads ran is not among the marks, nor the marks among what they ran
+    found = {(int(pid), track): set(names.split(",")) for pid, track, names in rows}
+    for pid in (1, 2):
+        assert "compiled" in found[pid, "memprof ledger"]
+        assert found[pid, "thread MainThread"] == {
+            *("step", "forward", "0/0 forward", "0/0 backward", "1/0 inference")
+        }
+
+
 def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
     # GIVEN two ranks whose clocks began a second apart, on hosts that gave the same pid
     ranks = [everything(), everything()]

@@ -10,7 +10,8 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from memprof.cudagraph_trees.settings import TreeSettings, parse_bytes
 
@@ -136,12 +137,12 @@ def _unknown(given: str, own: set[str], known: frozenset[str]) -> str:
 
 
 def _check_type(name: str, value: Any, expected: Any) -> None:
-    allowed = tuple(
-        bool if t is bool else t for t in (get_args(expected) or (expected,)) if isinstance(t, type)
-    )
-    generic = any(not isinstance(t, type) for t in (get_args(expected) or (expected,)))
-    if not allowed or generic:
-        return  # a parametrised or callable type: Inductor itself is the judge
+    members = get_args(expected) if get_origin(expected) in (Union, UnionType) else (expected,)
+    # Of list[str] that it is a list; what is in it Inductor itself has to judge, as it has
+    # what is no class at all (Any, Literal).
+    allowed = tuple(get_origin(t) or t for t in members)
+    if Any in allowed or not all(isinstance(t, type) for t in allowed):
+        return
     # True is an int to Python, but nobody means observe_runs=True.
     mismatched_bool = isinstance(value, bool) and bool not in allowed
     if mismatched_bool or not isinstance(value, allowed):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 
 from memprof.compile_backend import _torch_compat, backend
 from memprof.compile_backend.inner_compile import InnerCompile
@@ -79,6 +80,7 @@ def test_who_asks_for_no_cuda_graphs_gets_none(
         ({"graphs": "yes"}, "option 'graphs' must be bool or NoneType, but is 'yes' (str)"),
         ({"outputs": "copy"}, "outputs is 'copy'; it must be 'error' or 'clone'"),
         ({"pool_budget": "8 gallons"}, "'8 gallons' is no number of bytes"),
+        ({"rocm.arch": "gfx90a"}, "option 'rocm.arch' must be list, but is 'gfx90a' (str)"),
         ({"max_autotune": "yes"}, "option 'max_autotune' must be bool, but is 'yes' (str)"),
     ],
 )
@@ -86,6 +88,14 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         split_options(options, None)
     assert message in str(caught.value)
+
+
+def test_every_inductor_option_takes_its_default() -> None:
+    # list[str], dict[str, Any], tuple[int, int, int], Literal, ...
+    defaults = inductor_config.get_config_copy()  # type: ignore[attr-defined, unused-ignore]
+    assert len(defaults) > 300
+    for name, value in defaults.items():
+        assert split_options({name: value}, None)[1] == {name: value}
 
 
 def test_every_option_is_documented() -> None:

@@ -24,6 +24,8 @@ _EXPLAINED = (
 _SHOWN = 5
 """How many inputs that moved a reason names."""
 
+_OUTPUT = re.compile(r"^output \d+ is(?= held)")
+
 
 @dataclass(frozen=True, slots=True)
 class TreeReason:
@@ -123,8 +125,23 @@ def _function(
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
         marginal_bytes=sum(pool_growth(e) for e, _ in entries),
-        reasons=tuple(TreeReason(k, r, n) for (k, r), n in reasons.most_common()),
+        reasons=tuple(
+            TreeReason(k, r, n) for (k, r), n in _outputs_together(reasons).most_common()
+        ),
     )
+
+
+def _outputs_together(reasons: Counter[tuple[LedgerKind, str]]) -> Counter[tuple[LedgerKind, str]]:
+    """One reason for all outputs of which the same is said: a backward may have hundreds."""
+    grouped: dict[tuple[LedgerKind, str], list[tuple[LedgerKind, str]]] = {}
+    for kind, reason in reasons:
+        grouped.setdefault((kind, _OUTPUT.sub("", reason)), []).append((kind, reason))
+    found: Counter[tuple[LedgerKind, str]] = Counter()
+    for (kind, rest), members in grouped.items():
+        said = f"{len(members)} outputs are{rest.replace(' its ', ' their ')}"
+        key = members[0] if len(members) == 1 else (kind, said)
+        found[key] = sum(reasons[m] for m in members)
+    return found
 
 
 def pool_growth(entry: LedgerEntry) -> int:

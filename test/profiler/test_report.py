@@ -371,6 +371,25 @@ def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
     assert told[0][1] in render_ledger(profile)
 
 
+def test_outputs_of_which_the_same_is_said_are_one_reason() -> None:
+    # GIVEN a backward whose gradients were held, and a forward's loss
+    def held(kind: LedgerKind, function: str, output: int, why: str, count: int) -> LedgerEntry:
+        reason = f"output {output} is held beyond its step{why}"
+        return LedgerEntry(0, kind, 0, reason, count, TreeDetail("cuda:0", function))
+
+    profile = training()
+    moved = [held(LedgerKind.MOVED_OUT, "0/0 backward", i, ": a gradient", 2) for i in range(30)]
+    loss = held(LedgerKind.INVALIDATED, "0/0 forward", 7, "; its use raises", 3)
+    profile.ledger = [*moved, loss]
+    # THEN the report has a line for each, and the ledger names all outputs
+    lines = [line for line in render_text(summarize(profile)).splitlines() if " held " in line]
+    assert lines == [
+        "  60 x moved out: 30 outputs are held beyond their step: a gradient (0/0 backward)",
+        "  3 x invalidated: output 7 is held beyond its step; its use raises (0/0 forward)",
+    ]
+    assert "output 29 is held" in render_ledger(profile)
+
+
 def test_an_input_that_is_written_to_is_named() -> None:
     profile = training()
     forward = profile.graphs[0]

@@ -46,12 +46,13 @@ A call then costs a dictionary lookup.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from ._pairing import Mates, Pairing
+from ._persistent import Persistent
 from ._units import CarriedItem, Key, Unit, build_units, partner_keys
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
 from .model import (
@@ -67,6 +68,9 @@ from .model import (
 __all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
 
 _NONE = -1
+
+_Moving = dict[Key, tuple[CarriedItem, int]]
+"""Carried memory and its number of copies, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Timeline:
         self.lifetimes = self._pairing.lifetimes
         """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
         self._remaining = self._look_ahead()
-        self._epoch_starts, self._persistent = self._epochs()
+        self._persistent = Persistent(profile, self.units, self._unit_of_call)
         self._states: list[_State] = []
         self._state_ids: dict[_State, int] = {}
         self._steps: list[_Step] = []
@@ -160,13 +164,8 @@ class Timeline:
             unit = self.units[step.unit]
             homes = self._homes(step.unit, step.mates)
             own = [_item(unit, homes, live) for live in unit.program.live_at(instant)]
-        carried = [
-            LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
-            for c, count in self._rest(
-                self._states[step.state], step.epoch, step.unit, step.mates
-            ).values()
-        ]
-        items = self._on_device((*carried, *own))
+        moving, taken = self._rest(self._states[step.state], step.epoch, step.unit, step.mates)
+        items = self._on_device((*self._items(step.epoch, moving, taken), *own))
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     def kind(self, call: int) -> int:
@@ -199,10 +198,15 @@ class Timeline:
         """What is carried when a call is over, its arguments and results dropped; adds up to
         ``bytes_over_time().between``."""
         step = self._steps[self._step_at(call)]
-        carried = self._carried(self._states[step.after], step.epoch).values()
-        return self._on_device(
-            LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count) for c, count in carried
-        )
+        moving = self._moving(self._states[step.after], step.epoch)
+        return self._on_device(self._items(step.epoch, moving))
+
+    def _items(
+        self, epoch: int, moving: _Moving, without: Collection[Key] = ()
+    ) -> Iterator[LiveItem]:
+        persistent = ((c, 1) for c in self._persistent.items(epoch, without))
+        for c, count in chain(persistent, moving.values()):
+            yield LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
 
     def _on_device(self, items: Iterable[LiveItem]) -> tuple[LiveItem, ...]:
         return tuple(i for i in items if self.device is None or i.storage.device == self.device)
@@ -270,37 +274,6 @@ class Timeline:
             following[u] = k
         return out
 
-    def _epochs(self) -> tuple[list[int], list[dict[Key, CarriedItem]]]:
-        """Calls from which the set of persistent memory is another one, and the sets."""
-        released = self.profile.released
-        dropped = self.profile.calls.dropped
-        births: dict[int, list[CarriedItem]] = {}
-        deaths: dict[int, list[Key]] = {}
-        known: set[Key] = set()
-        seen: set[int] = set()
-        for k, u in enumerate(self._unit_of_call):
-            if u == _NONE or u in seen:
-                continue
-            seen.add(u)
-            for key, item in self.units[u].persistent.items():
-                if key in known:
-                    continue
-                known.add(key)
-                end = released.get(key) if isinstance(key, int) else None
-                if end is None or end - dropped > k:
-                    births.setdefault(k, []).append(item)
-                    if end is not None:
-                        deaths.setdefault(end - dropped, []).append(key)
-        starts, sets = [0], [{i.key: i for i in births.pop(0, [])}]
-        for k in sorted({*births, *deaths}):
-            now = dict(sets[-1])
-            for key in deaths.get(k, []):
-                now.pop(key, None)
-            now.update((i.key, i) for i in births.get(k, []))
-            starts.append(k)
-            sets.append(now)
-        return starts, sets
-
     def _intern(self, state: _State) -> int:
         found = self._state_ids.get(state)
         if found is None:
@@ -312,14 +285,14 @@ class Timeline:
         cache: dict[tuple[int, int, int, Mates, bool, tuple[frozenset[int], ...]], int] = {}
         out = array("q", bytes(8 * len(self._unit_of_call)))
         state, epoch = self._intern(_State()), 0
-        boundaries = [*self._epoch_starts[1:], len(out)]
+        boundaries = [*self._persistent.starts[1:], len(out)]
         limit = boundaries[0]
         units, partner, remaining = self._unit_of_call, self._pairing.partner, self._remaining
         graphs = self.profile.calls.graph
         backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
         for k, u in enumerate(units):
             if k >= limit:
-                epoch = bisect_right(self._epoch_starts, k) - 1
+                epoch = self._persistent.epoch(k)
                 limit = boundaries[epoch]
             others = partner.get(k, ())
             pops = graphs[k] in backward
@@ -367,10 +340,10 @@ class Timeline:
                 tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
             )
         )
-        rest = private + _nbytes(self._rest(before, epoch, unit, mates, whole=False))
-        between = self._private_bytes(waiting) + _nbytes(
-            self._carried(self._states[after], epoch, whole=False)
-        )
+        moving, taken = self._rest(before, epoch, unit, mates, whole=False)
+        rest = private + self._persistent.nbytes(epoch, taken) + _nbytes(moving)
+        moving = self._moving(self._states[after], epoch, whole=False)
+        between = self._private_bytes(waiting) + self._persistent.nbytes(epoch) + _nbytes(moving)
         if unit == _NONE:
             return _Step(state, epoch, unit, mates, after, rest, rest, rest, between)
         u = self.units[unit]
@@ -389,25 +362,25 @@ class Timeline:
     def _private_bytes(self, waiting: Counter[int]) -> int:
         return sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)
 
-    def _carried(
+    def _moving(
         self, state: _State, epoch: int, running: int = _NONE, whole: bool = True
-    ) -> dict[Key, tuple[CarriedItem, int]]:
-        """Carried memory and its number of copies, by key; without ``whole``, less what waiting
-        units hold alone.
+    ) -> _Moving:
+        """Carried memory but for the persistent; without ``whole``, less what waiting units hold
+        alone.
 
         With ``running``, a call of that unit is under way and holds copies of its inputs
         beside those that waiting calls of the unit hold.
         """
-        out = {k: (i, 1) for k, i in self._persistent[epoch].items()}
+        out: _Moving = {}
 
         def hold(item: CarriedItem, count: int) -> None:
             known = out.get(item.key)
-            if known is None:
-                out[item.key] = (item, count)
-            elif known[0].hold is not Hold.PERSISTENT:
+            if known is not None:
                 # Prefer the holder that made the memory: it knows where it comes from.
                 best = item if item.made and not known[0].made else known[0]
                 out[item.key] = (best, max(count, known[1]))
+            elif not self._persistent.has(item.key, epoch):
+                out[item.key] = (item, count)
 
         for unit, count in state.waiting:
             u = self.units[unit]
@@ -420,11 +393,13 @@ class Timeline:
 
     def _rest(
         self, state: _State, epoch: int, unit: int, mates: Mates, whole: bool = True
-    ) -> dict[Key, tuple[CarriedItem, int]]:
+    ) -> tuple[_Moving, set[Key]]:
         """Carried memory during a call, less what the call's own program counts: one copy of
-        each of its inputs, and what the forwards ``mates`` saved for it."""
+        each of its inputs, and what the forwards ``mates`` saved for it. Of the persistent part
+        only the keys of what to leave out."""
+        taken: set[Key] = set()
         if unit == _NONE:
-            return self._carried(state, epoch, whole=whole)
+            return self._moving(state, epoch, whole=whole), taken
         held = Counter(dict(state.waiting))
         others = held.copy()
         if mates:
@@ -432,17 +407,18 @@ class Timeline:
         else:
             # What an unknown forward saved for it is beside what others wait with.
             held.update(self._pairing.usual_mates(unit))
-        rest = self._carried(_State(_counts(others), state.handed), epoch, whole=whole)
-        copies = self._carried(_State(_counts(held), state.handed), epoch, unit, whole)
+        rest = self._moving(_State(_counts(others), state.handed), epoch, whole=whole)
+        copies = self._moving(_State(_counts(held), state.handed), epoch, unit, whole)
         homes = self._homes(unit, mates)
         for storage, key in self.units[unit].input_keys.items():
             home = homes.get(storage)
             key = home.key if home else key
+            taken.add(key)
             rest.pop(key, None)
             item, count = copies.get(key, (None, 0))
             if item is not None and count > 1:
                 rest[key] = (item, count - 1)
-        return rest
+        return rest, taken
 
     def _homes(self, unit: int, mates: Mates) -> Mapping[int, CarriedItem]:
         """Where input storages of ``unit`` come from, by storage id."""
@@ -479,15 +455,8 @@ def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> Li
     return LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
 
 
-def _items(carried: dict[Key, tuple[CarriedItem, int]]) -> list[LiveItem]:
-    return [
-        LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
-        for c, count in carried.values()
-    ]
-
-
-def _nbytes(carried: dict[Key, tuple[CarriedItem, int]]) -> int:
-    return sum(item.storage.nbytes * count for item, count in carried.values())
+def _nbytes(moving: _Moving) -> int:
+    return sum(item.storage.nbytes * count for item, count in moving.values())
 
 
 def _counts(waiting: Counter[int]) -> tuple[tuple[int, int], ...]:

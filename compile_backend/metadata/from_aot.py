@@ -36,12 +36,12 @@ from .subclass import (
     PlainTensorMeta,
     SubclassBinding,
     SubclassCreationMeta,
-    SubclassMeta,
 )
 from .view_and_mutation import (
     DynamicDims,
     FlattenSpec,
     InputPath,
+    SubclassMeta,
     TracedTangent,
     ViewAndMutationMeta,
 )

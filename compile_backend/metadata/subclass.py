@@ -19,8 +19,6 @@ from .sizes import Size, SymbolicSize, is_symbolic, runtime_safe_size
 if TYPE_CHECKING:
     import torch
 
-    from .view_and_mutation import ViewAndMutationMeta
-
 
 class SubclassRebuildError(RuntimeError):
     """A tensor subclass cannot be rebuilt from the given tensors."""
@@ -237,21 +235,6 @@ def _resolve(name: str) -> type:
         if isinstance(found, type):
             return found
     raise SubclassRebuildError(f"there is no importable class {name}")
-
-
-@dataclass(frozen=True)
-class SubclassMeta:
-    """Metadata of a function with subclass inputs or outputs.
-
-    Attributes:
-        fw_metadata: of the forward on dense tensors; one input info for each dense tensor.
-        grad_input_metas: how gradients of the inputs are put together; None without a
-            backward. Not the layouts of the inputs: a dense input may get a subclass
-            gradient.
-    """
-
-    fw_metadata: ViewAndMutationMeta
-    grad_input_metas: tuple[FlatLayout, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

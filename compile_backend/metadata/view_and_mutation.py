@@ -378,6 +378,21 @@ class ViewAndMutationMeta:
         )
 
 
+@dataclass(frozen=True)
+class SubclassMeta:
+    """Metadata of a function with subclass inputs or outputs.
+
+    Attributes:
+        fw_metadata: of the forward on dense tensors; one input info for each dense tensor.
+        grad_input_metas: how gradients of the inputs are put together; None without a
+            backward. Not the layouts of the inputs: a dense input may get a subclass
+            gradient.
+    """
+
+    fw_metadata: ViewAndMutationMeta
+    grad_input_metas: tuple[FlatLayout, ...] | None = None
+
+
 def _known(name: str, value: int | None) -> int:
     if value is None:
         raise MetadataNotReadyError(

@@ -31,18 +31,53 @@ TORCH_FREE = [
 ]
 
 
+def _package(path: Path) -> list[str]:
+    package = ["memprof", *path.relative_to(ROOT).parts[:-1]]
+    return package[1:] if package[1:2] == ["memprof"] else package
+
+
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, absolute module) of each import; relative ones resolved from the folder layout."""
-    package = ["memprof", *path.relative_to(ROOT).parts[:-1]]
-    if package[1] == "memprof":
-        package.pop(0)
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            yield node.lineno, ".".join([*base, *([node.module] if node.module else [])])
+        for module in _imported(path, node):
+            yield node.lineno, module
+
+
+def _imported(path: Path, node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    package = _package(path)
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return [".".join([*base, *([node.module] if node.module else [])])]
+
+
+class _NoTypes(ast.NodeTransformer):
+    """Without what only a type checker imports."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    # Imports inside of functions count as well: they hide a circle, they do not open it.
+    paths = {
+        ".".join([*_package(p), *([] if p.stem == "__init__" else [p.stem])]): p
+        for folder in BELOW
+        for p in (ROOT / folder).rglob("*.py")
+    }
+    uses: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        uses[name] = set()
+        for node in ast.walk(_NoTypes().visit(ast.parse(path.read_text()))):
+            for module in _imported(path, node):
+                names = [f"{module}.{a.name}" for a in node.names]  # from package import module
+                uses[name] |= {n if n in paths else module for n in names} & paths.keys() - {name}
+    while leaves := {n for n, used in uses.items() if not used & uses.keys()}:
+        for leaf in leaves:
+            del uses[leaf]
+    assert not uses, sorted(uses)
 
 
 @pytest.mark.parametrize("folder", sorted(BELOW))

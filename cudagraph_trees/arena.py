@@ -254,19 +254,17 @@ class LeasePool:
     """Blocks that own themselves, see Note [Ownership on the CPU]. Thread-safe.
 
     Attributes:
-        users: functions that use the pool.
         ended: the last leases that are over, oldest first.
     """
 
     def __init__(self, budget: Budget | None = None) -> None:
-        self.users = 0
         self.ended: deque[Lease] = deque(maxlen=KEPT_LEASES)
+        # One element for each function: appending and popping are atomic, counting is not.
+        self._users: list[None] = []
         self._budget = budget
         self._on_trim: list[Callable[[], None]] = []
         self._start()
-        if hasattr(os, "register_at_fork"):
-            fork = weakref.WeakMethod(self._after_fork)
-            os.register_at_fork(after_in_child=lambda: (f := fork()) is not None and f())
+        _pools.add(self)
 
     def _start(self) -> None:
         self._lock = threading.Lock()
@@ -311,9 +309,10 @@ class LeasePool:
         self.ended.append(
             Lease(lease.label, lease.nbytes, lease.address, lease.born_ns, died_ns=now())
         )
-        self._returned.append(lease)
+        if lease.arena is self._arena:  # not one from before a fork
+            self._returned.append(lease)
         lease.tokens.append(None)
-        if not self.users:
+        if not self._users:
             self.trim()
 
     def _take_back(self) -> None:
@@ -321,14 +320,19 @@ class LeasePool:
             lease = self._returned.popleft()
             lease.arena.free(lease.address)
 
+    @property
+    def users(self) -> int:
+        """How many functions use the pool."""
+        return len(self._users)
+
     def add_user(self, function: object) -> None:
         """The pool keeps free memory for as long as ``function`` lives."""
-        self.users += 1
+        self._users.append(None)
         weakref.finalize(function, self._user_died).atexit = False
 
     def _user_died(self) -> None:
-        self.users -= 1
-        if not self.users:
+        self._users.pop()
+        if not self._users:
             self.trim()
 
     def on_trim(self, action: Callable[[], None]) -> None:
@@ -352,9 +356,9 @@ class LeasePool:
             finally:
                 self._lock.release()
 
-    def _after_fork(self) -> None:
-        """Start with new books in a forked child: the lock may have been held. Blocks that
-        are out stay valid, and nobody takes them back."""
+    def start_again(self) -> None:
+        """Start with new books in a forked child: the lock may have been held, and the books
+        half written. Blocks that are out stay valid, and nobody takes them back."""
         _abandoned.append((self._arena, self._leases))
         self._start()
 
@@ -387,3 +391,13 @@ class LeasePool:
 
 
 _abandoned: list[object] = []
+_pools: weakref.WeakSet[LeasePool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.start_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

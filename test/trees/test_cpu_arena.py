@@ -205,13 +205,19 @@ def test_a_forked_child_starts_anew() -> None:
     pool.add_user(user)
     make = LeasedTensors(pool, SPEC, "")
     t = make().fill_(5.0)
-    pool._lock.acquire()  # as if another thread were at it
+    pool._lock.acquire()  # as if another thread were at it, with the books half written
+    free, pool._arena._free = pool._arena._free, []
     child = os.fork()
     if child == 0:
-        other = make().fill_(6.0)
-        ok = bool(t.eq(5.0).all() and other.eq(6.0).all() and other.data_ptr() != t.data_ptr())
-        del t, other
-        os._exit(0 if ok and not pool.leased() else 1)
+        try:
+            other = make().fill_(6.0)
+            ok = bool(t.eq(5.0).all() and other.eq(6.0).all() and other.data_ptr() != t.data_ptr())
+            del t, other
+            make()
+            os._exit(0 if ok and not pool.leased() else 1)
+        finally:
+            os._exit(2)
+    pool._arena._free = free
     pool._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     assert t.eq(5.0).all()

@@ -67,7 +67,7 @@ class GraphsStage(CompileStage[Any]):
 
     def pre_compile(self, state: CompileState) -> CompileState:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
-        state.cleanup.enter_context(use_in_inductor(self._on_wrap))
+        state.cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
         self.kwargs["cudagraphs"] = self.box
         return state
 

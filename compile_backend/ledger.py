@@ -33,6 +33,10 @@ class Ledger:
         self._lock = threading.RLock()
         self.dropped = 0
 
+    def after_fork(self) -> None:
+        """In a child: another thread may have had the lock."""
+        self._lock = threading.RLock()
+
     def add(
         self, kind: LedgerKind, graph: int | None, reason: str, tree: TreeDetail | None = None
     ) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -55,6 +56,15 @@ class Runtime:
         self._persistent: set[int] = set()
         self._released: dict[int, int] = {}
         self.identities.listen(self._storage_died)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        # The threads that write profiles and snapshots come by here at any time, also while a
+        # program makes the workers of its data loader. Locks that they had are nobody's there.
+        self._lock = threading.RLock()
+        self.ledger.after_fork()
+        self.identities.after_fork()
 
     def new_graph_id(self) -> int:
         """Number for a graph, unique in the process."""

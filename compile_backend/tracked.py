@@ -8,6 +8,7 @@ autograd function of that graph and its position among the outputs.
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -28,6 +29,10 @@ class _Index:
         self._lock = threading.RLock()
         self._seen: dict[int, int] = {}
         self._origins: dict[int, TensorOrigin] = {}
+
+    def after_fork(self) -> None:
+        """In a child: another thread may have had the lock."""
+        self._lock = threading.RLock()
 
     def find(self, identity: int) -> TensorOrigin | None:
         """What an observed program says of the storage with this number."""
@@ -65,6 +70,8 @@ def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
 
 
 _INDEX = _Index()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_INDEX.after_fork)
 
 
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:

@@ -53,11 +53,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checks import check_memory_pool, get_block_addrs, get_cudagraph_segments
-    from .container import TreeManagerContainer, get_container, get_manager, reset_cudagraph_trees
+    from .container import (
+        TreeManagerContainer,
+        get_container,
+        get_manager,
+        mark_warmup_incomplete,
+        reset_cudagraph_trees,
+    )
     from .entry import cudagraphify, cudagraphify_impl
     from .function import CompilationMode, FunctionID, GraphID
     from .generations import mark_step_begin
-    from .inductor import InductorTrees, mark_warmup_incomplete, use_in_inductor
+    from .inductor import InductorTrees, use_in_inductor
     from .manager import CUDAGraphTreeManager
     from .node_recorded import CUDAGraphNode
     from .node_warmup import CUDAWarmupNode
@@ -96,7 +102,7 @@ _HOME = {
     "get_cudagraph_segments": "checks",
     "get_manager": "container",
     "mark_step_begin": "generations",
-    "mark_warmup_incomplete": "inductor",
+    "mark_warmup_incomplete": "container",
     "reset_cudagraph_trees": "container",
     "use_in_inductor": "inductor",
 }

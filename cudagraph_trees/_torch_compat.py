@@ -358,6 +358,24 @@ def step_counters() -> tuple[Any, Any]:
     return MarkStepBox, GenerationTracker
 
 
+def also_tell_of_incomplete_warm_ups(ours: Callable[[], None]) -> None:
+    """Call ``ours`` as well when a program calls
+    ``torch.compiler.cudagraph_mark_warmup_incomplete()`` (torch 2.15), which knows of torch's
+    own trees only. Idempotent, and for good: warm-ups come when nobody compiles any more."""
+    import torch._inductor.cudagraph_trees as trees
+
+    theirs: Callable[[], None] | None = getattr(trees, "mark_warmup_incomplete", None)
+    if theirs is None or hasattr(theirs, "_memprof"):
+        return
+
+    def both() -> None:
+        ours()
+        theirs()
+
+    both._memprof = True  # type: ignore[attr-defined]
+    trees.mark_warmup_incomplete = both  # type: ignore[attr-defined, unused-ignore]
+
+
 # ---- Inductor
 
 
@@ -445,6 +463,13 @@ def aligned_static_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Seque
     from torch._inductor.utils import remove_unaligned_input_idxs
 
     return remove_unaligned_input_idxs(inputs, static)
+
+
+def is_misaligned(t: torch.Tensor) -> bool:
+    """Whether Inductor's code may not be given ``t`` for an input that it takes for aligned."""
+    from torch._inductor.utils import ALIGNMENT
+
+    return bool(t.data_ptr() % ALIGNMENT)
 
 
 def align_inputs(inputs: list[Any], checked: Sequence[int]) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from . import history
+from . import history, locks
 from .device.protocol import Device
-from .locks import capture_lock
+from .locks import capturing, when_nobody_captures
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings
 
@@ -65,15 +65,12 @@ class TreeManagerContainer:
         self.device = device
         self.tree_manager: CUDAGraphTreeManager | None = None
         self.live_cudagraphify_fns = 0
-        # A collector run inside the lock may finalize a function of this container.
-        self.lock = threading.RLock()
 
     def get_tree_manager(self) -> CUDAGraphTreeManager:
         """The manager, made if there is none."""
-        # In this order everywhere: a thread that captures may be made to finalize functions of
-        # any container by the collector, and then it takes the container's lock.
-        with capture_lock, self.lock:
+        with capturing():
             if self.tree_manager is None:
+                compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
                 self.tree_manager = CUDAGraphTreeManager(
                     make_device(self.device), current_settings()
                 )
@@ -82,7 +79,7 @@ class TreeManagerContainer:
     @contextmanager
     def in_use(self) -> Iterator[CUDAGraphTreeManager]:
         """The manager, which stays within the block even if the last function dies there."""
-        with capture_lock, self.lock:
+        with capturing():
             manager = self.get_tree_manager()
             self.live_cudagraphify_fns += 1
         try:
@@ -92,25 +89,26 @@ class TreeManagerContainer:
 
     def add_strong_reference(self, function: Callable[..., Any]) -> None:
         """The manager stays for as long as ``function`` does."""
-        with self.lock:
+        with capturing():
             self.live_cudagraphify_fns += 1
         # At exit there is nothing to hand back, and perhaps no device any more.
         weakref.finalize(function, self.finalize_cudagraphify_fn).atexit = False
 
     def finalize_cudagraphify_fn(self) -> None:
-        """A wrapped function has died."""
-        with self.lock:
-            self.live_cudagraphify_fns -= 1
-            last = self.live_cudagraphify_fns == 0
-        if last:
+        """A wrapped function has died. See Note [What finalizers may wait for]."""
+        when_nobody_captures(self._function_died)
+
+    def _function_died(self) -> None:
+        self.live_cudagraphify_fns -= 1
+        if not self.live_cudagraphify_fns:
             self.shut_down()
 
     def shut_down(self) -> None:
         """Shut the manager down, if there is one."""
-        with self.lock:
+        with capturing():
             manager, self.tree_manager = self.tree_manager, None
-        if manager is not None:
-            manager.shutdown()
+            if manager is not None:
+                manager.shutdown()
 
 
 class Family:
@@ -132,12 +130,12 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 def family() -> Family:
     """That of the calling thread."""
-    own: Family | None = getattr(_local, "family", None)
-    if own is not None:
-        return own
+    # In this order: a thread of autograd's has one of its own if it ever worked for a thread
+    # without one, and is lent that of the thread that it works for now.
     if compat.is_in_tls(_KEY):
         return compat.get_from_tls(_KEY)  # type: ignore[no-any-return]
-    return _new_family()
+    own: Family | None = getattr(_local, "family", None)
+    return _new_family() if own is None else own
 
 
 def _new_family() -> Family:
@@ -193,6 +191,15 @@ def all_managers() -> list[CUDAGraphTreeManager]:
     ]
 
 
+def mark_warmup_incomplete() -> None:
+    """Ask for another warm-up of the function that is being warmed up now, if one is.
+
+    From torch 2.15 on, the same as ``torch.compiler.cudagraph_mark_warmup_incomplete()``.
+    """
+    for manager in all_managers():
+        manager.mark_warmup_incomplete()
+
+
 def reset_cudagraph_trees() -> None:
     """Drop all recordings of the calling thread's family.
 
@@ -213,17 +220,17 @@ def _after_fork() -> None:
     Nothing is released: that would call the device. Managers are kept so that no destructor
     does either, and out of reach of the finalizers of their functions.
     """
+    _abandoned.append(locks.after_fork())
     for f in list(_families):
         for container in f.containers.values():
             _abandoned.append(container.tree_manager)
             container.tree_manager = None
-            container.lock = threading.RLock()
     _families.clear()
     history.forget_all()
     if hasattr(_local, "family"):
         _new_family()
 
 
-_abandoned: list[CUDAGraphTreeManager | None] = []
+_abandoned: list[object] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -16,6 +16,7 @@ from . import _torch_compat as compat
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
 from .function import CompilationMode, Function, FunctionID
+from .manager import ManagerGone
 
 Runner = Callable[[list[Input]], "list[Output]"]
 
@@ -57,7 +58,12 @@ class GraphedFunction:
         except KeyError:
             # Called below: its errors do not come from this one and should not say so.
             runner = functools.partial(self._first_call, key)
-        return runner(inputs)
+        try:
+            return runner(inputs)
+        except ManagerGone:
+            # A reset in a thread that works for this one, say in a hook of a backward.
+            self._runners.get(id(family()), {}).pop(key, None)
+        return self._first_call(key, inputs)
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
         config = compat.triton_config
@@ -79,7 +85,9 @@ class GraphedFunction:
             return self._plainly(inputs, "there is no pool")
         checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
         static = tuple(compat.aligned_static_inputs(inputs, self._static))
-        compat.align_inputs(inputs, sorted(checked))
+        # What is written to must not be a copy: it runs without a graph where it is misaligned.
+        mutated = self._options.get("mutated_input_idxs", ())
+        compat.align_inputs(inputs, sorted(checked.difference(mutated)))
         runner, out = cudagraphify(
             self.model,
             inputs,

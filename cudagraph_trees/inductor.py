@@ -8,7 +8,6 @@ the trees that it has.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,7 +15,6 @@ from typing import Any
 
 from . import _torch_compat as compat
 from .container import (
-    all_managers,
     get_container,
     get_manager,
     reset_cudagraph_trees,
@@ -25,12 +23,6 @@ from .device.protocol import Input, Model, Output
 from .entry import cudagraphify, cudagraphify_impl
 
 OnWrap = Callable[[dict[str, Any]], None]
-
-
-def mark_warmup_incomplete() -> None:
-    """Ask for another warm-up of the function that is being warmed up now, if one is."""
-    for manager in all_managers():
-        manager.mark_warmup_incomplete()
 
 
 def _wrap_for_inductor(
@@ -54,47 +46,42 @@ def _wrap_for_inductor(
     return run
 
 
+class _Replaced:
+    """Names of torch that stand for something of ours, or for what they stood for."""
+
+    def __init__(self, ours: Callable[[], dict[Any, dict[str, object]]]) -> None:
+        self._ours = ours
+        self._theirs: list[tuple[object, str, object]] = []
+
+    def switch(self, on: bool) -> None:
+        """Idempotent."""
+        if on and not self._theirs:
+            for module, names in self._ours().items():
+                for name, ours in names.items():
+                    if hasattr(module, name):
+                        self._theirs.append((module, name, getattr(module, name)))
+                        setattr(module, name, ours)
+        while self._theirs and not on:
+            setattr(*self._theirs.pop())
+
+
 class InductorTrees:
     """These trees in the place of torch's, from construction to ``undo()`` or the end of a
-    ``with`` block."""
+    ``with`` block. Several may overlap, in any order and in several threads."""
 
-    def __init__(self, on_wrap: OnWrap | None = None) -> None:
-        self._saved: list[tuple[object, str, object]] = []
-        self._on_wrap = on_wrap
-        for module, names in self._replacements().items():
-            for name, ours in names.items():
-                if hasattr(module, name):
-                    self._saved.append((module, name, getattr(module, name)))
-                    setattr(module, name, ours)
-
-    def _replacements(self) -> dict[Any, dict[str, object]]:
-        import torch._inductor.compile_fx as compile_fx
-        import torch._inductor.cudagraph_trees as trees
-
-        out: dict[Any, dict[str, object]] = {
-            trees: {
-                "cudagraphify_impl": cudagraphify_impl,
-                "cudagraphify": cudagraphify,
-                "get_container": get_container,
-                "get_manager": get_manager,
-                "reset_cudagraph_trees": functools.partial(
-                    _reset_both, trees.reset_cudagraph_trees
-                ),
-                "mark_warmup_incomplete": mark_warmup_incomplete,
-            },
-            compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify, self._on_wrap)},
-        }
-        # Binds the name when it is imported.
-        optimizer = sys.modules.get("torch._dynamo.variables.optimizer")
-        if optimizer is not None:
-            out[optimizer] = {"get_manager": get_manager}
-        return out
+    def __init__(self, on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> None:
+        self.on_wrap = on_wrap
+        self.thread = threading.get_ident() if this_thread else None
+        with _lock:
+            _in_use.append(self)
+            _switch()
 
     def undo(self) -> None:
         """Put torch's trees back. Functions wrapped meanwhile keep these."""
-        while self._saved:
-            module, name, theirs = self._saved.pop()
-            setattr(module, name, theirs)
+        with _lock:
+            if self in _in_use:
+                _in_use.remove(self)
+                _switch()
 
     def __enter__(self) -> InductorTrees:
         return self
@@ -108,14 +95,88 @@ class InductorTrees:
         self.undo()
 
 
-def _inductor_entry(theirs: Callable[..., Any], on_wrap: OnWrap | None) -> Callable[..., Any]:
+_lock = threading.RLock()
+_in_use: list[InductorTrees] = []
+
+
+def _switch() -> None:
+    _COMPILER.switch(bool(_in_use))
+    _TREES.switch(any(used.thread is None for used in _in_use))
+
+
+def _in_use_here() -> InductorTrees | None:
+    """What the calling thread compiles for, None for torch's trees."""
+    if not compat.triton_config.cudagraph_trees:
+        return None
+    here = (None, threading.get_ident())
+    return next((used for used in reversed(_in_use) if used.thread in here), None)
+
+
+def _names_of_the_compiler() -> dict[Any, dict[str, object]]:
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.output_code as output_code
+
+    return {
+        compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify)},
+        output_code: {
+            "maybe_handle_backward_generation": _backward_entry(
+                output_code.maybe_handle_backward_generation
+            )
+        },
+    }
+
+
+def _names_of_the_trees() -> dict[Any, dict[str, object]]:
+    import torch._inductor.cudagraph_trees as trees
+
+    return {
+        trees: {
+            "cudagraphify_impl": cudagraphify_impl,
+            "cudagraphify": cudagraphify,
+            "get_container": get_container,
+            "get_manager": get_manager,
+            "reset_cudagraph_trees": functools.partial(_reset_both, trees.reset_cudagraph_trees),
+        }
+    }
+
+
+_COMPILER = _Replaced(_names_of_the_compiler)
+_TREES = _Replaced(_names_of_the_trees)
+
+
+def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def entry(model: Model, static_input_idxs: Sequence[int] = (), **options: Any) -> Any:
-        if not compat.triton_config.cudagraph_trees:
+        used = _in_use_here()
+        if used is None:
             return theirs(model, static_input_idxs, **options)
-        if on_wrap is not None:
-            on_wrap(options)
+        if used.on_wrap is not None:
+            used.on_wrap(options)
         return _wrap_for_inductor(model, static_input_idxs, options)
+
+    return entry
+
+
+def _backward_entry(theirs: Callable[..., None]) -> Callable[..., None]:
+    """A backward that gets no graph although its forward has one: it releases the step, see
+    Note [Generations]. Torch asks for the manager when such a backward is compiled, and fails
+    if there is none: its forward had no pool, or it is another thread that calls backward."""
+
+    @functools.wraps(theirs)
+    def entry(compiled: Any, forward_device: Any) -> None:
+        device = getattr(forward_device, "value", None)
+        if _in_use_here() is None:
+            theirs(compiled, forward_device)
+        elif compiled.fx_kwargs["is_backward"] and device is not None:
+            run = compiled.current_callable
+
+            def call(inputs: list[Input]) -> Any:
+                manager = get_manager(device, create_if_none_exists=False)
+                if manager is not None:
+                    manager.set_to_running_backward()
+                return run(inputs)
+
+            compiled.current_callable = call
 
     return entry
 
@@ -125,7 +186,7 @@ def _reset_both(theirs: Callable[[], None]) -> None:
     theirs()
 
 
-def use_in_inductor(on_wrap: OnWrap | None = None) -> InductorTrees:
+def use_in_inductor(on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> InductorTrees:
     """Make ``torch.compile(mode="reduce-overhead")`` use these trees.
 
     Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
@@ -135,5 +196,6 @@ def use_in_inductor(on_wrap: OnWrap | None = None) -> InductorTrees:
     Args:
         on_wrap: called with the keyword arguments of each function that is wrapped, which it
             may complete (``record``, ``partition``, …) until the function is first called.
+        this_thread: only for what the calling thread compiles.
     """
-    return InductorTrees(on_wrap)
+    return InductorTrees(on_wrap, this_thread=this_thread)

@@ -9,11 +9,19 @@ what has to be done about it:
   promises that the address stays; it is compared before a replay, and if it has changed,
   the function is recorded again.
 * *managed*: the output of a node on the current path. It is where that node put it, so
-  the address is compared as well. If it keeps moving, the input is demoted to copied.
+  the address is compared as well. If it keeps moving, the input is demoted to copied. A
+  misaligned view of such an output is copied.
 * *copied*: everything else that is a tensor. The recording reads a buffer of its own in
   the pool; a replay fills all of them in one grouped copy. The source may be misaligned,
   the buffer is not.
 * *passed*: integers (they select the function), generators, opaque objects.
+
+Sizes are not compared: whatever can change them is an integer among the inputs, with one
+exception. What is inside of a tensor subclass, as the values of a jagged tensor, has sizes of
+its own, which Inductor's code reads off the tensor unless it is cut into partitions
+(``graph_partition``, on by default, hands sizes to each as integers). There it is the copy that
+fails, and the replay is called off. None is wrong without failing: a copy into other sizes
+works only where a size is 1, for which Dynamo compiles code of its own.
 """
 
 from __future__ import annotations
@@ -42,6 +50,7 @@ class CheckInvariantStatus(Enum):
     CudagraphManagedIdxMismatch = auto()
     StaticInputIdxMismatch = auto()
     ExpectedDeadIndicesBeforeGraphMismatch = auto()
+    CopiedInputSizeMismatch = auto()
 
     def __str__(self) -> str:
         return {
@@ -49,6 +58,7 @@ class CheckInvariantStatus(Enum):
             "CudagraphManagedIdxMismatch": "cudagraph managed tensor data pointer changed",
             "StaticInputIdxMismatch": "static input data pointer changed",
             "ExpectedDeadIndicesBeforeGraphMismatch": "expected dead indices before graph are live",
+            "CopiedInputSizeMismatch": "a copied input has other sizes",
         }[self.name]
 
 
@@ -112,7 +122,7 @@ class InputPlan:
         """Decide for each input of a call that is about to be recorded."""
         managed_addresses = path_addresses(path)
         live = live_path_outputs(path)
-        declared = set(function.static_input_idxs)
+        declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
         managed, static, copied = [], [], []
         pointers: list[int | None] = [None] * len(inputs)
         live_outputs: list[PathOutputIndex | None] = [None] * len(inputs)
@@ -123,7 +133,12 @@ class InputPlan:
             live_outputs[i] = live.get(address)
             if not address_bound:
                 continue
-            if address in managed_addresses and (i not in demoted or i in declared):
+            misaligned = i in aligned and compat.is_misaligned(x)
+            if (
+                address in managed_addresses
+                and (i not in demoted or i in declared)
+                and not misaligned
+            ):
                 managed.append(i)
             elif i in declared:
                 static.append(i)
@@ -191,7 +206,7 @@ class Copies:
         odd: whether there are inputs that it cannot copy as they are.
     """
 
-    __slots__ = ("_expanded", "_overlapping", "buffers", "odd", "sources")
+    __slots__ = ("_expanded", "_overlapping", "_shapes", "buffers", "odd", "sources")
 
     def __init__(self, plan: InputPlan, buffers: Sequence[Input]) -> None:
         """Args: ``buffers`` has one for each copied input, by input."""
@@ -202,6 +217,7 @@ class Copies:
         self._expanded = [
             (i, plan.expanded[i], _index_expanded(buffers[i], plan.expanded[i])) for i in expanded
         ]
+        self._shapes = [(i, buffers[i].shape) for i in plan.copied]
         self.odd = bool(overlapping or expanded)
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
@@ -215,6 +231,10 @@ class Copies:
             self.copy_odd(inputs)
         if self.buffers:
             compat.foreach_copy(self.buffers, self.sources(inputs))
+
+    def fit(self, inputs: Sequence[Input]) -> bool:
+        """Whether the inputs of a call have the sizes of their buffers. Not hot."""
+        return all(inputs[i].shape == shape for i, shape in self._shapes)
 
     def copy_odd(self, inputs: list[Input]) -> None:
         """Fill those that the grouped copy leaves out."""

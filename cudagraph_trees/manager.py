@@ -24,9 +24,9 @@ from .generations import Generations
 from .inputs import CheckInvariantStatus
 from .leaves import Leaves
 from .ledger import TreeLedger
-from .locks import capture_lock
+from .locks import capturing
 from .node_recorded import CUDAGraphNode
-from .node_replay import StillHeld
+from .node_replay import CalledOff
 from .node_warmup import CUDAWarmupNode
 from .path_end import end_path, end_path_quickly, warn_if_stuck
 from .path_state import ExecutionState
@@ -45,6 +45,10 @@ _RECORDING = ExecutionState.RECORDING
 _EXECUTION = ExecutionState.EXECUTION
 _FORWARD = CompilationMode.FORWARD
 _BACKWARD = CompilationMode.BACKWARD
+
+
+class ManagerGone(Exception):
+    """The manager of a wrapped function was shut down; the call was not begun."""
 
 
 class CUDAGraphTreeManager(ManagerNames):
@@ -72,7 +76,7 @@ class CUDAGraphTreeManager(ManagerNames):
         self.device = device
         self.device_index = device.device.index or 0
         self.settings = settings if settings is not None else current_settings()
-        with capture_lock:
+        with capturing():
             self.pool = device.create_pool(self.settings.pool_initial)
         self.ledger = TreeLedger(str(device.device))
         history.remember(self)
@@ -202,7 +206,7 @@ class CUDAGraphTreeManager(ManagerNames):
                     child.replays += 1
                     try:
                         outputs = child.replay.run(inputs)
-                    except StillHeld as e:
+                    except CalledOff as e:
                         if node is None:
                             self.step -= 1
                         self._node = node
@@ -224,7 +228,7 @@ class CUDAGraphTreeManager(ManagerNames):
 
     def _call_slowly(self, function: Function, inputs: list[Input]) -> list[Output]:
         if not self.alive:
-            raise RuntimeError("this manager of CUDA graph trees was shut down")
+            raise ManagerGone("this manager of CUDA graph trees was shut down")
         if self._state is _RECORDING or self._state is _WARMUP:
             self.try_end_curr_recording(function, inputs)
             if self._node is None and self._roots.get(function):
@@ -232,7 +236,7 @@ class CUDAGraphTreeManager(ManagerNames):
         if self.budget.over is not None:
             self.try_end_curr_execution(function, inputs)
             if self._node is None:
-                with capture_lock:
+                with capturing():
                     self.budget.enforce(self)
         if self.failures[function] >= MAX_FAILURES:
             why = self._given_up.get(function, "warm-up or recording failed before")
@@ -462,7 +466,7 @@ class CUDAGraphTreeManager(ManagerNames):
         if not self.alive:
             return
         self.alive = False
-        with capture_lock:
+        with capturing():
             if self._node is not None and self._state is _EXECUTION:
                 node = self._node
                 assert isinstance(node, CUDAGraphNode)

@@ -265,6 +265,9 @@ class CUDAGraphNode(NodeNames):
         if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
             return status, str(status)
+        if self.replay.copies is not None and not self.replay.copies.fit(inputs):
+            status = CheckInvariantStatus.CopiedInputSizeMismatch
+            return status, str(status)
         return CheckInvariantStatus.SUCCESS, str(CheckInvariantStatus.SUCCESS)
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:

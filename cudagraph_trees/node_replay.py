@@ -28,15 +28,15 @@ _foreach_copy = compat.foreach_copy
 _pointers_equal = compat.pointers_equal
 
 
-class StillHeld(Exception):
-    """An input that died during the recording is held by someone at a replay.
+class CalledOff(Exception):
+    """A recording turned out not to fit when its replay had begun. Nothing was launched.
 
     Attributes:
         inputs: the inputs of the call, rebuilt.
     """
 
     def __init__(self, inputs: list[Input]) -> None:
-        super().__init__("an input that died when this was recorded is still held")
+        super().__init__("an input has other sizes, or died in the recording and is still held")
         self.inputs = inputs
 
 
@@ -112,15 +112,20 @@ class Replay:
         """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
 
         Raises:
-            StillHeld: someone holds an input that died in the recording. Nothing was
-                launched.
+            CalledOff: someone holds an input that died in the recording, or one that is copied
+                has other sizes; see Note [Kinds of inputs].
         """
         copies = self.copies
         if copies is not None:
-            if copies.odd:
-                copies.copy_odd(inputs)
-            if copies.buffers:
-                _foreach_copy(copies.buffers, copies.sources(inputs))
+            try:
+                if copies.odd:
+                    copies.copy_odd(inputs)
+                if copies.buffers:
+                    _foreach_copy(copies.buffers, copies.sources(inputs))
+            except RuntimeError:
+                if copies.fit(inputs):
+                    raise
+                raise CalledOff(list(inputs)) from None
         kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
         if self.dead_after:
             self._let_die(inputs)
@@ -147,19 +152,19 @@ class Replay:
         """Let go of inputs that died in the recording; nobody else may hold them.
 
         Raises:
-            StillHeld: someone does.
+            CalledOff: someone does.
         """
         if self.address_bound:
             self._release(inputs)
             if not all_dead(self.dead_after) and held(self.dead_after, path_refs(self.path)):
-                raise StillHeld(self._rebuild_inputs(inputs))
+                raise CalledOff(self._rebuild_inputs(inputs))
             return
         # The run itself will drop them: now they must have no holder but the list.
         for i, ref in self.dying_inputs:
             if sys.getrefcount(inputs[i]) > 2 or compat.storage_use_count(ref.pointer) > 2:
-                raise StillHeld(list(inputs))
+                raise CalledOff(list(inputs))
         if not all_dead(self.dead_after_unpassed) and held(self.dead_after_unpassed):
-            raise StillHeld(list(inputs))
+            raise CalledOff(list(inputs))
 
     def _release(self, inputs: list[Input]) -> None:
         """Let go of inputs that the launch does not read through Python."""

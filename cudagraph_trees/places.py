@@ -80,6 +80,7 @@ class Places:
                 and node is not None
                 and isinstance(inputs[i], torch.Tensor)
                 and node._is_cuda_graph_recorded_tensor(inputs[i])
+                and not (i in function.alignment_checked and compat.is_misaligned(inputs[i]))
             )
         ]
         if not bad:

@@ -21,7 +21,7 @@ from . import _torch_compat as compat
 from .errors import why_it_failed
 from .function import GraphID
 from .ledger import Measurement
-from .locks import capture_lock
+from .locks import capturing
 from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
 from .path_state import ExecutionState
@@ -40,7 +40,7 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
     Raises:
         Exception: the program's own, or see Note [Calling again after a failure].
     """
-    with capture_lock:
+    with capturing():
         measured = Measurement.begin(manager.pool.reserved_bytes)
         restore_books(manager, function)
         compat.align_inputs(inputs, function.alignment_checked)
@@ -87,7 +87,7 @@ def record(
     Raises:
         Exception: the program's own.
     """
-    with capture_lock, compat.recording_callbacks(function.compile_id):
+    with capturing(), compat.recording_callbacks(function.compile_id):
         measured = Measurement.begin(manager.pool.reserved_bytes)
         restore_books(manager, function)
         parent = manager.current_node

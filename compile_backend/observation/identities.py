@@ -30,6 +30,10 @@ class StorageIdentities:
         self._listeners: tuple[OnDeath, ...] = ()
         self._lock = threading.RLock()
 
+    def after_fork(self) -> None:
+        """In a child: another thread may have had the lock."""
+        self._lock = threading.RLock()
+
     def identity(self, storage: torch.UntypedStorage) -> int:
         """The storage's number; a new one if it was not seen before."""
         address = storage._cdata

@@ -248,6 +248,27 @@ def test_views_expanded_and_misaligned_inputs() -> None:
         same(f(x, y), (x.cpu() + y.cpu()).sum(0))
 
 
+@pytest.mark.parametrize("partition", [True, False])
+def test_sizes_inside_of_jagged_tensors(partition: bool) -> None:
+    # GIVEN a size that is no input of the graph, unless Inductor cuts it into partitions
+    def scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * w).sin()
+
+    w = torch.randn(8, device="cuda")
+    with torch._inductor.config.patch(graph_partition=partition), torch.no_grad():
+        f = torch.compile(scale, mode="reduce-overhead", dynamic=True)
+        for total in (9, 9, 9, 12, 9, 12, 12, 7, 9):
+            offsets = torch.tensor([0, 2, 5, total], device="cuda")
+            x = torch.nested.nested_tensor_from_jagged(
+                torch.randn(total, 8, device="cuda"), offsets
+            )
+            # THEN no recording is replayed for other sizes
+            same(f(x, w).values(), scale(x.values(), w))
+    recorded = [e.reason for e in manager().entries() if e.kind is LedgerKind.RERECORD]
+    assert recorded == ([] if partition else ["a copied input has other sizes"] * len(recorded))
+    assert len(list(manager().nodes())) == (2 if partition else 3)
+
+
 def test_outputs_that_are_aliases() -> None:
     weight = torch.nn.Parameter(torch.randn(8, 8, device="cuda"))
 

@@ -10,8 +10,15 @@ import threading
 import pytest
 import torch
 
-from memprof.cudagraph_trees.container import all_managers, family, get_container, get_manager
+from memprof.cudagraph_trees.container import (
+    all_managers,
+    family,
+    get_container,
+    get_manager,
+    reset_cudagraph_trees,
+)
 from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.locks import capturing
 
 from .support import (
     VALUES,
@@ -71,6 +78,72 @@ def test_autograds_threads_find_the_trees_of_their_forward() -> None:
     assert len(all_managers()) == 1
     (root,) = manager().get_roots()
     assert root.num_descendants() == 1  # the backward is below its forward
+
+
+def test_a_backward_called_by_a_thread_without_trees() -> None:
+    model = torch.nn.Linear(8, 8).cuda()
+    seen: list[int] = []
+
+    def loss() -> torch.Tensor:
+        y: torch.Tensor = compiled(torch.randn(2, 8, device="cuda")).square().mean()
+        y.register_hook(lambda g: seen.append(id(family())))
+        return y
+
+    with use_in_inductor():
+        compiled = torch.compile(model, mode="reduce-overhead")
+        # GIVEN a thread that never called anything calls the backward of another one's forward
+        t = threading.Thread(target=loss().backward)
+        t.start()
+        t.join()
+        assert seen.pop() != id(family())
+        # THEN autograd's thread, which made trees for it, uses those of whom it works for
+        for _ in range(4):
+            loss().backward()
+    assert set(seen) == {id(family())}
+
+
+def test_a_reset_in_a_hook_of_a_backward() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).cuda()
+    with use_in_inductor():
+        compiled = torch.compile(model, mode="reduce-overhead")
+        for i in range(9):
+            model.zero_grad()
+            x = torch.randn(2, 8, device="cuda")
+            loss = compiled(x).square().mean()
+            if i == 4:  # in autograd's thread
+                loss.register_hook(lambda g: reset_cudagraph_trees())
+            loss.backward()
+            got = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            same(got, torch.autograd.grad(model(x).square().mean(), list(model.parameters())))
+    # THEN the same functions are graphed anew, in one manager
+    assert all_managers() == [manager()]
+    assert sorted(n.replays for n in manager().nodes()) == [0, 2, 2]
+
+
+def test_a_function_that_dies_during_a_capture_waits_for_nothing() -> None:
+    # GIVEN a thread that captures
+    f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    f([torch.ones(4, device="cuda")])
+    trees = manager()
+    inside, done = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with capturing():
+            inside.set()
+            done.wait(60)
+
+    t = threading.Thread(target=capture)
+    t.start()
+    inside.wait(60)
+    # WHEN the last function dies in another thread, THEN that one goes on
+    del f
+    assert not done.is_set()
+    assert trees.alive
+    # AND the trees go when the capture is over
+    done.set()
+    t.join()
+    assert not trees.alive
 
 
 def test_a_thread_that_ends_takes_its_trees_along() -> None:

@@ -43,6 +43,7 @@ COMPILED_CALL_PREFIX = "## Call CompiledFxGraph "
 
 COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch/_dynamo/convert_frame.py(", ()),
+    ("torch/_dynamo/metrics_context.py(", ()),  # what a compilation took, logged at its end
     ("torch/_inductor/compile_fx.py(", ()),
     ("torch/_inductor/async_compile.py(", ()),
     ("torch/_functorch/aot_autograd.py(", ("aot_module_simplified",)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ._units import CarriedItem, Key, Unit
+from .live import LiveItem
 from .model import Profile
 
 _NONE = -1
@@ -21,7 +22,7 @@ _NONE = -1
 class _Life:
     """Persistent memory and its epochs, ``begin <= epoch < end``."""
 
-    item: CarriedItem
+    item: LiveItem
     begin: int
     end: int
 
@@ -59,7 +60,7 @@ class Persistent:
         number = {start: i for i, start in enumerate(self.starts)}
         number[never] = len(self.starts)
         self._lives = {
-            key: _Life(item, number[begin], number[end])
+            key: _Life(item.live(), number[begin], number[end])
             for key, (item, begin, end) in lives.items()
         }
         changes = [0] * (len(self.starts) + 1)
@@ -77,7 +78,7 @@ class Persistent:
         life = self._lives.get(key)
         return life is not None and life.begin <= epoch < life.end
 
-    def items(self, epoch: int, without: Collection[Key] = ()) -> list[CarriedItem]:
+    def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
         """What exists in an epoch, in order of first appearance, less what is in ``without``."""
         return [
             life.item

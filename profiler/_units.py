@@ -45,6 +45,10 @@ class CarriedItem:
     hold: Hold
     made: bool
 
+    def live(self, count: int = 1) -> LiveItem:
+        """So many copies of this memory."""
+        return LiveItem(self.storage, self.graph, self.owner, self.line, self.hold, count)
+
     def as_input_of(self, storage: Storage) -> LiveItem:
         """This memory, seen as the input ``storage`` of another graph's call."""
         # A partner of other sizes explains where memory comes from, not how large it is.

@@ -153,10 +153,7 @@ def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
     for unit_id, weight in _per_step(timeline).items():
         unit = timeline.units[unit_id]
         for carried in unit.saved.values():
-            item = LiveItem(
-                carried.storage, carried.graph, carried.owner, carried.line, carried.hold
-            )
-            saved.append((item, weight))
+            saved.append((carried.live(), weight))
         for event in unit.program.events:
             storage = unit.program.storages[event.storage]
             if event.kind is EventKind.ALLOC and storage.device == device:

@@ -49,7 +49,6 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 from ._pairing import Mates, Pairing
 from ._persistent import Persistent
@@ -204,9 +203,9 @@ class Timeline:
     def _items(
         self, epoch: int, moving: _Moving, without: Collection[Key] = ()
     ) -> Iterator[LiveItem]:
-        persistent = ((c, 1) for c in self._persistent.items(epoch, without))
-        for c, count in chain(persistent, moving.values()):
-            yield LiveItem(c.storage, c.graph, c.owner, c.line, c.hold, count)
+        yield from self._persistent.items(epoch, without)
+        for carried, count in moving.values():
+            yield carried.live(count)
 
     def _on_device(self, items: Iterable[LiveItem]) -> tuple[LiveItem, ...]:
         return tuple(i for i in items if self.device is None or i.storage.device == self.device)

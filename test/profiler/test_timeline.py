@@ -660,3 +660,31 @@ def test_many_waiting_forwards() -> None:
     b = Timeline(profile).bytes_over_time()
     assert b.between[n - 1] == (6 + 9 * n) * MIB
     assert b.between[2 * n - 1] == 6 * MIB
+
+
+def test_many_graphs_with_parameters_of_their_own() -> None:
+    # GIVEN 300 graphs of 20 parameters each: every call meets 6,000 of them
+    graphs = []
+    for g in range(300):
+        builder = ProgramBuilder()
+        for p in range(20):
+            builder.input(f"p{p}", MIB, Category.PARAMETER, 20 * g + p, [p])
+        inputs = [
+            GraphValue(p, f"p{p}", Role.PARAMETER, Category.PARAMETER, f"l{g}.p{p}")
+            for p in range(20)
+        ]
+        graphs.append(
+            GraphRecord(
+                g, GraphKind.INFERENCE, f"{g}/0", inputs=tuple(inputs), programs=[builder.build()]
+            )
+        )
+    rows = [(g, 0) for g in range(300)] * 3
+    profile = Profile(graphs=graphs, calls=calls(*rows), released={0: 600})
+    # WHEN the log is looked at
+    start = time.perf_counter()
+    timeline = Timeline(profile)
+    seconds = time.perf_counter() - start
+    # THEN they are there from their first call to their release, and nobody looked at each
+    between = timeline.bytes_over_time().between
+    assert [between[k] // MIB for k in (0, 1, 299, 599, 600)] == [20, 40, 6000, 6000, 5999]
+    assert seconds < 4, seconds

@@ -155,11 +155,17 @@ class Items:
         self._sites = sites
         self._strings = strings
         self._index: dict[tuple[int, int, int, int], int] = {}
+        self._known: dict[tuple[int, int, str | None, int, Hold], int] = {}
         self._lists: dict[tuple[int, ...], int] = {}
 
     def item(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
-        return self.new(x.graph, x.storage, x.owner, x.line, x.hold)
+        # Profiles keep their storages: no other one can get this one's id.
+        key = (x.graph, id(x.storage), x.owner, x.line, x.hold)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self.new(x.graph, x.storage, x.owner, x.line, x.hold)
+        return found
 
     def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         """The number of the item that a storage is with this owner."""

@@ -1,4 +1,14 @@
-"""Which nodes read memory that another node may write."""
+"""Which nodes read memory that another node may write.
+
+Note [Readers stand before writers]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+For a capture the engine walks the autograd graph in another order than for a backward. So
+what reads a saved tensor may stand behind what writes it: an accumulation into a gradient that
+the forward has read, or an optimizer in a hook. The normal engine runs the reader first, or
+finds by the tensor's version that it cannot. A captured graph has no versions; there every
+computation goes before the writer, which it cannot depend on. Python code and other writers keep
+their order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ from collections.abc import Mapping
 
 from torch.fx import Node
 
-from .nodes import accumulated, aliased_inputs
+from .nodes import accumulated, aliased_inputs, is_accumulate_grad, runs_python
 from .value import GRADIENT_GROUP, INPUT_GROUP
 
 
@@ -29,6 +39,15 @@ def readers_of_gradient(accumulation: Node, nodes: Mapping[Node, int]) -> set[No
         group = variable.meta.get(GRADIENT_GROUP)
         found = set() if group is None else _users(_inputs_of(group, nodes))
     return found - {accumulation}
+
+
+def before_writer(writer: Node, readers: set[Node]) -> list[Node]:
+    """Those of ``readers`` that must run before ``writer``: Note [Readers stand before writers]."""
+    earlier = [r for r in readers if r < writer]
+    if writer.users:  # whoever uses its value is behind it, and what else is nobody knows
+        return earlier
+    later = (r for r in readers if writer < r and r.op == "call_function")
+    return earlier + [r for r in later if not runs_python(r) and not is_accumulate_grad(r)]
 
 
 def _inputs_of(group: int, nodes: Mapping[Node, int]) -> list[Node]:

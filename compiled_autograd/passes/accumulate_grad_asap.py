@@ -10,18 +10,18 @@ With the accumulation goes what the engine runs for the same node before it: pre
 the parameter and of its AccumulateGrad. All nodes of one call of the engine carry its
 index (``NodeOrigin.call_index``), which is how they are found.
 
-Moving up must not change what other nodes read. The accumulation writes the existing
-gradient in place, and hooks may write what they are given; so nothing is moved above an
-earlier reader of the existing gradient, or of the gradient that a hook is given. Which
-inputs share memory with it the tracer has seen (``INPUT_GROUP``), and views inside the graph
-are found through operator schemas.
+Moving must not change what other nodes read. The accumulation writes the existing gradient in
+place, and hooks may write what they are given; so nothing is moved above a reader of the
+existing gradient (Note [Readers stand before writers]), or above an earlier one of the gradient
+that a hook is given. Which inputs share memory with it the tracer has seen (``INPUT_GROUP``),
+and views inside the graph are found through operator schemas.
 """
 
 from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..hazards import readers_of_gradient
+from ..hazards import before_writer, readers_of_gradient
 from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 from ..origin import origin_of
 
@@ -34,8 +34,7 @@ def accumulate_grad_asap(graph: Graph) -> None:
         inside = set(block)
         needed = [a for n in block for a in n.all_input_nodes if a not in inside]
         after = [a for a in needed if not is_item_of_argument(a)]
-        readers = readers_of_gradient(node, position)
-        after += [r for r in readers if r < block[0] and r not in inside]
+        after += before_writer(node, readers_of_gradient(node, position) - inside)
         for hook in block:
             if runs_python(hook):
                 for given in hook.all_input_nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..hazards import readers_of
+from ..hazards import before_writer, readers_of
 from ..nodes import (
     HOOKS_AFTER_ACCUMULATION,
     accumulated,
@@ -21,9 +21,9 @@ def hooks_as_eager(graph: Graph) -> None:
     Hooks of other nodes were captured right before and after the node that they belong to,
     which is where they run. Pre-hooks of an accumulation moved with it.
 
-    Hooks of one accumulation keep their order, and each stays behind every earlier reader
-    of the parameter: an optimizer in a post-accumulate-grad hook writes the parameter, and
-    what was captured before it reads the old value.
+    Hooks of one accumulation keep their order, and each stays behind the readers of the
+    parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
+    value (Note [Readers stand before writers]).
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     hooks: dict[int, list[Node]] = {}
@@ -42,7 +42,7 @@ def hooks_as_eager(graph: Graph) -> None:
             # Parts of another hook's result, made for this one.
             parts = sorted(a for a in mine if _call_index(a) == origin.call_index and a > last)
             after = [last, *(a for a in mine if a not in parts)]
-            after += [r for r in readers_of(variable, position) if r < hook and r not in parts]
+            after += before_writer(hook, readers_of(variable, position) - {*parts})
             last = max(after)
             for moved in (*parts, hook):
                 if last.next is not moved:

@@ -125,7 +125,7 @@ def patched_engine_entry(
         setattr(module, name, original)
 
 
-def is_refusal(error: RuntimeError) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether the engine says that it cannot describe a node, hook or tensor to a capture.
 
     Its texts differ; all end with ways to switch compiled autograd off.
@@ -133,7 +133,9 @@ def is_refusal(error: RuntimeError) -> bool:
     text = str(error).lower()
     if isinstance(error, NotImplementedError):
         return "compiled autograd" in text
-    return text.startswith("compiled autograd is not compatible with c++ ddp reducer")
+    return isinstance(error, RuntimeError) and text.startswith(
+        "compiled autograd is not compatible with c++ ddp reducer"
+    )
 
 
 # --- identity of a capture ----------------------------------------------------------------

@@ -93,7 +93,10 @@ def capture(fn: Callable[[], Any], *, dynamic: bool = False) -> list[CapturedBac
     finally:
         log.listeners.remove(listener)
     if not found:
-        raise CaptureError("fn ran no backward in the engine")
+        raise CaptureError(
+            "fn ran no backward that is captured: none at all, or with create_graph=True, inside "
+            "disable(), or under the stance force_eager"
+        )
     return [
         CapturedBackward(c.graph, c.reason, c.capture_ns, tuple(node_memory(c.graph.graph)))
         for c in found

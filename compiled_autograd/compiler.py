@@ -14,6 +14,15 @@ the factory given to ``set_autograd_compiler`` and calls, on that object,
 * ``end_capture``, whose result it caches and calls from then on, and ``close``.
 
 ``bind_function`` gives a node's C++ function a name, once a process.
+
+Note [Gradients that may be None]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An autograd.Function may return None for an input that requires grad. At capture nobody
+knows, so the engine walks on as if there were a gradient. C++ nodes and accumulations take
+None and hand it on; what does not is given something else, for whatever may come from an
+autograd.Function: an addition returns its other argument, and an autograd.Function or
+AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
+``set_materialize_grads(False)``: nobody can ask whether it did).
 """
 
 from __future__ import annotations
@@ -31,11 +40,18 @@ from .aot_backward import AotInliner
 from .errors import CaptureError
 from .events import Capture, CaptureLog
 from .nan_check import NanCheck
-from .nodes import call_hook
+from .nodes import (
+    add_gradients,
+    before_hooks,
+    call_cpp_tensor_pre_hooks,
+    call_hook,
+    zeros_for_none,
+)
 from .origin import NodeOrigin
 from .passes import run_passes
 from .runtime import RuntimeWrapper
 from .tracer import GraphTracer
+from .turn import THREAD
 from .value import ValueInfo, of_output, of_sizes, set_value, value_of
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
@@ -52,17 +68,26 @@ class AutogradCompilerInstance:
             ``(inputs, sizes, scalars, hooks, packed_data)``.
         cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
+        any_shape: refuse a graph that holds for the shapes of its capture only, which would
+            otherwise raise when it is run on others.
     """
 
     log = CaptureLog()
     """Of every capture in the process."""
 
-    def __init__(self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False) -> None:
+    def __init__(
+        self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False, any_shape: bool = False
+    ) -> None:
         self.compiler_fn = compiler_fn
         self.cuda_graphs = cuda_graphs
+        self.any_shape = any_shape
         self._tracer = GraphTracer()
         self._aot = AotInliner(self._tracer)
         self._nan_check: NanCheck | None = None
+        # Of the node whose calls come: it is an autograd.Function, or may get None.
+        self._may_return_none = False
+        # What may be None -> what C++ demands of it: Note [Gradients that may be None].
+        self._may_be_none: dict[Node, Any] = {}
 
     # --- begin and end --------------------------------------------------------------------
 
@@ -89,6 +114,7 @@ class AutogradCompilerInstance:
         Returns:
             ``(compile id, inputs, sizes, scalars)``, as symbolic stand-ins.
         """
+        THREAD.being_captured = True
         _torch_compat.count_capture()
         self._started_ns = time.perf_counter_ns()
         self.id = _torch_compat.next_capture_id()
@@ -108,11 +134,20 @@ class AutogradCompilerInstance:
         return _torch_compat.compile_id_of(self._compile_context), inputs, symbols, scalars
 
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Any]:
-        """Finish the graph and compile it: ``(runtime wrapper, compiled function)``."""
+        """Finish the graph and compile it: ``(runtime wrapper, compiled function)``.
+
+        Raises:
+            CaptureError: it holds for these shapes only, and ``any_shape`` is wanted.
+        """
         tracer = self._tracer
         tracer.stop()
+        if tracer.baked_shapes and self.any_shape:
+            raise CaptureError("a C++ node ran operators on saved tensors at capture")
+        returned = [
+            before_hooks(v) if isinstance(v, Node) else v for v in tracer.lift(list(outputs))
+        ]
         tracer.call(_torch_compat.run_final_callbacks, ())
-        tracer.graph.output(tracer.lift(list(outputs)))
+        tracer.graph.output(returned)
         captured_nodes = len(tracer.graph.nodes)
         result = run_passes(
             tracer.graph, cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs()
@@ -167,6 +202,7 @@ class AutogradCompilerInstance:
             aot_id = pyobj._forward_cls._aot_id
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
+        self._may_return_none = False
         self._tracer.origin = NodeOrigin(node_name, nodecall_index, aot_id)
 
     # --- nodes ----------------------------------------------------------------------------
@@ -186,9 +222,9 @@ class AutogradCompilerInstance:
     ) -> Gradients:
         """A C++ node, built in or custom: ``ops.<fn_name>(grads, *args)``."""
         tracer = self._tracer
-        node = tracer.call(
-            _torch_compat.ops.get(fn_name), (tracer.lift(list(grads)), *tracer.lift(tuple(args)))
-        )
+        arriving = tracer.lift(list(grads))
+        self._may_return_none = any(g in self._may_be_none for g in arriving)
+        node = tracer.call(_torch_compat.ops.get(fn_name), (arriving, *tracer.lift(tuple(args))))
         return [
             # What the node computes is expected to have the size that validation demands.
             tracer.new_value(self._part(node, i), of_output(metadata))
@@ -220,6 +256,7 @@ class AutogradCompilerInstance:
             CaptureError: see ``AotInliner.inline``; or the function wants boxed gradients.
         """
         tracer = self._tracer
+        inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
         if _torch_compat.is_aot_node(ctx):
             results = self._aot.inline(
@@ -236,9 +273,10 @@ class AutogradCompilerInstance:
                 (
                     tracer.item("hooks", backward_idx),
                     tracer.lift(list(saved_tensors)),
-                    *tracer.lift(tuple(inputs)),
+                    *inputs,
                 ),
             )
+            self._may_return_none = True
             results = [
                 None if metadata is None else self._part(call, i)
                 for i, metadata in enumerate(output_metadatas)
@@ -268,11 +306,16 @@ class AutogradCompilerInstance:
             return list(outputs)
         if tracer.origin is None or tracer.origin.aot_id is None:
             call = tracer.call(validate, (tracer.lift(list(outputs)), *tracer.lift(tuple(args))))
+            parts = [None if o is None else self._part(call, i) for i, o in enumerate(outputs)]
+            if self._may_return_none:
+                self._may_be_none |= {
+                    part: metadata
+                    for part, metadata in zip(parts, output_metadata, strict=True)
+                    if part is not None and metadata is not None
+                }
             return [
-                None
-                if output is None
-                else tracer.new_value(self._part(call, i), of_output(output_metadata[i]))
-                for i, output in enumerate(outputs)
+                None if part is None else tracer.new_value(part, of_output(metadata))
+                for part, metadata in zip(parts, output_metadata, strict=True)
             ]
         validated: Gradients = []
         for output, metadata in zip(outputs, output_metadata, strict=True):
@@ -292,7 +335,11 @@ class AutogradCompilerInstance:
         """Two gradients that arrive at the same place."""
         tracer = self._tracer
         old, new = tracer.lift(old_var), tracer.lift(new_var)
-        return tracer.new_value(tracer.call(torch.add, (old, new)), value_of(old) or value_of(new))
+        lacking = [self._may_be_none[g] for g in (old, new) if g in self._may_be_none]
+        node = tracer.call(add_gradients if lacking else torch.add, (old, new))
+        if len(lacking) == 2:
+            self._may_be_none[node] = lacking[0]
+        return tracer.new_value(node, value_of(old) or value_of(new))
 
     def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
         """Into ``variable.grad``.
@@ -353,9 +400,7 @@ class AutogradCompilerInstance:
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """The same, registered in C++."""
-        node = self._tracer.call(
-            _torch_compat.call_cpp_tensor_pre_hooks, (hook_id, self._lift(inputs[i]))
-        )
+        node = self._tracer.call(call_cpp_tensor_pre_hooks, (hook_id, self._lift(inputs[i])))
         return self._replace(inputs, i, node)
 
     def pre_hook(self, inputs: Sequence[Any], hook_id: int) -> Gradients:
@@ -389,14 +434,34 @@ class AutogradCompilerInstance:
         return self._tracer.call(call_hook, (hook, *args), {"hook_type": kind})
 
     def _replace(self, inputs: list[Any], i: int, node: Node) -> list[Any]:
-        inputs[i] = self._tracer.new_value(node, value_of(self._lift(inputs[i])))
+        # No hook can make a gradient where none arrived.
+        if inputs[i] is not None:
+            inputs[i] = self._hooked(node, inputs[i])
         return inputs
+
+    def _hooked(self, node: Node, before: Any) -> torch.Tensor:
+        """What hooks made of the gradient ``before``."""
+        given = self._lift(before)
+        if given in self._may_be_none:
+            self._may_be_none[node] = self._may_be_none[given]
+        return self._tracer.new_value(node, value_of(given))
+
+    def _without_none(self, gradient: Any) -> Any:
+        """The node of a gradient for what takes no None."""
+        node = self._lift(gradient)
+        metadata = self._may_be_none.get(node) if isinstance(node, Node) else None
+        if metadata is None or (wanted := _torch_compat.output_size(metadata)) is None:
+            return node
+        sizes, dtype, device = wanted
+        value = value_of(node)
+        node = self._tracer.call(zeros_for_none, (node, self._lift(list(sizes)), dtype, device))
+        if value is not None:
+            set_value(node, value)
+        return node
 
     def _parts_like(self, node: Node, values: Sequence[Any]) -> Gradients:
         return [
-            None
-            if value is None
-            else self._tracer.new_value(self._part(node, i), value_of(self._lift(value)))
+            None if value is None else self._hooked(self._part(node, i), value)
             for i, value in enumerate(values)
         ]
 

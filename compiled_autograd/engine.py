@@ -23,7 +23,7 @@ import torch
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
-from .turn import in_turn
+from .turn import THREAD, in_turn
 
 _disabled = 0
 """How many ``disable()`` are open. torch's own flag is no count: compiling anything clears it."""
@@ -132,7 +132,12 @@ def turn_on(
     _torch_compat.prepare_cuda()
     _on.close()  # torch._dynamo.reset() switches off without asking us
     _own_the_cache(compiler_fn, dynamic)
-    factory = functools.partial(AutogradCompilerInstance, compiler_fn, cuda_graphs=cuda_graphs)
+    factory = functools.partial(
+        AutogradCompilerInstance,
+        compiler_fn,
+        cuda_graphs=cuda_graphs,
+        any_shape=on_unsupported is not None,
+    )
     _torch_compat.set_compiler(factory, dynamic)
     state.compiled_autograd_enabled = True
     _on.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -236,21 +241,27 @@ def _normally_if_differentiable(run: Callable[..., Any]) -> Callable[..., Any]:
 def _normally_if_unsupported(
     run: Callable[..., Any], tell: Callable[[CaptureError], None] | None
 ) -> Callable[..., Any]:
-    """A capture that fails has run nothing, so the normal engine can take over."""
+    """Where nothing has run yet, the normal engine can take over, whatever it is that failed."""
     if tell is None:
         return run
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        outer, THREAD.being_captured = THREAD.being_captured, False
         try:
             return run(*args, **kwargs)
-        except CaptureError as error:
-            tell(error)
-        except RuntimeError as error:
-            # From C++, of a node or hook that it cannot describe (a NotImplementedError), or of
-            # DDP's C++ reducer: before anything is captured.
-            if not _torch_compat.is_refusal(error):
+        except Exception as error:
+            # C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer, before
+            # anything is captured. An error of the user's the normal engine raises again.
+            if not (THREAD.being_captured or _torch_compat.is_refusal(error)):
                 raise
-            tell(CaptureError(str(error).split("\n")[0]))
+            reason = str(error).partition("\n")[0]
+            tell(
+                error
+                if isinstance(error, CaptureError)
+                else CaptureError(f"{type(error).__name__}: {reason}")
+            )
+        finally:
+            THREAD.being_captured = outer
         with disable():
             return run(*args, **kwargs)
 

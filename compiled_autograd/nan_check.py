@@ -27,7 +27,6 @@ class NanCheck:
         self._accumulates = accumulate_grad
         self._parameters: list[int] = []
         self._outputs: list[str] = []
-        self._held: list[torch.Tensor] = []
 
     def read(self, graph: Graph) -> None:
         """Find the parameters that ``graph`` accumulates into, or the gradients it returns."""
@@ -38,31 +37,37 @@ class NanCheck:
         output: Any = graph.output_node().args[0]
         self._outputs = [str(node) for node in output]
 
-    def before(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Hold the parameters: the compiled function empties ``inputs``.
+    def before(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The parameters, for ``after``: the compiled function empties ``inputs``.
 
         Raises:
             RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
                 nobody could tell.
         """
-        self._held = [inputs[i] for i in self._parameters] if self._accumulates else []
-        for i, parameter in zip(self._parameters, self._held, strict=False):
+        parameters = [inputs[i] for i in self._parameters] if self._accumulates else []
+        for i, parameter in zip(self._parameters, parameters, strict=False):
             if parameter.grad is not None and bool(torch.isnan(parameter.grad).any()):
                 raise RuntimeError(
                     f"anomaly mode with compiled autograd: inputs[{i}] had a NaN gradient before "
                     f"this backward; zero the gradients first, or leave one of the two off"
                 )
+        return parameters
 
-    def after(self, outputs: Sequence[torch.Tensor | None]) -> None:
+    def after(
+        self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
+    ) -> None:
         """Look at the gradients.
+
+        Args:
+            parameters: what ``before`` returned.
+            outputs: what the compiled function returned.
 
         Raises:
             RuntimeError: one is NaN; the message names the parameters or outputs.
         """
-        held, self._held = self._held, []
         found = [
             f"inputs[{i}]"
-            for i, parameter in zip(self._parameters, held, strict=False)
+            for i, parameter in zip(self._parameters, parameters, strict=False)
             if parameter.grad is not None and bool(torch.isnan(parameter.grad).any())
         ]
         found += [

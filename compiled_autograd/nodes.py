@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
+from .origin import origin_of
 from .tracer import PLACEHOLDERS
 
 HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
@@ -31,6 +32,8 @@ def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: An
     result = _torch_compat.call_hook(hook, *args, hook_type=hook_type, **kwargs)
     if hook_type == "tensor_pre_hook" and result is not args[0]:
         given = args[0]
+        if given is None:
+            raise RuntimeError("a tensor's hook has made a gradient where none arrived")
         if not isinstance(result, torch.Tensor):
             raise TypeError(f"a tensor's hook must return a Tensor or None, not {type(result)}")
         if result.size() != given.size():
@@ -38,6 +41,35 @@ def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: An
         if result.dtype is not given.dtype or result.device.type != given.device.type:
             raise RuntimeError("a tensor's hook has changed the type of the gradient")
     return result
+
+
+def call_cpp_tensor_pre_hooks(index: int, gradient: torch.Tensor | None) -> Any:
+    """Called from captured graphs: the hook of ``retain_grad()``, on a gradient that arrived.
+
+    C++ would take None for a tensor and crash.
+    """
+    if gradient is None:
+        return None
+    return _torch_compat.call_cpp_tensor_pre_hooks(index, gradient)
+
+
+def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    """Called from captured graphs: the sum of what arrived."""
+    if a is None:
+        return b
+    return a if b is None else torch.add(a, b)
+
+
+def zeros_for_none(
+    gradient: torch.Tensor | None,
+    sizes: list[int],
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
+    if gradient is None:
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    return gradient
 
 
 def take_gradient(
@@ -73,6 +105,29 @@ def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.is_contiguous(memory_format=torch.channels_last)
         and b.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def before_hooks(returned: Node) -> Node:
+    """What ``grad()`` returns for a gradient that arrives at a tensor with hooks.
+
+    The normal engine hands it out before the tensor's hooks if the tensor's autograd node
+    runs too, and after them if not; C++ gives what the hooks made of it in both cases.
+    """
+    origin = origin_of(returned)
+    hooks = []
+    while is_tensor_hook(returned) and origin_of(returned) == origin:
+        hooks.append(returned)
+        returned = returned.args[1]  # type: ignore[assignment]
+    runs = any(
+        origin_of(n) == origin and n not in hooks and not is_item_of_argument(n)
+        for n in returned.graph.nodes
+    )
+    return returned if runs or not hooks else hooks[0]
+
+
+def is_tensor_hook(node: Node) -> bool:
+    """Whether ``node`` runs a hook on one gradient before its autograd node runs."""
+    return is_hook(node, "tensor_pre_hook") or node.target is call_cpp_tensor_pre_hooks
 
 
 def is_accumulate_grad(node: Node) -> bool:
@@ -144,8 +199,7 @@ def runs_python(node: Node) -> bool:
     if node.op == "call_module":
         return True
     return node.op == "call_function" and (
-        node.target in (call_hook, _torch_compat.call_backward)
-        or node.target is _torch_compat.call_cpp_tensor_pre_hooks
+        node.target in (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
     )
 
 
@@ -165,7 +219,7 @@ def is_functional(node: Node) -> bool:
         )
     return (
         target is operator.getitem
-        or target is torch.add
+        or target in (torch.add, add_gradients, zeros_for_none)
         or target is _torch_compat.unwrap_size
         or _torch_compat.is_builtin_op(target)
         or getattr(target, "__name__", "") in ("aot_backward_prologue", "make_subclass")
@@ -199,8 +253,10 @@ def aliased_inputs(node: Node) -> list[Node]:
         return shared
     if target is operator.getitem:
         return [a for a in _nodes(node.args[:1]) if a.op != "placeholder"]
-    if is_hook(node):
+    if is_hook(node) or target is call_cpp_tensor_pre_hooks:
         return _nodes(node.args[1:2])
+    if target is add_gradients or target is zeros_for_none:
+        return _nodes(node.args[:2])
     if getattr(target, "__name__", "") in _VIEWS:
         return list(node.all_input_nodes)
     if target is _torch_compat.copy_slices_epilogue or is_accumulate_grad(node):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from . import _torch_compat
 from .errors import StaleCaptureError
 from .nan_check import NanCheck
-from .turn import end_turn
+from .turn import THREAD, end_turn
 
 if TYPE_CHECKING:
     from .events import Capture, CaptureLog
@@ -29,7 +29,7 @@ class RuntimeWrapper:
         log: whose listeners want to know of runs.
         context: what Dynamo names compilations inside after.
         used_sizes: indices of the sizes that the graph reads; the others were dropped.
-        to_cuda: indices of CPU scalars that the graph expects on the GPU.
+        to_cuda: indices of CPU scalars that the graph expects on a GPU, and which.
         nan_check: of anomaly mode.
         shapes: of the inputs, if the graph holds for those only.
     """
@@ -41,7 +41,7 @@ class RuntimeWrapper:
         context: Any,
         *,
         used_sizes: tuple[int, ...],
-        to_cuda: tuple[int, ...],
+        to_cuda: Mapping[int, torch.device],
         nan_check: NanCheck | None,
         shapes: Sequence[tuple[int, ...]] | None,
     ) -> None:
@@ -64,14 +64,14 @@ class RuntimeWrapper:
         packed_data: Any,
     ) -> Any:
         """Gradients asked for with ``grad()``; empty for ``backward()``."""
+        THREAD.being_captured = False
         if self._log.listeners:
             self._log.ran(self.capture)
         if self._shapes is not None:
             self._check_shapes(inputs)
-        if self._nan_check is not None:
-            self._nan_check.before(inputs)
-        for i in self._to_cuda:
-            inputs[i] = inputs[i].pin_memory().cuda(non_blocking=True)
+        parameters = self._nan_check.before(inputs) if self._nan_check is not None else []
+        for i, gpu in self._to_cuda.items():
+            inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [self._size(i, sizes[i]) for i in self._used_sizes]
         state = _torch_compat.state()
         before = (state.compiled_autograd_enabled, state.active_disable_ctx)
@@ -84,7 +84,7 @@ class RuntimeWrapper:
             with _torch_compat.entered_compile_context(self._context):
                 outputs = compiled_fn(inputs, lifted, scalars, hooks, packed_data)
             if self._nan_check is not None:
-                self._nan_check.after(outputs)
+                self._nan_check.after(parameters, outputs)
             return outputs
         finally:
             state.in_compiled_autograd_region = False

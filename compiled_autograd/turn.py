@@ -21,6 +21,21 @@ _lock = threading.Lock()
 _holder: int | None = None
 
 
+class _Thread(threading.local):
+    """Of the innermost backward of a thread.
+
+    Attributes:
+        being_captured: nothing of it has run, no hook and no accumulation, and
+            C++ has not yet let go of what the forward saved; so if it fails now, the normal
+            engine can take it.
+    """
+
+    being_captured = False
+
+
+THREAD = _Thread()
+
+
 def in_turn(run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, which waits while another thread's backward is being captured."""
 

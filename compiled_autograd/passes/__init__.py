@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Graph
 
 from .accumulate_grad_asap import accumulate_grad_asap
@@ -42,12 +43,12 @@ class PassResult:
 
     Attributes:
         used_sizes: indices of the lifted sizes that the graph still reads.
-        inputs_to_cuda: indices of inputs that the graph expects on the GPU.
+        inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
         order: what the memory pass estimated and did.
     """
 
     used_sizes: tuple[int, ...]
-    inputs_to_cuda: tuple[int, ...]
+    inputs_to_cuda: dict[int, torch.device]
     order: MemoryOrder
 
 
@@ -57,7 +58,7 @@ def run_passes(graph: Graph, *, cuda_graphs: bool = False) -> PassResult:
     Args:
         cuda_graphs: the graph shall be capturable as a CUDA graph.
     """
-    to_cuda = cpu_scalars_to_gpu(graph) if cuda_graphs else ()
+    to_cuda = cpu_scalars_to_gpu(graph) if cuda_graphs else {}
     unpack_hooks_late(graph)
     accumulate_grad_asap(graph)
     hooks_as_eager(graph)

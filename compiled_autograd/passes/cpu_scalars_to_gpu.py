@@ -17,18 +17,19 @@ from ..nodes import is_getitem, placeholders
 from ..value import ValueInfo, set_value, value_of
 
 
-def cpu_scalars_to_gpu(graph: Graph) -> tuple[int, ...]:
-    """Mark the scalars that can be moved as GPU tensors; the indices of those inputs.
+def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:
+    """Mark the scalars that can be moved as GPU tensors: index of the input -> the GPU.
 
-    Nothing moves in a graph without GPU inputs, and no scalar that code of the user could
-    see (a hook, a custom function, an accumulation).
+    Nothing moves in a graph without GPU inputs, or with inputs on several GPUs, and no scalar
+    that code of the user could see (a hook, a custom function, an accumulation).
     """
     items = [n for n in placeholders(graph)["inputs"].users if is_getitem(n)]
     values = [(n, value_of(n)) for n in items]
-    gpu = next((v.device for _, v in values if v is not None and v.device.type == "cuda"), None)
-    if gpu is None:
-        return ()
-    moved: list[int] = []
+    gpus = {v.device for _, v in values if v is not None and v.device.type == "cuda"}
+    if len(gpus) != 1:
+        return {}
+    (gpu,) = gpus
+    moved: dict[int, torch.device] = {}
     for node, value in values:
         if value is None or value.device.type != "cpu" or value.shape != ():
             continue
@@ -36,8 +37,8 @@ def cpu_scalars_to_gpu(graph: Graph) -> tuple[int, ...]:
             set_value(node, ValueInfo(value.nbytes, gpu, (), value.dtype, exact=value.exact))
             index = node.args[1]
             assert isinstance(index, int)
-            moved.append(index)
-    return tuple(moved)
+            moved[index] = gpu
+    return moved
 
 
 def _takes_any_device(user: Node) -> bool:

@@ -10,6 +10,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
+from memprof.compiled_autograd.tracer import GraphTracer
 
 from .support import COMPILERS, clear, gradients, parameters_of, same
 
@@ -118,3 +119,73 @@ def test_hook_that_returns_another_kind_of_gradient(
         handle.remove()
         (w * 2).sum().backward()
     assert torch.equal(w.grad, torch.full((3,), 2.0))
+
+
+def test_fault_at_capture_costs_the_capture_and_not_the_backward(
+    model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a pass of ours that is broken WHEN a backward may fall back THEN the normal engine
+    runs it, once; a hook's error is no fault of ours, and is raised, once."""
+    parameters = parameters_of(model)
+    model(x).sum().backward()
+    wanted = gradients(parameters)
+    clear(parameters)
+    told: list[ca.CaptureError] = []
+    calls: list[str] = []
+
+    def broken(graph: Any) -> None:
+        raise KeyError("a pass")
+
+    def failing(grad: Tensor) -> None:
+        calls.append("hook")
+        raise ZeroDivisionError("in a hook")
+
+    ca.turn_on(COMPILERS["as_it_is"], on_unsupported=told.append)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("memprof.compiled_autograd.passes.accumulate_grad_asap", broken)
+            model(x).sum().backward()
+        assert same(gradients(parameters), wanted)
+        assert ["KeyError: 'a pass'" in str(error) for error in told] == [True]
+        handle = parameters[0].register_hook(failing)
+        with pytest.raises(ZeroDivisionError, match="in a hook"):
+            model(x).sum().backward()
+        handle.remove()
+    finally:
+        ca.reset()
+    assert calls == ["hook"]
+    assert len(told) == 1
+
+
+def test_graph_that_does_not_fit_is_not_run(
+    model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN what makes a graph hold for the shapes of its capture only WHEN others come THEN an
+    error says so; or no such graph is made where a backward may run in the normal engine."""
+
+    class Baking(GraphTracer):
+        def start(self) -> None:
+            super().start()
+            self.baked_shapes = True
+
+    parameters = parameters_of(model)
+    model(x[:2]).sum().backward()
+    wanted = gradients(parameters)
+    monkeypatch.setattr("memprof.compiled_autograd.compiler.GraphTracer", Baking)
+    told: list[ca.CaptureError] = []
+
+    def both_sizes() -> None:
+        for batch in (x, x[:2]):
+            clear(parameters)
+            model(batch).sum().backward()
+
+    with ca.enable(COMPILERS["as_it_is"]), pytest.raises(ca.StaleCaptureError, match="of shape"):
+        both_sizes()
+    ca.reset()
+    ca.turn_on(COMPILERS["as_it_is"], dynamic=True, on_unsupported=told.append)
+    try:
+        both_sizes()
+    finally:
+        ca.reset()
+    assert same(gradients(parameters), wanted)
+    assert ["C++ node ran operators" in str(error) for error in told] == [True, True]

@@ -150,3 +150,51 @@ def test_final_callbacks(model: nn.Module, x: Tensor) -> None:
         model(x).sum().backward()
     handle.remove()
     assert seen == [1]
+
+
+def test_what_grad_returns_of_a_tensor_with_hooks() -> None:
+    """GIVEN hooks of a tensor whose gradient is asked for THEN it is what the normal engine
+    returns: before the hooks if the tensor's node runs as well, after them if not."""
+    w = torch.randn(3, requires_grad=True)
+
+    def step() -> list[Tensor]:
+        found: list[Tensor] = []
+        for with_leaf in (False, True):
+            y = w * 2
+            z = y.sin()
+            for hook in (lambda g: g * 2, lambda g: None, lambda g: g + 1):
+                y.register_hook(hook)
+            z.register_hook(lambda g: g * 5)
+            found += torch.autograd.grad(z.sum(), [z, y, w] if with_leaf else [y])
+        handle = w.register_hook(lambda g: g * 7)
+        found += torch.autograd.grad((w * 2).sum(), [w])
+        handle.remove()
+        return found
+
+    check(step, [w], expect=3)
+
+
+def test_saved_tensors_are_read_before_they_are_written() -> None:
+    """GIVEN a forward that reads another parameter's gradient, or that parameter detached, WHEN
+    the backward adds to the one and an optimizer in a hook writes the other THEN gradients are
+    those of the old values; the normal engine cannot always order these, and raises then."""
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    start, gradient = a.detach().clone(), torch.randn(3)
+
+    def step(parameter: Tensor) -> None:
+        with torch.no_grad():
+            parameter -= parameter.grad
+
+    handle = a.register_post_accumulate_grad_hook(step)
+    for read in ("gradient", "parameter"):
+        with torch.no_grad():
+            a.copy_(start)
+        a.grad, b.grad = gradient.clone(), None
+        y = b * (a.grad if read == "gradient" else a.detach())
+        z = y * y + a
+        with ca.enable(COMPILERS["as_it_is"]):
+            z.sum().backward()
+        old = gradient if read == "gradient" else start
+        torch.testing.assert_close(b.grad, 2 * b.detach() * old * old)
+        torch.testing.assert_close(a.detach(), start - gradient - 1)
+    handle.remove()

@@ -294,13 +294,25 @@ return []""",
         x = b.item("inputs", 0, 4, device=CUDA)
         moved, seen, matrix = b.item("inputs", 1), b.item("inputs", 2), b.item("inputs", 3, 2)
         b.graph.output([b.call(aten.mul.Tensor, x, moved), b.hook(0, "pre_hook", seen), matrix])
-        assert passes.cpu_scalars_to_gpu(b.graph) == (1,)
+        assert passes.cpu_scalars_to_gpu(b.graph) == {1: CUDA}
+
+    def test_cpu_scalars_go_to_the_gpu_of_the_graph_if_there_is_one(self) -> None:
+        second = torch.device("cuda:1")
+        b = Builder()
+        x, scalar = b.item("inputs", 0, 4, device=second), b.item("inputs", 1)
+        b.graph.output([b.call(aten.mul.Tensor, x, scalar)])
+        assert passes.cpu_scalars_to_gpu(b.graph) == {1: second}
+        b = Builder()
+        x, y = b.item("inputs", 0, 4, device=second), b.item("inputs", 1, 4, device=CUDA)
+        scalar = b.item("inputs", 2)
+        b.graph.output([b.call(aten.mul.Tensor, x, scalar), b.call(aten.mul.Tensor, y, scalar)])
+        assert passes.cpu_scalars_to_gpu(b.graph) == {}
 
     def test_cpu_scalars_stay_in_a_cpu_graph(self) -> None:
         b = Builder()
         x, scalar = b.item("inputs", 0, 4), b.item("inputs", 1)
         b.graph.output([b.call(aten.mul.Tensor, x, scalar)])
-        assert passes.cpu_scalars_to_gpu(b.graph) == ()
+        assert passes.cpu_scalars_to_gpu(b.graph) == {}
 
     def test_memory_order(self) -> None:
         """GIVEN two large values made long before they are used up WHEN reordered THEN each is

@@ -213,14 +213,17 @@ class Walk:
 
     def _difference(self, before: Iterable[LiveItem], after: Iterable[LiveItem]) -> Change:
         """What leads from one live set to another."""
+        before, after = tuple(before), tuple(after)
+        # Nearly all of it is persistent memory, which is one object in all live sets.
+        same = {id(item) for item in before}.intersection(map(id, after))
         left: dict[int, list[Block]] = {}
         for item in before:
-            if item.nbytes:
+            if item.nbytes and id(item) not in same:
                 block = self._block(item)
                 left.setdefault(block.memory, []).extend([block] * item.count)
         allocated: list[Block] = []
         for item in after:
-            if item.nbytes:
+            if item.nbytes and id(item) not in same:
                 block = self._block(item)
                 known = left.get(block.memory, [])
                 stays = min(len(known), item.count)

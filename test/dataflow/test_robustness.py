@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,10 @@ from memprof.profiler.dataflow.graph import InvalidDataFlow
 from memprof.profiler.dataflow.html import page
 from memprof.profiler.dataflow.over_time import by_category
 from memprof.profiler.dataflow.peak import bytes_over_time, frames, live_at
+from memprof.profiler.dataflow.plain import data_flow_columns
 from memprof.profiler.dataflow.timeline import Action
+from memprof.profiler.model import Profile
+from memprof.profiler.validate import findings
 
 from .fake_trace import (
     Event,
@@ -256,6 +261,44 @@ class TestContradictions:
         assert by_category(profile, "cpu").bytes.sum(axis=1).tolist() == [16, 32, 0]
         assert bytes_over_time(profile, 0)[1].tolist() == [16, 32, 0]
         assert [s.size for s in live_at(profile, 0, 20)] == [32]
+
+    @pytest.mark.parametrize("seed", range(60))
+    def test_every_view_of_a_trace_has_the_same_bytes(self, seed: int) -> None:
+        # GIVEN two threads that allocate, use and release memory, with and without a tensor, of
+        # each other too; the main one is below one range, and some releases go unseen
+        random = Random(seed)
+        live: dict[int, tuple[int | None, int | None, int]] = {}
+        made: Counter[int] = Counter()
+        mine: list[Event] = []
+        others: list[Event] = []
+        for time in range(10, 10 * random.randint(3, 15), 10):
+            into, at = (mine, {}) if random.random() < 0.7 else (others, {"thread": 2})
+            place = random.choice((64, 128, 192, 256))
+            if place not in live:
+                size = random.choice((16, 32, 64))
+                key = (place + made[place], made[place]) if random.random() < 0.5 else (None, None)
+                live[place] = (*key, size)
+                into.append(alloc(place, size, *key, start=time, **at))
+            elif live[place][0] is not None and random.random() < 0.5:
+                name = random.choice(("aten::relu", "aten::relu_", "a range"))
+                used = [Tensor(*live[place][:2], place)]
+                into.append(random.choice((op, node))(name, used, start=time, **at))
+            else:
+                *key, size = live.pop(place)
+                made[place] += 1
+                if key[0] is not None or random.random() < 0.7:
+                    into.append(alloc(place, -size, *key, start=time, **at))
+        profile = profile_memory(Result(op("a range", [], *mine, start=5), *others))
+        # THEN what a file keeps of it agrees with itself,
+        columns = data_flow_columns(profile, 0)
+        assert list(findings(Profile(dataflow=columns))) == []
+        # and live storages add up to what the table has, at every time
+        for device in profile.devices:
+            table = by_category(profile, device)
+            assert (table.bytes >= 0).all()
+            for time, row in zip(table.time.tolist(), table.bytes.tolist(), strict=True):
+                found = live_at(profile, profile.device_index(device), time)
+                assert sum(s.size for s in found) == sum(row)
 
     def test_a_device_on_which_nothing_changes(self) -> None:
         # GIVEN an operator on a GPU that reads a tensor of the CPU from before the trace

@@ -1,0 +1,56 @@
+"""What holds of every profile, on random ones: sums, comparison with itself, and files."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from test_timeline import profiles
+
+from memprof.profiler.attribution import View
+from memprof.profiler.diff import compare
+from memprof.profiler.file import decode_profile, decode_profiles, encode_profile
+from memprof.profiler.model import Profile
+from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.report.html.gantt_payload import gantt_payload
+from memprof.profiler.stream import encode_stream
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles())
+def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
+    summary = summarize(profile)
+    peak = summary.peak.nbytes if summary.peak else 0
+    assert summary.device_peaks[summary.device] == peak
+    for view in summary.views.values():
+        assert view.attributed == sum(part.nbytes for part in view.parts)
+        assert view.unattributed == sum(reason.nbytes for reason in view.remainder)
+        assert view.attributed + view.unattributed == view.total == peak
+    modules = (p for p in summary.views[View.MODULE].parts if not p.key.startswith("("))
+    assert summary.modules.nbytes == sum(part.nbytes for part in modules)
+    for device in gantt_payload(profile)["devices"]:
+        used = [device["kinds"][kind] for kind in device["kind"]]
+        highest = max((max(kind["totals"]) for kind in used), default=0)
+        assert highest == summary.device_peaks[device["device"]]
+        assert all(min(*kind["totals"], kind["between"]) >= 0 for kind in used)
+    for style in (Style(), Style(top=1, width=1, exact=True, ascii_only=True)):
+        assert f"{peak:,} B" in render_text(summary, style) or summary.peak is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles())
+def test_a_profile_does_not_differ_from_itself(profile: Profile) -> None:
+    diff = compare(profile, profile)
+    assert not any(quantity.change for quantity in diff.quantities)
+    assert not any(changes for quantity in diff.quantities for changes in quantity.views.values())
+    alone = compare_ranks([profile])
+    assert alone.warnings == []
+    assert all(figure.lowest == figure.mean == figure.highest for figure in alone.imbalance)
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles())
+def test_what_is_read_is_what_was_written(profile: Profile) -> None:
+    assert decode_profile(encode_profile(profile)) == profile
+    stream = encode_stream(profile)
+    assert decode_profile(stream) == profile
+    assert decode_profiles(stream + stream) == [profile, profile]

@@ -369,6 +369,10 @@ def profile_schema() -> dict[str, Any]:
 
 
 def _check_header(data: bytes, path: str | None) -> None:
+    if not data:
+        raise ProfileTruncatedError(
+            path, "truncated: the file is empty; copy it again or take the profile again"
+        )
     ours = data.startswith(_HEAD) or (len(data) < len(_HEAD) and _HEAD.startswith(data))
     try:
         # Raw: the structure is checked and no value is built, which matters for large files.

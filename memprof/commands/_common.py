@@ -25,6 +25,15 @@ class BadFile(click.ClickException):
     exit_code = 2
 
 
+class OutputPath(click.Path):
+    """Where a command writes; ``-`` is refused, as nothing here writes to standard output."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail("'-' is no file, and memprof writes files only", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def file_argument(command: _Command) -> _Command:
     """Add the FILE argument, and ``--rank`` for a file that ``memprof merge`` made.
 
@@ -67,6 +76,8 @@ def _calls(
             f"{value!r} is no range of calls; write FIRST:LAST, from 1, e.g. 101:200"
         )
     first, last = (int(n) - 1 if n else None for n in found.groups())
+    if first is not None and last is not None and first > last:
+        raise click.BadParameter(f"{value!r} is empty: LAST comes before FIRST")
     return first, last
 
 

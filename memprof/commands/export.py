@@ -9,6 +9,7 @@ from memprof.profiler.export import FORMATS, devices_of, export_profile
 
 from ._common import (
     BadFile,
+    OutputPath,
     calls_option,
     chosen_rank,
     file_argument,
@@ -31,7 +32,7 @@ from ._common import (
 @click.option(
     "--output",
     "-o",
-    type=click.Path(),
+    type=OutputPath(),
     required=True,
     help="Where to; compressed if it ends in .gz, a folder for parquet.",
 )

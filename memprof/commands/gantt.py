@@ -7,13 +7,21 @@ import click
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.html.gantt_page import write_gantt
 
-from ._common import BadFile, calls_option, file_argument, no_such_calls, print_text, read
+from ._common import (
+    BadFile,
+    OutputPath,
+    calls_option,
+    file_argument,
+    no_such_calls,
+    print_text,
+    read,
+)
 
 
 @click.command()
 @file_argument
 @click.option(
-    "--output", "-o", type=click.Path(), required=True, help="The page: one HTML file, no network."
+    "--output", "-o", type=OutputPath(), required=True, help="The page: one HTML file, no network."
 )
 @calls_option
 def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:

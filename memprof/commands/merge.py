@@ -7,7 +7,9 @@ from collections import Counter
 import click
 
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import streams, write_profiles
+from memprof.profiler.file import read_profiles, streams, write_profiles
+from memprof.profiler.model import Profile
+from memprof.profiler.ranks import ranks_of
 
 from ._common import BadFile, read_all
 
@@ -29,9 +31,27 @@ def merge(out: str, files: tuple[str, ...]) -> None:
     ranks = Counter(p.process.rank for p in profiles if p.process)
     if twice := [r for r, n in ranks.items() if n > 1]:
         raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
+    _check_kept(out, profiles)
     try:
         write_profiles(profiles, out)
     except ProfileError as e:
         raise BadFile(str(e)) from e
     world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
     click.echo(f"{out}: {len(profiles)} profiles, of {world} ranks")
+
+
+def _check_kept(out: str, profiles: list[Profile]) -> None:
+    """Whoever forgets OUT has the first rank's own file in its place.
+
+    Raises:
+        BadFile: ``out`` is there and has a rank that none of ``profiles`` is of.
+    """
+    try:
+        there = ranks_of(read_profiles(out))
+    except ProfileError:
+        return
+    if lost := sorted({*there} - {*ranks_of(profiles)}):
+        raise BadFile(
+            f"{out}: it holds rank {lost[0]}, which no FILE has, and would be overwritten: "
+            "give the file to write first"
+        )

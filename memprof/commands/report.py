@@ -17,6 +17,7 @@ from memprof.profiler.report.tracker_text import render_tracker_record
 
 from ._common import (
     BadFile,
+    OutputPath,
     chosen_rank,
     file_argument,
     print_json,
@@ -33,7 +34,7 @@ from ._common import (
 @table_options
 @click.option(
     "--html",
-    type=click.Path(),
+    type=OutputPath(),
     help="Write a page for the browser here instead: one file, no network.",
 )
 def report(

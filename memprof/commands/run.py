@@ -31,6 +31,9 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
     """
     if module is None and not command:
         raise click.UsageError("Missing a script: memprof run [OPTIONS] SCRIPT [ARGUMENT ...]")
+    # Unknown options pass, as those after -m MODULE are the module's; without -m one is a mistake.
+    if module is None and command[0].startswith("-"):
+        raise click.NoSuchOption(command[0].partition("=")[0])
     given = checked(flags)
     environment = dict(os.environ)
     for name, value in given.items():

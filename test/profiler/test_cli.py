@@ -146,7 +146,7 @@ def test_schema() -> None:
     ("content", "says"),
     [
         (None, "cannot read it: No such file or directory"),
-        (b"", "truncated"),
+        (b"", "the file is empty"),
         (encode_profile(training())[:5000], "truncated"),
         (b"hello", "not JSON"),
         (b"\x80\x04\x95", "not JSON"),
@@ -182,10 +182,26 @@ def test_bad_options(path: str) -> None:
         (["--top", "x"], "'x' is not a valid integer"),
         (["--device", "cuda:7"], "has memory on 'cuda:7'; devices in it: cpu"),
         (["--json", "--nonsense"], "No such option"),
+        (["--html", "-"], "writes files only"),
     ):
         result = invoke("report", path, *args)
         assert result.exit_code == 2
         assert says in result.stderr
+
+
+def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for args, says in (
+        (["gantt", path, "-o", "-"], "writes files only"),
+        (["gantt", path, "-o", out, "--calls", "2:1"], "'2:1' is empty: LAST comes before FIRST"),
+        (["gantt", path, "-o", out, "--calls", "900:"], "the log has calls 1 to "),
+        (["export", path, "-f", "collapsed", "-o", "-"], "writes files only"),
+        (["run", "--intervall=1", "train.py"], "--intervall"),
+    ):
+        result = invoke(*args)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert says in result.stderr
+    assert os.listdir(tmp_path) == [os.path.basename(path)]
 
 
 # As a process

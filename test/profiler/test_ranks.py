@@ -192,6 +192,21 @@ def test_merged_files_merge_further(tmp_path: Path, files: list[str]) -> None:
     assert len(read_profiles(c)) == 4
 
 
+def test_merge_does_not_lose_a_rank_whose_file_stands_in_the_place_of_out(
+    tmp_path: Path, files: list[str]
+) -> None:
+    (stream,) = (path for path in files if path.endswith(".memprof"))
+    before = Path(stream).read_bytes()
+    result = invoke("merge", stream, *(path for path in files if path != stream))
+    assert result.exit_code == 2
+    assert "which no FILE has, and would be overwritten" in result.stderr
+    assert Path(stream).read_bytes() == before
+    # Merging again, or more, is no loss.
+    out = str(tmp_path / "all.memprof")
+    for given in (files[:2], files, files):
+        assert invoke("merge", out, *given).exit_code == 0
+
+
 def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
     for args, says in (

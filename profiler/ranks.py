@@ -175,8 +175,9 @@ def _step_starts(profile: Profile) -> list[int]:
 
 
 def _recompiles(profile: Profile) -> int:
-    again = {g.compile_id for g in profile.graphs if g.compile_id}
-    return sum(1 for id in again if id.rpartition("/")[2] not in ("", "0"))
+    # `0/1` is the second compilation of Dynamo's frame 0; `!1` is a captured backward, no frame.
+    parts = {g.compile_id.rpartition("/") for g in profile.graphs if g.compile_id}
+    return sum(1 for frame, _, number in parts if frame and number != "0")
 
 
 def _imbalance(rows: list[RankRow]) -> list[Imbalance]:

@@ -99,6 +99,15 @@ def test_graphs_that_differ() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("compile_id", "recompiles"), [("0/0", 0), ("0/2", 1), ("!1", 0), ("!1/0/0", 0), (None, 0)]
+)
+def test_what_is_a_recompilation(compile_id: str | None, recompiles: int) -> None:
+    profile = training()
+    profile.graphs[0].compile_id = compile_id
+    assert compare_ranks([profile]).rows[0].recompiles == recompiles
+
+
 def test_recompilations_and_skips_that_differ() -> None:
     again, skips = training(), training()
     for graph in again.graphs[:2]:

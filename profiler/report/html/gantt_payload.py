@@ -60,6 +60,7 @@ class _Payload:
         self.calls = calls
         self.strings: dict[str, int] = {}
         self.graphs = {g.id: g for g in profile.graphs}
+        self.modes = call_modes(profile)
         times = list(self._times())
         self.base = min(times, default=0)
         self.end = max(times, default=0) - self.base
@@ -172,14 +173,14 @@ class _Payload:
         return out
 
     def _calls(self) -> Iterator[tuple[int, Bar]]:
-        calls, modes = self.profile.calls, call_modes(self.profile)
+        calls = self.profile.calls
         for detail, k in enumerate(self.calls):
             graph = self.graphs[calls.graph[k]]
             bar = Bar(
                 calls.start_ns[k],
                 calls.end_ns[k],
                 graph.label,
-                _kind(graph, modes[k]),
+                _kind(graph, self.modes[k]),
                 detail,
             )
             yield calls.thread[k], bar
@@ -210,11 +211,11 @@ class _Payload:
     # Details
 
     def _call_details(self) -> dict[str, Any]:
-        calls, modes = self.profile.calls, call_modes(self.profile)
+        calls = self.profile.calls
         return {
             "first": self.calls.start,
             "logged": len(calls),
-            "mode": [self._text(modes[k].value) for k in self.calls],
+            "mode": [self._text(self.modes[k].value) for k in self.calls],
             "start": [calls.start_ns[k] - self.base for k in self.calls],
             "end": [calls.end_ns[k] - self.base for k in self.calls],
         }

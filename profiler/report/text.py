@@ -19,6 +19,7 @@ from .summary import Reason, Summary
 __all__ = ["render_ledger", "render_text"]
 
 
+_DAY_NS = 86_400_000_000_000
 _VIEW_TITLES = {
     View.CATEGORY: "by category",
     View.MODULE: "by module",
@@ -48,18 +49,21 @@ def render_text(summary: Summary, style: Style = PLAIN) -> str:
 
 
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
-    """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC."""
+    """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
+    dates if it is of more than one day."""
     page = Page(style)
     if not profile.ledger:
         page.line("The ledger is empty: nothing was compiled.")
         return page.text()
     graphs = {g.id: g for g in profile.graphs}
+    days = {e.time_ns // _DAY_NS for e in profile.ledger}
+    stamp = "%H:%M:%S.%f" if len(days) == 1 else "%Y-%m-%d %H:%M:%S.%f"
     table = page.table("time (UTC)", "what", "graph", ">count", "why", fold=True)
     for e in profile.ledger:
         graph = graphs[e.graph] if e.graph is not None else None
         time = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
         table.add_row(
-            time.strftime("%H:%M:%S.%f")[:-3],
+            time.strftime(stamp)[:-3],
             e.kind.value.replace("_", " "),
             Text(graph.label if graph else e.tree.function if e.tree else "-"),
             f"{e.count:,}",

@@ -410,6 +410,15 @@ def test_utf8() -> None:
     assert plain.replace("·", "|").replace("─", "-") == ascii_only
 
 
+def test_a_ledger_of_several_days_has_dates() -> None:
+    profile = training()
+    assert re.search(r"^00:00:01\.000  ", render_ledger(profile), re.MULTILINE)
+    profile.ledger.append(LedgerEntry(86_400_000_000_000, LedgerKind.RESET, None, "again"))
+    text = render_ledger(profile)
+    assert re.search(r"^1970-01-01 00:00:01\.000  ", text, re.MULTILINE)
+    assert re.search(r"^1970-01-02 00:00:00\.000  ", text, re.MULTILINE)
+
+
 def test_reasons_there_is_no_room_for_are_added_up() -> None:
     # GIVEN scratch memory at more lines than the report has rows, all unknown, graphs that were
     # never observed, and trees with reasons of their own

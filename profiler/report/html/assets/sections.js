@@ -246,6 +246,10 @@
       count: l.count[i],
       time: l.time_ms[i],
     }));
+    // The day, where it is not always the same.
+    const days = new Set(all.map((e) => Math.floor(e.time / 86_400_000)));
+    const clock = (time) =>
+      new Date(time).toISOString().replace("T", " ").slice(days.size > 1 ? 0 : 11, 23);
     const kinds = new Map();
     for (const e of all) kinds.set(e.kind, (kinds.get(e.kind) ?? 0) + e.count);
     const holder = el("div");
@@ -282,7 +286,7 @@
             {
               label: "Time (UTC)",
               value: (e) => e.time,
-              cell: (e) => el("span.num", {}, new Date(e.time).toISOString().slice(11, 23)),
+              cell: (e) => el("span.num", {}, clock(e.time)),
             },
             { label: "What", value: (e) => e.kind, cell: (e) => words(e.kind) },
             {

@@ -84,6 +84,12 @@ def build_timeline(
     # An edge has up to two entries, its own order kept: made or written, then released.
     first = np.flatnonzero(flags & (ALLOCATED | MUTATED)).astype(np.int32)
     frees = np.flatnonzero(flags & FREED).astype(np.int32)
+    # Memory that was there before and is not to be counted changes nothing, either.
+    counted = categories.present | (created >= 0)
+    if not counted.all():
+        first = first[counted[graph.edge_key[first]]]
+        frees = frees[counted[graph.edge_key[frees]]]
+    del counted
 
     blocks, preexisting, ends = np.cumsum(
         [len(storages.block_entries[0]), len(before), len(first)]

@@ -167,3 +167,32 @@ def test_graph_trees_show_the_memory_that_plain_calls_show() -> None:
         if any(a <= ptr < b for a, b in ranges):
             assert not present[key] or trees.storages.created[key] >= 0
     assert Category.GRADIENT in {trees.category(k, 0) for k in range(len(trees.columns.keys))}
+
+
+@pytest.mark.simgpu
+def test_writing_to_the_pools_buffers_moves_no_bytes() -> None:
+    # GIVEN a backward that is started with a tensor of eager code, which its replay copies into
+    # a buffer of the pool: memory of before the trace that is not counted
+    class Loss(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square().mean()
+
+    from memprof.compile_backend.runtime import RUNTIME
+
+    model = Loss(64, 64, device="cuda")
+    compiled = torch.compile(model, backend="memprof")
+
+    def step() -> None:
+        compiled(torch.ones(8, 64, device="cuda")).backward()
+        model.zero_grad()
+
+    for _ in range(4):
+        step()
+    with profiled() as prof:
+        step()
+        step()
+    found = profile_memory(prof, memprof_profile=RUNTIME.profile())
+    assert found.compiled is not None
+    assert found.compiled.replayed == 4
+    # THEN no category has less than nothing
+    assert (by_category(found, "cuda:0").bytes >= 0).all()

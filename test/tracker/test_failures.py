@@ -21,7 +21,7 @@ from memprof.profiler.tracker import snapshots as snapshots_module
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
-from .processes import files, record, run
+from .processes import files, record, run, wait_for_line
 
 
 @pytest.fixture(autouse=True)
@@ -169,16 +169,21 @@ def test_a_second_tracker(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> N
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
     program = (
-        "import memprof, time\n"
+        "import memprof\n"
         "memprof.initialize_memory_tracker(interval=60)\n"
-        "print('x', flush=True); time.sleep(1)\n"
+        "print('tracked', flush=True); input()\n"
     )
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
     both = [
-        subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE)
+        subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True)
         for _ in range(2)
     ]
     for process in both:
-        process.communicate(timeout=60)
+        wait_for_line(process, "tracked")
+    # GIVEN both at once WHEN they end
+    for process in both:
+        process.communicate("\n", timeout=60)
     names = files(tmp_path)
     assert len(names) == 2
     assert {record(tmp_path, i).metadata.pid for i in range(2)} == {p.pid for p in both}

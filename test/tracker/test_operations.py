@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -235,6 +236,13 @@ def test_bytes_and_tensors_before_and_after(tracker: MemoryTracker) -> None:
     assert columns.tensor_bytes_after[0] - columns.tensor_bytes_before[0] == 20_000
 
 
+def touched(nbytes: int) -> mmap.mmap:
+    """So many resident bytes; not from malloc, which may hand out what is resident already."""
+    memory = mmap.mmap(-1, nbytes)
+    torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
+    return memory
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     mib = 1 << 20
@@ -245,12 +253,11 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     assert resident is not None
     size = 400 * mib + highest - resident
     with tracker.track_operation("high"):
-        big = torch.ones(size, dtype=torch.uint8)
-        del big
+        touched(size).close()
     with tracker.track_operation("low"), tracker.track_operation("inner"):
-        small = torch.ones(100 * mib, dtype=torch.uint8)
+        small = touched(100 * mib)
         tracker.snapshot(SnapshotKind.PERIODIC)
-        del small
+        small.close()
     cpu = tracker.record().operation_allocations.memory["cpu"]
     assert cpu.exact == [True, False, False]
     assert cpu.peak[0] - cpu.before[0] == pytest.approx(size, abs=20 * mib)

@@ -253,6 +253,7 @@ class Timeline:
     def _look_ahead(self) -> dict[int, tuple[frozenset[int], ...]]:
         """For calls that hand something on: which consumers come before they are called again."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
+        few: dict[tuple[frozenset[int], ...], tuple[frozenset[int], ...]] = {}
         if not any(u.bundles for u in self.units):
             return out
         never = len(self._unit_of_call)
@@ -262,7 +263,7 @@ class Timeline:
             if u == _NONE:
                 continue
             if self.units[u].bundles:
-                out[k] = tuple(
+                remaining = tuple(
                     frozenset(
                         c
                         for c in b.consumers
@@ -270,6 +271,7 @@ class Timeline:
                     )
                     for b in self.units[u].bundles
                 )
+                out[k] = few.setdefault(remaining, remaining)
             following[u] = k
         return out
 

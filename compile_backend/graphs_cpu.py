@@ -22,6 +22,12 @@ faults are counted. Their price is measured once a process. The arena is used if
 at least twice what it costs, or if that is nothing beside a call with such large buffers.
 ``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
 
+The ranks of a distributed job decide each for itself, without a word to the others, and may
+decide differently. That can be no deadlock and no other result: the same lines call the same
+kernels and collectives in the same order, only in other memory (and what a collective is
+handed never comes out of an arena, Note [What can be planned] in ``arena_plan``). It is a
+difference in speed, and in what Note [What is different in an arena] says.
+
 Note [Memory beside the arena]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What is not allocated by generated code stays with malloc, and pays for its page faults there.
@@ -44,6 +50,7 @@ memprof's data-flow profile does (``profiler/dataflow/replays.py``).
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import time
@@ -347,15 +354,17 @@ def nanoseconds_per_fault() -> float:
     if not _price:
         faults, now = _torch_compat.minor_page_faults, time.perf_counter_ns
         found = []
+        nbytes = 2 << 20  # too small for huge pages
         for _ in range(3):
-            view = LeasePool().lease(2 << 20, Tokens(1))  # too small for huge pages
+            view = LeasePool().lease(nbytes, Tokens(1))
             assert view is not None
-            memory = torch.frombuffer(view, dtype=torch.uint8)
+            # No tensor: a profiler that runs would take it for the program's.
+            memory = (ctypes.c_char * nbytes).from_buffer(view)
             count, start = faults(), now()
-            memory.zero_()
+            ctypes.memset(memory, 0, nbytes)
             count, first = faults() - count, now() - start
             start = now()
-            memory.zero_()
+            ctypes.memset(memory, 0, nbytes)
             found.append((first - (now() - start)) / max(1, count))
         _price.append(max(0.0, min(found)))
     return _price[0]

@@ -18,10 +18,10 @@ what has to be done about it:
 
 Sizes are not compared: whatever can change them is an integer among the inputs, with one
 exception. What is inside of a tensor subclass, as the values of a jagged tensor, has sizes of
-its own, which Inductor's code reads off the tensor unless it is cut into partitions
-(``graph_partition``, on by default, hands sizes to each as integers). There it is the copy that
-fails, and the replay is called off. None is wrong without failing: a copy into other sizes
-works only where a size is 1, for which Dynamo compiles code of its own.
+its own. Torch before 2.15 makes integers of them only where Inductor cuts the code into
+partitions (``graph_partition``, on by default). Where it does not, it is the copy that fails,
+and the replay is called off. None is wrong without failing: a copy into other sizes works only
+where a size is 1, for which Dynamo compiles code of its own.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import InductorTrees, use_in_inductor
 from memprof.cudagraph_trees.manager import ExecutionState
@@ -250,7 +251,7 @@ def test_views_expanded_and_misaligned_inputs() -> None:
 
 @pytest.mark.parametrize("partition", [True, False])
 def test_sizes_inside_of_jagged_tensors(partition: bool) -> None:
-    # GIVEN a size that is no input of the graph, unless Inductor cuts it into partitions
+    # GIVEN a size that is no input of its own, unless Inductor cuts the graph into partitions
     def scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x * w).sin()
 
@@ -264,9 +265,9 @@ def test_sizes_inside_of_jagged_tensors(partition: bool) -> None:
             )
             # THEN no recording is replayed for other sizes
             same(f(x, w).values(), scale(x.values(), w))
-    recorded = [e.reason for e in manager().entries() if e.kind is LedgerKind.RERECORD]
-    assert recorded == ([] if partition else ["a copied input has other sizes"] * len(recorded))
-    assert len(list(manager().nodes())) == (2 if partition else 3)
+    known = partition or compat.torch_version() >= (2, 15)
+    again = [e.reason for e in manager().entries() if e.kind is LedgerKind.RERECORD]
+    assert again == ([] if known else ["a copied input has other sizes"] * 2)
 
 
 def test_outputs_that_are_aliases() -> None:

@@ -579,6 +579,16 @@ def test_large_graphs_join_by_themselves() -> None:
     assert faults() - before < 64 << 20 >> 12 >> 3
 
 
+def test_the_price_of_a_fault_is_measured_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a decision about an arena while the user profiles
+    monkeypatch.setattr(graphs_cpu, "_price", [])
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as prof:
+        price = graphs_cpu.nanoseconds_per_fault()
+    # THEN the profile has no operators and no memory of memprof's own
+    assert price > 0
+    assert [e.name for e in prof.events() if e.name.startswith(("aten::", "[memory]"))] == []
+
+
 def test_the_budget_is_kept() -> None:
     ours, theirs = both(mlp())
     before = configure(pool_budget=3 << 20)

@@ -338,6 +338,11 @@ def stash_in_tls(key: str, value: object) -> None:
     _C._stash_obj_in_tls(key, value)
 
 
+def in_backward() -> bool:
+    """Whether the calling thread runs a backward, for itself or for another one."""
+    return bool(_C._current_graph_task_id() != -1)
+
+
 get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls
 is_in_tls: Callable[[str], bool] = _C._is_key_in_tls
 

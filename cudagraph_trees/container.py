@@ -130,19 +130,24 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 def family() -> Family:
     """That of the calling thread."""
-    # In this order: a thread of autograd's has one of its own if it ever worked for a thread
-    # without one, and is lent that of the thread that it works for now.
+    own: Family | None = getattr(_local, "family", None)
+    if own is not None:
+        return own
     if compat.is_in_tls(_KEY):
         return compat.get_from_tls(_KEY)  # type: ignore[no-any-return]
-    own: Family | None = getattr(_local, "family", None)
-    return _new_family() if own is None else own
+    spare: Family | None = getattr(_local, "spare", None)
+    return _new_family() if spare is None else spare
 
 
 def _new_family() -> Family:
     new = Family()
     _families.add(new)
-    _local.family = new
-    compat.stash_in_tls(_KEY, new)
+    if compat.in_backward():
+        # This thread may be autograd's, and is lent the family of whom it works for next.
+        _local.spare = new
+    else:
+        _local.family = new
+        compat.stash_in_tls(_KEY, new)
     return new
 
 

@@ -7,6 +7,7 @@ by walking its tree again. What differs is listed in docs/dataflow.md.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.profiler.file import write_whole
 from memprof.profiler.model import Profile
 
 from . import _torch_compat as compat
@@ -356,20 +358,16 @@ class MemoryProfileTimeline:
 
     def export_memory_timeline(self, path: str | Path, device_str: str) -> None:
         """Write ``[times, bytes by category]`` as JSON."""
-        import json
-
-        Path(path).write_text(json.dumps(self._coalesce_timeline(device_str)))
+        _write(path, json.dumps(self._coalesce_timeline(device_str)))
 
     def export_memory_timeline_raw(self, path: str | Path, device_str: str) -> None:
         """Write ``[[time, action, bytes, category], ...]`` as JSON."""
-        import json
-
         events = (
             raw_timeline(self._memory_profile.profile, str(device_str))
             if self._has(device_str)
             else []
         )
-        Path(path).write_text(json.dumps(events))
+        _write(path, json.dumps(events))
 
     def export_memory_timeline_html(
         self,
@@ -381,9 +379,11 @@ class MemoryProfileTimeline:
         """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
         from .html import page
 
-        Path(path).write_text(
-            page(self._memory_profile.profile, str(device_str), title), encoding="utf-8"
-        )
+        _write(path, page(self._memory_profile.profile, str(device_str), title))
+
+
+def _write(path: str | Path, text: str) -> None:
+    write_whole(path, text.encode(), "the timeline")
 
 
 __all__ = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from browser.fixtures import open_file
 from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
 from memprof.profiler.dataflow.export import chrome_trace
 from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
+from memprof.profiler.dataflow.vocabulary import MemoryProfile, MemoryProfileTimeline
 from memprof.profiler.errors import ProfileNotWritableError
 
 from .models import profile_training, profiled
@@ -48,6 +51,31 @@ def test_an_unknown_ending_is_refused(profile: DataFlowProfile, tmp_path: Path) 
         ValueError, match=r"'.*a.csv' ends in no known format; there are \.raw\.json"
     ):
         export_timeline(profile, tmp_path / "a.csv", "cpu")
+
+
+@pytest.mark.parametrize("kind", ["", "_raw", "_html"])
+def test_under_torchs_names_too_files_are_written_whole_or_not_at_all(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with profiled() as prof:
+        torch.ones(64).sum()
+    timeline = MemoryProfileTimeline(MemoryProfile(prof.profiler.kineto_results))
+    path = tmp_path / "timeline"
+    write = getattr(timeline, f"export_memory_timeline{kind}")
+    write(path, "cpu")
+    before = path.read_bytes()
+    assert len(before) > 10
+
+    # WHEN the disk is full
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ProfileNotWritableError, match="No space left"):
+        write(path, "cpu")
+    # THEN what was there is as it was, and nothing is beside it
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.html", "a.parquet"])

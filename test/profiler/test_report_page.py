@@ -233,6 +233,7 @@ def test_numbers_read_as_at_the_terminal(page: Page, report: Path) -> None:
         5 << 50,
     ]
     times = [0, 1, 999, 1000, 12_345, 99_949, 99_951, 1_000_000, 12_345_678, 10**9, 123 * 10**9]
+    times += [999_499, 999_500, 999_600_000]
     shares = [(0, 0), (0, 10), (1, 10**6), (1, 3), (999_999, 10**6), (10, 10), (1, 16)]
     found = page.evaluate(
         "([b, t, s]) => [b.map(memprof.format.bytes), t.map(memprof.format.ns),"

@@ -40,12 +40,14 @@
   /** A duration of `n` nanoseconds, e.g. "12.3 ms". */
   function ns(n) {
     if (n === null || n === undefined) return "-";
-    if (Math.abs(n) < 1e3) return `${grouped(n, 0)} ns`;
+    // From there on it would be rounded to 1000.
+    const most = 0.9995;
+    if (Math.abs(n) < most * 1e3) return `${grouped(n, 0)} ns`;
     for (const [limit, unit] of [
       [1e6, "us"],
       [1e9, "ms"],
     ]) {
-      if (Math.abs(n) < limit) {
+      if (Math.abs(n) < most * limit) {
         const value = n / (limit / 1e3);
         return `${grouped(value, digits(value))} ${unit}`;
       }

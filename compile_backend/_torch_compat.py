@@ -67,6 +67,19 @@ def run_compile_fx(
     return found
 
 
+def hear_of_resets(backend: Callable[..., Any]) -> None:
+    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``.
+
+    Torch does for backends that ``torch.compile`` was called with since the last reset; but a
+    function from before it is compiled again when it is called.
+    """
+    from torch._dynamo import eval_frame
+
+    known = eval_frame.cached_backends
+    if not any(getattr(b, "compiler_fn", b) is backend for b in list(known.values())):
+        known[id(backend)] = backend
+
+
 def compile_fx_inner() -> Callable[..., Any]:
     """Looked up at each use: debuggers and other tools replace it."""
     import torch._inductor.compile_fx as cfx

@@ -67,6 +67,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
+    _torch_compat.hear_of_resets(memprof)
     RUNTIME.options.update(own.non_default())
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:

@@ -125,10 +125,24 @@ def test_graphs_can_be_turned_off() -> None:
 
 
 def test_after_a_reset_nothing_is_left_on_the_device() -> None:
+    import simgpu
+
     _train(5)
     torch._dynamo.reset()
     gc.collect()
     assert all_managers() == []
+    # NOR after another reset of a function that lives on, with its result held
+    compiled = torch.compile(Net().cuda(), backend="memprof")
+    for _ in range(2):
+        for _ in range(5):
+            result = compiled(torch.ones(8, 64, device="cuda"))
+            result.sum().backward()
+        assert simgpu.live(simgpu.EXECS) > 0
+        torch._dynamo.reset()
+        assert all_managers() == []
+        assert simgpu.live(simgpu.EXECS) == 0
+    del compiled, result
+    gc.collect()
     torch.cuda.synchronize()
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()

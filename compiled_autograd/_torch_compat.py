@@ -461,6 +461,11 @@ def trace_node_by_node(graph: GraphModule) -> None:
     graph.forward = forward
 
 
+def is_dynamos(compiled: Any) -> bool:
+    """Whether ``compiled`` is what ``torch.compile`` makes of a module."""
+    return isinstance(compiled, torch._dynamo.OptimizedModule)
+
+
 def rename_node(node: Node, name: str) -> None:
     """Give ``node`` a name, made unique in its graph."""
     node._rename(name)

@@ -52,7 +52,7 @@ from .passes import run_passes
 from .runtime import RuntimeWrapper
 from .tracer import GraphTracer
 from .turn import THREAD
-from .value import ValueInfo, of_output, of_sizes, set_value, value_of
+from .value import LAYOUT, ValueInfo, of_output, of_sizes, set_value, value_of
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
 Gradients = list[torch.Tensor | None]
@@ -179,7 +179,11 @@ class AutogradCompilerInstance:
             shapes=self._shapes if tracer.baked_shapes else None,
         )
         self._leave()
-        return runtime, self.compiler_fn(module)
+        compiled = self.compiler_fn(module)
+        # Dynamo fails on a sparse input when its number of elements has changed: it asks for
+        # strides. By then the normal engine cannot take over, so the graph runs as it is.
+        sparse = any(LAYOUT in node.meta for node in module.graph.nodes)
+        return runtime, module if sparse and _torch_compat.is_dynamos(compiled) else compiled
 
     def close(self) -> None:
         """C++ is done with this object, or gave up: leave every mode."""

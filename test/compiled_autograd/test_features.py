@@ -251,3 +251,26 @@ def test_checkpoint_around_a_compiled_forward(model: nn.Module, x: Tensor, reent
         lambda: checkpoint(compiled, x, use_reentrant=reentrant).square().sum().backward(),
         [*parameters_of(model), x],
     )
+
+
+def test_sparse_gradients() -> None:
+    """GIVEN sparse gradients to add to, of changing numbers of elements, which Dynamo cannot trace
+    WHEN compiled with it THEN the captured graph runs as it is."""
+    torch.manual_seed(0)
+    embedding, linear = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)
+    parameters = [embedding.weight, *linear.parameters()]
+    batches = [torch.randint(0, 10, (n,)) for n in (6, 3, 5, 4)]
+
+    def summed() -> list[Tensor]:
+        clear(parameters)
+        for batch in batches:
+            linear(embedding(batch)).square().sum().backward()
+        return [p.grad.to_dense().clone() for p in parameters]
+
+    wanted = summed()
+    for compiler in COMPILERS.values():
+        torch._dynamo.reset()
+        ca.reset()
+        with ca.enable(compiler, dynamic=False):
+            for got, want in zip(summed(), wanted, strict=True):
+                torch.testing.assert_close(got, want)

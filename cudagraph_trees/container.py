@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from . import history, locks
+from . import history
 from .device.protocol import Device
 from .locks import capturing, when_nobody_captures
 from .manager import CUDAGraphTreeManager
@@ -225,7 +225,6 @@ def _after_fork() -> None:
     Nothing is released: that would call the device. Managers are kept so that no destructor
     does either, and out of reach of the finalizers of their functions.
     """
-    _abandoned.append(locks.after_fork())
     for f in list(_families):
         for container in f.containers.values():
             _abandoned.append(container.tree_manager)
@@ -236,6 +235,6 @@ def _after_fork() -> None:
         _new_family()
 
 
-_abandoned: list[object] = []
+_abandoned: list[CUDAGraphTreeManager | None] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

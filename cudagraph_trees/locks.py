@@ -13,6 +13,7 @@ do is done at once if nobody captures, and else by the thread that does, when it
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -67,10 +68,15 @@ def _do_what_waits() -> None:
             _lock.release()
 
 
-def after_fork() -> list[Callable[[], None]]:
-    """The lock is free in a forked child, and nothing waits; what did is returned."""
+def _after_fork() -> None:
+    # Another thread may have had the lock. What waits would call the device, which a child has
+    # not: it is never done.
     global _lock
     _lock = threading.RLock()
-    waiting = list(_waiting)
+    _abandoned.append(list(_waiting))
     _waiting.clear()
-    return waiting
+
+
+_abandoned: list[object] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

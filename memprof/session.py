@@ -160,7 +160,16 @@ class ProfilingSession:
         write_profile(self.profile(), fill_path(path, process()))
 
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
-        """Print the report of this session."""
+        """Print the report of this session.
+
+        Args:
+            top: rows per table.
+            file: where to; standard output by default.
+
+        Raises:
+            RuntimeError: the session has not begun.
+            ValueError: ``top`` is less than 1.
+        """
         _print(self.profile(), top, file)
 
     def _of_runtime(self) -> Profile:
@@ -254,11 +263,16 @@ def report(*, top: int = 10, file: TextIO | None = None) -> None:
     Args:
         top: rows per table.
         file: where to; standard output by default.
+
+    Raises:
+        ValueError: ``top`` is less than 1.
     """
     _print(current_profile(), top, file)
 
 
 def _print(profile: Profile, top: int, file: TextIO | None) -> None:
+    if top < 1:
+        raise ValueError(f"top is {top}; it must be 1 or more")
     out = file if file is not None else sys.stdout
     style = replace(style_of(out), top=top)
     text = render_text(summarize(profile), style)

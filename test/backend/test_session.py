@@ -146,6 +146,12 @@ def test_the_report_prints() -> None:
     assert "Unattributed" in out.getvalue()
 
 
+@pytest.mark.parametrize("top", [0, -1])
+def test_tables_have_rows(top: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        memprof.report(top=top)
+
+
 def test_dynamo_reset_resets_memprof() -> None:
     def resets() -> int:  # of the whole process, other tests' too
         return sum(e.count for e in memprof.current_profile().ledger if e.kind is LedgerKind.RESET)

@@ -230,18 +230,28 @@ def allocator_history() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
     theirs = history_enabled()
     if not theirs:
         torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
-    begin = {i: len(t) for i, t in enumerate(_device_traces())} if theirs else {}
+    last = [_identity(t[-1]) if t else None for t in _device_traces()] if theirs else []
 
     def events(device: int) -> list[dict[str, Any]]:
         traces = _device_traces()
-        # A bounded history may have dropped entries at its beginning; then some are missing.
-        return traces[device][begin.get(device, 0) :] if device < len(traces) else []
+        trace = traces[device] if device < len(traces) else []
+        before = last[device] if device < len(last) else None
+        # From the end: a bounded history drops entries at its beginning, so that their number
+        # tells nothing. One that is too short for what was asked has dropped some of that too.
+        for i in range(len(trace) - 1, -1, -1):
+            if _identity(trace[i]) == before:
+                return trace[i + 1 :]
+        return trace
 
     try:
         yield events
     finally:
         if not theirs:
             torch.cuda.memory._record_memory_history(None)
+
+
+def _identity(event: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(event.get(key) for key in ("time_us", "action", "addr", "size"))
 
 
 def _device_traces() -> list[list[dict[str, Any]]]:

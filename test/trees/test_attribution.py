@@ -98,10 +98,13 @@ def test_workspaces_that_a_library_keeps_are_a_part_of_their_own() -> None:
         assert max(p.attributed for p in parts) > inputs + product + (1 << 20)
 
 
-def test_the_users_memory_history_stays_as_it_is() -> None:
+@pytest.mark.parametrize("junk", [0, 200], ids=["", "full"])
+def test_the_users_memory_history_stays_as_it_is(junk: int) -> None:
     configure(programs=True)
-    torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=200)
     try:
+        for i in range(junk):
+            torch.empty(i, device="cuda")
         mark = torch.empty(12345, dtype=torch.uint8, device="cuda")
         f = graphed(lambda x: [x * 2 + 1], [torch.ones(64, device="cuda")])
         for _ in range(3):

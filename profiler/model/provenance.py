@@ -21,6 +21,9 @@ class Evidence(str, Enum):
     """Nothing is known."""
 
 
+_IN_TORCH = "-packages/torch/"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFrame:
     """One frame of user code.
@@ -73,8 +76,10 @@ class NodeProvenance:
 
     @property
     def frame(self) -> SourceFrame | None:
-        """The innermost user frame."""
-        return self.stack[-1] if self.stack else None
+        """The innermost frame outside of torch (a collective or an optimizer has some in it), of
+        all if there is none."""
+        users = (f for f in reversed(self.stack) if _IN_TORCH not in f.file)
+        return next(users, self.stack[-1] if self.stack else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ from memprof.profiler.live import Hold, LiveItem
 from memprof.profiler.model import (
     Category,
     GraphRecord,
+    NodeProvenance,
     Origin,
     Profile,
+    SourceFrame,
     Statement,
     StatementKind,
     Storage,
@@ -275,3 +277,14 @@ def test_every_view_adds_up(items: list[LiveItem]) -> None:
             tree = module_tree(b)
             inside = sum(p.nbytes for p in b.parts if not p.key.startswith("("))
             assert tree.nbytes == inside
+
+
+def test_the_line_of_a_node_is_the_users_own() -> None:
+    # GIVEN a collective, which torch traces into code of its own, and one that is torch's alone
+    torch = "/venv/lib/python3.11/site-packages/torch/distributed/_functional_collectives.py"
+    mine = SourceFrame("/home/me/train.py", 14, "step", "y = all_reduce(y, 'sum', group)")
+    theirs = [SourceFrame(torch, line, "all_reduce", "return") for line in (170, 138)]
+    # THEN the line is the user's where there is one
+    assert NodeProvenance("all_reduce", "", stack=(mine, *theirs)).frame == mine
+    assert NodeProvenance("all_reduce", "", stack=tuple(theirs)).frame == theirs[1]
+    assert NodeProvenance("all_reduce", "").frame is None

@@ -132,9 +132,25 @@ def _close(a: Tensor | None, b: Tensor | None, what: str) -> None:
         return
     assert a.shape == b.shape, what
     if VALUES:
-        torch.testing.assert_close(
-            a.detach().cpu(), b.detach(), rtol=1e-3, atol=1e-5, msg=lambda m: f"{what}: {m}"
-        )
+        try:
+            torch.testing.assert_close(
+                a.detach().cpu(), b.detach(), rtol=1e-3, atol=1e-5, msg=lambda m: f"{what}: {m}"
+            )
+        except AssertionError:
+            if uncomputed := _uncomputed():
+                pytest.skip(f"the simulated device computed nothing for {uncomputed[0]}")
+            raise
+
+
+def _uncomputed() -> list[str]:
+    """Kernels that the simulated device has met since this was cleared and cannot compute, as
+    those with barriers that torch 2.15 makes."""
+    if not SIMULATED:
+        return []
+    import simgpu_values
+
+    missing: list[str] = simgpu_values.missing
+    return missing
 
 
 def _tensors(output: Any) -> list[Tensor]:
@@ -157,6 +173,7 @@ def _leaves_nothing(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def checked(**arguments: Any) -> None:
         clear()
+        _uncomputed().clear()
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         test(**arguments)
         clear()

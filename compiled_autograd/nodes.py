@@ -118,11 +118,13 @@ def before_hooks(returned: Node) -> Node:
     while is_tensor_hook(returned) and origin_of(returned) == origin:
         hooks.append(returned)
         returned = returned.args[1]  # type: ignore[assignment]
+    if not hooks:
+        return returned
     runs = any(
         origin_of(n) == origin and n not in hooks and not is_item_of_argument(n)
         for n in returned.graph.nodes
     )
-    return returned if runs or not hooks else hooks[0]
+    return returned if runs else hooks[0]
 
 
 def is_tensor_hook(node: Node) -> bool:

@@ -16,6 +16,9 @@ class Ration:
     """
 
     SAVED_NS = 10_000_000_000
+    LONGEST_NS = 2_000_000
+    """What takes longer did so because the thread was taken off its core; the rest of that time
+    was somebody else's. (The thread's CPU time would say so, for a system call more.)"""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -27,4 +30,5 @@ class Ration:
     def spend(self, begin: int, end: int) -> None:
         """It was done, from ``begin`` to ``end``, ns."""
         saved = max(self.next_ns, begin - self.SAVED_NS)
-        self.next_ns = saved + round((end - begin) / self._share * self._dice.uniform(0.5, 1.5))
+        took = min(end - begin, self.LONGEST_NS)
+        self.next_ns = saved + round(took / self._share * self._dice.uniform(0.5, 1.5))

@@ -39,3 +39,10 @@ def test_a_loop_of_two_gives_both_a_turn() -> None:
             ration.spend(now, now + 100_000)  # as much as pays for exactly one of two
             turns[i % 2] += 1
     assert min(turns) > 0.4 * sum(turns)
+
+
+def test_time_off_the_core_is_not_charged() -> None:
+    ration = Ration(0.01)
+    second = 1_000_000_000
+    ration.spend(100 * second, 101 * second)
+    assert ration.next_ns <= 100 * second

@@ -128,6 +128,7 @@ def test_automatic_collections_lose_nothing(live: LiveTensors) -> None:
 
 
 def test_without_watching_they_are_lost_until_a_scan() -> None:
+    gc.collect()  # Cycles that other tests left are not to die below.
     live = LiveTensors()
     live.scan()
     live.look()

@@ -3,8 +3,10 @@
 Note [Memory around an operation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Read at both edges: resident bytes, and each allocator's bytes and highest mark, some
-microseconds together, 50 and more where the system call is cold. Edges that follow one another at
-once (a parent begins and its first child, one ends and the next begins) share a reading. Live
+microseconds together, 50 and more where the system calls are cold. Edges with hardly anything in
+between (a parent begins and its first child, one ends and the next begins) share a reading of
+resident bytes, which change with pages that are touched, no faster than some hundred KiB in
+``_SAME_INSTANT_NS``; an allocator's count can change by any amount, and is read each time. Live
 tensors must be looked for, which takes some 0.1 ms. Each is done only as long as it took less than
 its share of the time, ``READING_SHARE`` and ``COUNTING_SHARE``, so that many short operations cost
 no more than few long ones; where it was not done the figure is unknown, never guessed, and sums
@@ -50,7 +52,9 @@ from .thinning import operations_to_drop
 READING_SHARE = 0.003
 COUNTING_SHARE = 0.001
 _SAME_INSTANT_NS = 20_000
+"""Time outside of edges."""
 _READING_LASTS_NS = 200_000
+"""Edges included."""
 MAX_WAITING = 512
 """Edges that wait to be digested."""
 
@@ -175,7 +179,7 @@ class OperationLog:
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
         self._readings, self._counts = Ration(READING_SHARE), Ration(COUNTING_SHARE)
-        self._reading: Reading = {}
+        self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
         self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
@@ -248,16 +252,21 @@ class OperationLog:
         return lane
 
     def _in_use(self, now: int) -> Reading:
-        """What each device has in use; the last reading if hardly anything ran since."""
+        """What each device has in use."""
+        begin = _clock()
+        found = self._accelerators.brief()
         if now - self._left_at > _SAME_INSTANT_NS or now - self._read_at > _READING_LASTS_NS:
-            begin = _clock()
-            found = self._accelerators.brief()
             resident = self._process.resident()
-            if resident is not None:
-                found["cpu"] = (resident, self._process.highest() or resident)
-            self._reading, self._read_at = found, now
+            self._resident = (
+                None if resident is None else (resident, self._process.highest() or resident)
+            )
+            self._read_at = now
             self._readings.spend(begin, _clock())
-        return self._reading
+        elif found:
+            self._readings.spend(begin, _clock())
+        if self._resident is not None:
+            found["cpu"] = self._resident
+        return found
 
     def _count_tensors(self, now: int) -> tuple[int, int]:
         """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for. Sets

@@ -285,7 +285,8 @@ class Devices:
 
 
 def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
+    # However little time is between two edges.
+    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
     log = OperationLog(tracker._tensors, tracker._process, devices, 100)  # type: ignore[arg-type]
     log._readings = Ration(1e12)

@@ -51,9 +51,12 @@ def test_a_snapshot_of_100_000_tensors(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         gc.unfreeze()
         tracker.stop()
-    # THEN it takes 50 ms at most, and 5 ms at a stretch (with room for a busy machine)
+    # THEN it takes 50 ms at most, and 5 ms at a stretch. Room for a few of the hundreds of
+    # stretches: malloc is asked without the GIL, and takes some ms when 50 000 blocks were freed;
+    # and on a virtual machine what other guests took counts as CPU time.
     assert sorted(took)[10] < 50e6, took
-    assert sorted(stretches)[-2] < 5e6, sorted(stretches)[-5:]
+    assert sorted(stretches)[-4] < 5e6, sorted(stretches)[-5:]
+    assert sorted(stretches)[-1] < 30e6, sorted(stretches)[-5:]
     del objects, kept
 
 

@@ -56,12 +56,11 @@ class Runtime:
         self._persistent: set[int] = set()
         self._released: dict[int, int] = {}
         self.identities.listen(self._storage_died)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
 
-    def _after_fork(self) -> None:
-        # The threads that write profiles and snapshots come by here at any time, also while a
-        # program makes the workers of its data loader. Locks that they had are nobody's there.
+    def after_fork(self) -> None:
+        """In a child: another thread may have had the locks. The threads that write profiles and
+        snapshots come by here at any time, also while a program makes the workers of its data
+        loader."""
         self._lock = threading.RLock()
         self.ledger.after_fork()
         self.identities.after_fork()
@@ -208,3 +207,5 @@ def _world_size(process: Process) -> int:
 
 
 RUNTIME = Runtime()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RUNTIME.after_fork)

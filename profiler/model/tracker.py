@@ -22,8 +22,10 @@ Unknown is ``None``, or -1 in columns of integers; never 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 
 class RunState(str, Enum):
@@ -443,9 +445,22 @@ class TrackerRecord:
 
     def path(self, summary: int) -> str:
         """Names from the root to ``operation_summary[summary]``, joined by ``/``."""
-        names: list[str] = []
-        while summary >= 0:
-            entry = self.operation_summary[summary]
-            names.append(entry.name)
-            summary = entry.parent
-        return "/".join(reversed(names))
+        return path_of(self.operation_summary, summary)
+
+
+class _Place(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def parent(self) -> int: ...
+
+
+def path_of(places: Sequence[_Place], position: int) -> str:
+    """Names from the root of the tree of operations to ``places[position]``, joined by ``/``; ""
+    for -1."""
+    names: list[str] = []
+    while position >= 0:
+        place = places[position]
+        names.append(place.name)
+        position = place.parent
+    return "/".join(reversed(names))

@@ -147,20 +147,16 @@ class ProcessMemory:
             return None
 
     def highest(self) -> int | None:
-        """The highest that ``resident`` ever was; None where the system cannot say.
-
-        ``getrusage``, 1 µs, keeps over ``exec`` the mark of the process that called it. Up to that
-        mark ``/proc/self/status`` is asked, 20 µs.
-        """
+        """The highest that ``resident`` ever was, see Note [The highest resident size]; None where
+        the system cannot say."""
         if self._rusage_highest is None:
             return None
         peak = self._rusage_highest()
-        if self._inherited is None:
-            own = self._own_highest()
-            self._inherited = peak if own is not None and own < peak else 0
-        if peak > self._inherited:
+        if self._inherited is not None and peak > self._inherited:
             return peak
         own = self._own_highest()
+        if self._inherited is None:
+            self._inherited = peak if own is not None and own < peak else 0
         return own if own is not None else peak
 
     def _own_highest(self) -> int | None:

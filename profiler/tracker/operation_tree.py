@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from memprof.profiler.model import DeviceSummary, OperationSummary
+from memprof.profiler.model.tracker import path_of
 
 MAX_NAMES = 2_000
 """Distinct places in the tree; operations at further ones are counted together."""
@@ -61,12 +62,7 @@ class OperationTree:
 
     def path(self, place: int) -> str:
         """Names from the root to a place, joined by ``/``; "" for -1."""
-        names: list[str] = []
-        while place >= 0:
-            s = self._sums[place]
-            names.append(s.name)
-            place = s.parent
-        return "/".join(reversed(names))
+        return path_of(self._sums, place)
 
     def summaries(self) -> list[OperationSummary]:
         """All places, by number."""

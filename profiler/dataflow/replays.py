@@ -228,7 +228,8 @@ def _releases(backward: GeneratedCall, columns: EventColumns) -> dict[int, int]:
     out: dict[int, int] = {}
     for storage in program.storages:
         for i in storage.inputs if storage.id in freed else ():
-            output = graph.inputs[i].forward_output
+            # A graph whose metadata could not be had has programs, and no inputs.
+            output = graph.inputs[i].forward_output if i < len(graph.inputs) else None
             if output is not None:
                 out[output] = min(freed[storage.id], out.get(output, freed[storage.id]))
     return out

@@ -122,6 +122,11 @@ def inductor_option_type(name: str) -> Any:
 # --- tracing context ----------------------------------------------------------------------
 
 
+def torch_is(version: str) -> bool:
+    """Whether torch is of ``version`` (e.g. ``"2.13"``) or newer."""
+    return bool(torch.__version__ >= version)
+
+
 def forward_metadata() -> Any:
     """AOTAutograd's ViewAndMutationMeta of the graph being compiled, None outside."""
     from torch._guards import TracingContext
@@ -289,6 +294,38 @@ def graph_of_output(tensor: torch.Tensor) -> int | None:
 def is_cpu_only(compiled: Any) -> bool:
     """Whether generated code works on CPU tensors alone."""
     return set(getattr(compiled, "device_types", ())) <= {"cpu"}
+
+
+def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
+    """What generated code calls for its partitions, in order: Inductor's functions, or what the
+    graph trees made of them."""
+    return list(getattr(compiled.compiled_fn_runner, "partitions", None) or ())
+
+
+def wraps_whole_graphs() -> bool:
+    """Whether Inductor hands whole graphs to what captures them, although it cuts them into
+    partitions: ``cudagraph_policy``, from torch 2.13 on."""
+    from torch._inductor import config
+
+    return getattr(config, "cudagraph_policy", None) is not None
+
+
+def why_others_capture() -> str:
+    """Why CUDA code is not handed to the graph trees, "" if it is."""
+    from torch._inductor import config
+
+    if not config.triton.cudagraph_trees:
+        return "triton.cudagraph_trees is off: Inductor captures it by itself, without trees"
+    if wraps_whole_graphs():
+        return "cudagraph_policy has not handed it to the graph trees"
+    return ""
+
+
+def skips_warm_up() -> bool:
+    """Whether CUDA graphs are recorded without a warm-up before."""
+    from torch._inductor import config
+
+    return bool(config.triton.skip_cudagraph_warmup)
 
 
 def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:

@@ -221,7 +221,7 @@ def rewritten(
                 ast.copy_location(node, st)
             st.value = value
     names = [f"{_LEASE}_{i}" for i in range(len(leases))]
-    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values())
+    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values()).call
     return made
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.settings import end_override, override
+from memprof.cudagraph_trees.container import ask_for_pool, reset_cudagraph_trees
+from memprof.cudagraph_trees.settings import end_override
 
 from . import _torch_compat, graphs_cpu, tracked
 from .captured_backward import (
@@ -71,7 +71,7 @@ def _compile(
     RUNTIME.options.update(own.non_default())
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
-        override(pool_budget=pool.pool_budget, pool_initial=pool.pool_initial)
+        ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
@@ -88,7 +88,7 @@ def _compile(
             noted = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
-    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs, captured=backward)
+    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs, captured=backward, inductor=inductor)
     compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)

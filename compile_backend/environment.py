@@ -6,7 +6,8 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 
 import torch
@@ -47,21 +48,73 @@ def perf_origin_ns() -> int:
     return time.time_ns() - time.perf_counter_ns()
 
 
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """What a launcher sets for each process: names of variables, of each the first that is set."""
+
+    rank: str
+    world_size: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+
+
+_LAUNCHERS = (
+    _Launcher("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",)),  # torchrun, and scripts in its manner
+    _Launcher("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",)),
+    _Launcher("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",)),
+    # MPICH, Intel MPI, Cray PALS, srun --mpi=pmi2
+    _Launcher(
+        "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
+    ),
+    _Launcher("PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",)),
+    _Launcher("JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",)),
+    _Launcher("FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",)),
+    # Says no size itself.
+    _Launcher("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",)),
+    _Launcher(
+        "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
+    ),
+)
+"""The innermost first: ``torchrun`` is started by ``srun`` and not the other way round, ``mpirun``
+within an allocation of Slurm's inherits variables of Slurm's."""
+
+
 def process(environment: Mapping[str, str] = os.environ) -> Process:
-    """This process, by ``torch.distributed`` where a process group exists, else by what
-    ``torchrun`` and other launchers set: RANK, LOCAL_RANK, WORLD_SIZE. No communication."""
-    rank, world = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
+    """This process and its rank, without communication.
+
+    By what its launcher has set (``torchrun``, ``mpirun``, ``srun``, ``jsrun``, ``flux``) or
+    ``torch.distributed`` where it is initialized; where both speak, by the one that knows of more
+    processes: a process group can be a part of a job. Before there is a group each process of a job
+    must have another rank already, since files are named by it, so a launcher that says no number
+    of processes, or one that is too small, is believed in the rank.
+    """
+    rank, world, local = _launched(environment)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    world = max(world, 1)
-    rank = min(rank, world - 1)
-    local = min(_number(environment, "LOCAL_RANK", rank), world - 1)
-    return Process(rank, local, world, platform.node(), os.getpid())
+        size = torch.distributed.get_world_size()
+        if size >= world:
+            rank, world = torch.distributed.get_rank(), size
+    if local is None:
+        local = rank
+    return Process(rank, min(local, world - 1), world, platform.node(), os.getpid())
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else default
+def _launched(environment: Mapping[str, str]) -> tuple[int, int, int | None]:
+    """Rank, number of processes, and rank on this host if it is known."""
+    for launcher in _LAUNCHERS:
+        rank = _number(environment, (launcher.rank,))
+        if rank is not None:
+            world = _number(environment, launcher.world_size) or 1
+            return rank, max(world, rank + 1), _number(environment, launcher.local_rank)
+    world = _number(environment, ("WORLD_SIZE",)) or 1
+    return 0, world, _number(environment, ("LOCAL_RANK",))
+
+
+def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """The value of the first of ``names`` that is a number, of at most nine digits."""
+    for name in names:
+        text = environment.get(name, "")
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+    return None
 
 
 def _cpu_name() -> str:

@@ -12,18 +12,21 @@ forward runs without a graph gets its saved tensors at new addresses each time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
 from .ledger import Ledger
 from .metadata.compile_state import CompileState
 from .metadata.stage import CompileStage
+from .observation.tree_models import Model, ObservableModel
 
 
 def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
@@ -45,7 +48,9 @@ class GraphsStage(CompileStage[Any]):
         ledger: says why a graph is not wrapped.
         kwargs: of ``compile_fx_inner``; its ``cudagraphs`` becomes ``box``.
         box: Inductor's own.
+        models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
+        inductor: options of Inductor that were given to this compilation.
     """
 
     name = "graphs"
@@ -56,13 +61,20 @@ class GraphsStage(CompileStage[Any]):
         ledger: Ledger,
         kwargs: dict[str, Any],
         box: Any,
+        models: list[ObservableModel],
+        *,
         clone_outputs: bool,
+        inductor: Mapping[str, Any],
     ) -> None:
         self.record = record
         self.ledger = ledger
         self.kwargs = kwargs
         self.box = box
+        self.models = models
         self.clone_outputs = clone_outputs
+        # Asked now: compiling may switch it off for reasons of the code's own.
+        self._switched_off = box is not None and not box
+        self.inductor = inductor
         self._wrapped: list[dict[str, Any]] = []
 
     def pre_compile(self, state: CompileState) -> CompileState:
@@ -71,27 +83,38 @@ class GraphsStage(CompileStage[Any]):
         self.kwargs["cudagraphs"] = self.box
         return state
 
-    def _on_wrap(self, options: dict[str, Any]) -> None:
+    def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
         options["record"] = self.record
         options["clone_outputs"] = self.clone_outputs
+        options["torch_options"] = TreeOptions.of_this_compilation(self.inductor)
         self._wrapped.append(options)
+        self.models.append(ObservableModel(model))
+        return self.models[-1]
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
-            reason = getattr(compiled, "disabled_cudagraphs_reason", None)
-            self.ledger.add(
-                LedgerKind.NOT_GRAPHED,
-                self.record.id,
-                reason or "Inductor found no part of it that can be captured",
+            reason = (
+                getattr(compiled, "disabled_cudagraphs_reason", None)
+                or _torch_compat.why_others_capture()
             )
+            if not reason:
+                reason = "Inductor found no part of it that can be captured"
+                if self._switched_off:  # Else this stage would not be: the settings want graphs.
+                    reason = (
+                        "the code switches graphs off for it: torch._dynamo.override_cudagraphs"
+                    )
+            self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
-        partitions = _torch_compat.partition_outputs(compiled)
-        # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
-        wrapped = self._wrapped[-len(partitions) :] if partitions else self._wrapped
+        outputs = _torch_compat.partition_outputs(compiled)
         inputs = _torch_compat.partition_inputs(compiled)
-        for number, options in enumerate(wrapped[: len(partitions)]):
-            options["partition"] = number if len(partitions) > 1 else None
+        # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
+        wrapped = self._wrapped[-len(outputs) :] if outputs else self._wrapped[-1:]
+        if len(wrapped) != len(outputs) or _torch_compat.wraps_whole_graphs():
+            # One function that is the graph, partitions and what is between them, whole.
+            return compiled
+        for number, options in enumerate(wrapped):
+            options["partition"] = number if len(wrapped) > 1 else None
             options["graph_inputs"] = inputs[number]
-            options["graph_outputs"] = partitions[number]
+            options["graph_outputs"] = outputs[number]
         return compiled

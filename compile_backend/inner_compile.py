@@ -11,10 +11,11 @@ called exactly once, outside of every ``try`` of ours, so the two are never conf
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
@@ -24,16 +25,19 @@ from . import _torch_compat
 from .captured_io import FORWARDS, CapturedGraph, Forward
 from .graphs import GraphsStage
 from .metadata.codec import to_builtins
-from .metadata.compile_config import CompileConfig
 from .metadata.compile_state import CompileState
 from .metadata.dynamo_input import DynamoInput
 from .metadata.from_aot import view_and_mutation_meta
-from .metadata.graph_io import ForwardDescription, describe_graph
+from .metadata.graph_io import ForwardDescription, describe_graph, undescribed
 from .metadata.stage import CompileStage, compile_through
+from .metadata.view_and_mutation import ViewAndMutationMeta
 from .observation.stage import ObserveStage
+from .observation.tree_models import ObservableModel
 from .options import Options
 from .provenance.stage import AttributeStage
 from .runtime import LiveGraph, Runtime
+
+T = TypeVar("T")
 
 
 class InnerCompile:
@@ -45,6 +49,7 @@ class InnerCompile:
         runtime: where graphs are recorded.
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
+        inductor: options of Inductor that were given to this compilation.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class InnerCompile:
         *,
         graphs: bool = False,
         captured: CapturedGraph | None = None,
+        inductor: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = options
         self.dynamo_inputs = dynamo_inputs
         self.runtime = runtime
         self.graphs = graphs
         self.captured = captured
+        self.inductor = inductor or {}
         self._forward: ForwardDescription | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
 
@@ -87,13 +94,23 @@ class InnerCompile:
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
             )
+            models: list[ObservableModel] | None = [] if self.graphs else None
             stages: list[CompileStage[Any]] = [
-                ObserveStage(graph, self.runtime, self.options, in_trees=self.graphs),
+                ObserveStage(graph, self.runtime, self.options, models),
                 attribute,
             ]
-            if self.graphs:
-                clone = self.options.outputs == "clone"
-                stages.append(GraphsStage(graph.record, self.runtime.ledger, kwargs, box, clone))
+            if models is not None:
+                stages.append(
+                    GraphsStage(
+                        graph.record,
+                        self.runtime.ledger,
+                        kwargs,
+                        box,
+                        models,
+                        clone_outputs=self.options.outputs == "clone",
+                        inductor=self.inductor,
+                    )
+                )
         except Exception as error:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
@@ -116,7 +133,11 @@ class InnerCompile:
         if state.kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
-                FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
+                try:
+                    FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
+                except Exception as error:
+                    what = "the number of a graph whose backward is captured"
+                    self.runtime.ledger.unknown(graph.record.id, what, error)
         try:
             self._finish(graph.record, compiled, took)
         except Exception as error:
@@ -140,37 +161,58 @@ class InnerCompile:
             if kwargs.get("is_inference")
             else GraphKind.FORWARD
         )
-        torch_metadata = _torch_compat.forward_metadata()
-        metadata = view_and_mutation_meta(torch_metadata) if torch_metadata is not None else None
+        id_ = self.runtime.new_graph_id()
+
+        def known(what: str, read: Callable[[], T], neutral: T) -> T:
+            """Of what torch keeps to itself: Note [Fields that cannot be read]."""
+            try:
+                return read()
+            except Exception as error:
+                self.runtime.ledger.unknown(id_, what, error)
+                return neutral
+
+        def copied() -> ViewAndMutationMeta | None:
+            found = _torch_compat.forward_metadata()
+            tell = functools.partial(self.runtime.ledger.unknown, id_)
+            return view_and_mutation_meta(found, tell) if found is not None else None
+
+        metadata = known("AOTAutograd's metadata", copied, None)
         static = tuple(kwargs.get("static_input_idxs") or ())
-        io = describe_graph(
-            gm,
-            kind=kind,
-            fw_metadata=metadata,
-            dynamo_inputs=self.dynamo_inputs,
-            static_input_idxs=static,
-            forward=self._forward if kind is GraphKind.BACKWARD else None,
-            captured_outputs=self.captured.outputs if self.captured is not None else None,
+        io = known(
+            "what a graph takes and returns",
+            lambda: describe_graph(
+                gm,
+                kind=kind,
+                fw_metadata=metadata,
+                dynamo_inputs=self.dynamo_inputs,
+                static_input_idxs=static,
+                forward=self._forward if kind is GraphKind.BACKWARD else None,
+                captured_outputs=self.captured.outputs if self.captured is not None else None,
+            ),
+            undescribed(gm),
         )
         if kind is GraphKind.FORWARD:
             self._forward = io.as_forward()
         record = GraphRecord(
-            id=self.runtime.new_graph_id(),
+            id=id_,
             # A captured backward is a plain function to AOTAutograd, see captured_io.py.
             kind=GraphKind.BACKWARD if self.captured is not None else kind,
-            compile_id=_torch_compat.compile_id(),
+            compile_id=known("Dynamo's id of a frame", _torch_compat.compile_id, None),
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,
-            metadata={
-                "view_and_mutation": to_builtins(metadata),
-                "signature": to_builtins(io.signature),
-                "backward_signature": to_builtins(io.backward_signature),
-            },
+            metadata=known(
+                "AOTAutograd's metadata, for the file",
+                lambda: {
+                    "view_and_mutation": to_builtins(metadata),
+                    "signature": to_builtins(io.signature),
+                    "backward_signature": to_builtins(io.backward_signature),
+                },
+                {},
+            ),
         )
         state = CompileState(
             kind=kind,
-            config=CompileConfig(aot_id=kwargs.get("graph_id") or 0, static_input_indices=static),
             graph_module=gm,
             flat_args=tuple(example_inputs),
             fw_metadata=metadata,

@@ -90,18 +90,52 @@ class Ledger:
         The same failure in another graph is counted there and not logged again. The
         user's run goes on with the plain Inductor callable.
         """
-        reason = f"{what}: {type(error).__name__}: {error}"
-        self.add(LedgerKind.FALLBACK, graph, reason)
-        with self._lock:
-            first = reason not in self._logged and len(self._logged) < MAX_ENTRIES
-            self._logged.add(reason)
-        if first:
+        if self._failed_first(graph, what, error):
             log.warning(
                 "memprof failed at %s; your program runs on with plain Inductor code, without a "
                 "memory profile of this graph. Please report this.",
                 what,
                 exc_info=error,
             )
+
+    def unknown(self, graph: int | None, what: str, error: BaseException) -> None:
+        """A fact could not be had: count it, and log it the first time, in one line."""
+        if self._failed_first(graph, f"{what} is unknown", error):
+            log.warning(
+                "memprof cannot read %s of this version of torch (%s: %s); profiles are without "
+                "it. Please report this.",
+                what,
+                type(error).__name__,
+                error,
+            )
+
+    def not_stored(self, graph: int | None, what: str, why: str) -> None:
+        """``what`` could not be kept beside Inductor's cache: count it, and log it the first time.
+
+        Nothing is lost for this process: code and profile are what they would have been.
+        """
+        reason = f"{what}: {why}"
+        self.add(LedgerKind.NOT_STORED, graph, reason)
+        if self._first(reason):
+            log.warning(
+                "memprof cannot store %s. This process's code and profile are whole; one that "
+                "finds these graphs in Inductor's cache will compile them again.",
+                reason,
+            )
+
+    def _failed_first(self, graph: int | None, what: str, error: BaseException) -> bool:
+        """Count a failure. Returns whether it is to be logged."""
+        reason = f"{what}: {type(error).__name__}: {error}"
+        self.add(LedgerKind.FALLBACK, graph, reason)
+        return self._first(reason)
+
+    def _first(self, reason: str) -> bool:
+        """Whether ``reason`` is to be logged: it has not been, and not too many have."""
+        with self._lock:
+            first = reason not in self._logged and len(self._logged) < MAX_ENTRIES
+            if first:
+                self._logged.add(reason)
+            return first
 
     def counts(self) -> dict[LedgerKey, int]:
         """How often each entry was written so far; ``entries_since`` takes it."""

@@ -45,8 +45,9 @@ class Options:
             step begins: ``"error"`` makes their use raise an error that says whose they
             were, ``"clone"`` gives them memory of their own. The CPU has no such outputs.
         pool_budget: bytes that the trees' pool may take from a device, or text like
-            ``"8GiB"``; what does not fit evicts the least recently used recordings or runs
-            without a graph. None is no limit.
+            ``"8GiB"``; above it, all recordings are dropped when the step ends, what is used again
+            is recorded into a new pool, and what still does not fit runs without a graph. None is
+            no limit. Of several compilations that share a pool, the one that asks for least holds.
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, from the first call of the compiled function on, in the whole

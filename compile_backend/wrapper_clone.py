@@ -9,17 +9,38 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .provenance.generated_code import wrapper_functions
 
 _FACTORY = "__memprof_factory__"
 
+Boxed = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A copy whose parameters have values.
+
+    Attributes:
+        partitions: its partition functions, in order.
+        bind: from the functions to run for the partitions, in order, to ``call``.
+    """
+
+    partitions: tuple[Boxed, ...]
+    bind: Callable[[Sequence[Boxed]], Boxed]
+
+    @property
+    def call(self) -> Boxed:
+        """The copy's ``call``, which runs the copies of its partitions."""
+        return self.bind(self.partitions)
+
 
 def clone_factory(
     tree: ast.Module, parameters: Sequence[str], path: str, module_globals: dict[str, Any]
-) -> Callable[..., Callable[..., Any]]:
-    """From the values of ``parameters`` to the copy's ``call``.
+) -> Callable[..., Clone]:
+    """From the values of ``parameters`` to a copy.
 
     Args:
         tree: a generated module, its wrapper functions changed as wanted.
@@ -43,19 +64,17 @@ def clone_factory(
     exec(compile(module, path, "exec"), module_globals, local)
     build = local[_FACTORY]
 
-    def make(*arguments: Any) -> Callable[..., Any]:
+    def make(*arguments: Any) -> Clone:
         made = build(*arguments)
         if not method:
-            call: Callable[..., Any] = made["call"]
-            return call
-        partitions = [made[p.__name__] for p in _partitions(module_globals)]
-        bound: Callable[..., Any] = made["Runner"](partitions).call
-        return bound
+            return Clone((), lambda _: made["call"])
+        partitions = tuple(made[p.__name__] for p in partition_functions(module_globals))
+        return Clone(partitions, lambda functions: made["Runner"](list(functions)).call)
 
     return make
 
 
-def _partitions(module_globals: dict[str, Any]) -> list[Any]:
+def partition_functions(module_globals: dict[str, Any]) -> list[Any]:
     """The partition functions that the module's own runner was made with, in order."""
     found: list[Any] = []
     while (function := module_globals.get(f"partition_{len(found)}")) is not None:

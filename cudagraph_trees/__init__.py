@@ -24,6 +24,7 @@ Reading order, one idea a file:
 ``node_program``       its allocation program
 ``placement``          where a recording's, or an arena's, memory lies, for a profile
 ``pool_check``         does a pool hold just what the trees know?
+``pool_debug``         what is known about the rest, for the error
 ``manager``            the tree: which function runs how
 ``path_state``         Note [The four states]
 ``torch_names``        torch's names for what nodes and the manager keep in another form
@@ -34,8 +35,11 @@ Reading order, one idea a file:
 ``errors``             what a user is told who touches memory that was reused
 ``recovery``           what happens when a warm-up or a capture fails
 ``settings``           what a user can choose
+``torch_options``      torch's own options: what each means here
+``moves``              Note [Inputs that keep moving]
+``stopping``           functions that are recorded no more, recordings that go
 ``ledger``             everything the manager did, with reasons
-``budget``             a limit on the pool: eviction, least recently used first
+``budget``             a limit on the pool: all recordings go, what is used again comes back
 ``attribution``        every byte of the pool explained
 ``container``          one manager per device and autograd-thread family
 ``entry``              ``cudagraphify``: the function that a compiler calls

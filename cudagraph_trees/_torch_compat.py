@@ -9,16 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 _C: Any = torch._C
+_logging: Any = torch._logging
 _dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
+# That of torch's own trees: TORCH_LOGS=cudagraphs switches it.
+graphs_log: logging.Logger = _logging.getArtifactLogger(
+    "torch._inductor.cudagraph_trees", "cudagraphs"
+)
 
 
 def _bind(name: str) -> Callable[..., Any]:
@@ -37,6 +43,26 @@ def _bind(name: str) -> Callable[..., Any]:
 
 # ---- storages and tensors
 
+
+def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor over a storage, a normal one in inference mode as well: it is used again by later
+    calls, and nobody may write to a tensor of inference mode outside of it."""
+    if not torch.is_inference_mode_enabled():
+        return _cuda_tensor(metadata, storage)
+    with torch.inference_mode(False):
+        return _cuda_tensor(metadata, storage)
+
+
+def likeness(
+    t: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """``reinterpret_tensor``, of which the same is true."""
+    if not torch.is_inference_mode_enabled():
+        return reinterpret_tensor(t, shape, stride, offset)
+    with torch.inference_mode(False):
+        return reinterpret_tensor(t, shape, stride, offset)
+
+
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
 free_weak_ref: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 # None if the storage is dead.
@@ -46,7 +72,7 @@ storage_from_weak: Callable[[int], torch.UntypedStorage | None] = (
 storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = (
     _C._construct_storage_from_data_pointer
 )
-cuda_tensor: Callable[[dict[str, Any], torch.UntypedStorage], torch.Tensor] = _bind(
+_cuda_tensor: Callable[[dict[str, Any], torch.UntypedStorage], torch.Tensor] = _bind(
     "_construct_CUDA_Tensor_From_Storage_And_Metadata"
 )
 has_standard_deleter: Callable[[int], bool] = _bind("_has_Standard_Deleter")
@@ -103,6 +129,15 @@ def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
     return pointer
 
 
+def _references_of_wrapper() -> int:
+    t = torch.empty(0)
+    return storage_use_count(t.untyped_storage()._cdata) - 1
+
+
+# A storage that Python has ever seen is held by its Python object, for as long as a tensor is.
+wrapper_references = _references_of_wrapper()
+
+
 def can_swap_storage() -> bool:
     """Whether a storage can be given other memory in place (torch 2.12 and later)."""
     return hasattr(torch.UntypedStorage, "_swap_data_ptr_")
@@ -132,22 +167,52 @@ clear_cublas_workspaces: Callable[[], None] = _bind("_cuda_clearCublasWorkspaces
 history_enabled: Callable[[], bool] = _bind("_cuda_isHistoryEnabled")
 
 
-def end_failed_capture(device: int, pool: tuple[int, int], graph: torch.cuda.CUDAGraph) -> bool:
+def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]) -> None:
+    """Tell ``graph``, before its capture, what it draws from besides the default generator.
+
+    Torch 2.14 and later find that out for themselves.
+
+    Raises:
+        torch.OutOfMemoryError: two small tensors for each do not fit on the current stream.
+            None is registered then: half a registration would end the process when the
+            graph is destroyed.
+    """
+    if torch_version() >= (2, 14):
+        return
+    room = [torch.empty(1, dtype=torch.int64, device=g.device) for g in generators for _ in "ab"]
+    del room
+    for g in generators:
+        graph.register_generator_state(g)
+
+
+def end_failed_capture(
+    device: int,
+    pool: tuple[int, int],
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    generators: Sequence[torch.Generator],
+) -> bool:
     """Finish what a capture that failed to begin or to end has left undone, and drop the graph.
 
-    ``CUDAGraph`` tells the allocators and the generators that a capture has ended
+    ``CUDAGraph`` tells the allocators that a capture has ended
 
     * in 2.11 only after ending it has succeeded: without this, the allocator defers frees for
-      ever, and drawing a random number on the device raises;
-    * in 2.13 before, but not if the capture failed to begin (then the allocator of pinned
-      memory, which Python cannot tell, never captures into the pool again); and the pool is
-      given back only if the capture ended well;
+      ever. The states of generators, too, go on counting as captured, and drawing from one raises;
+    * in 2.13 before, but not if the capture failed to begin; and the pool is given back only if
+      the capture ended well;
     * in 2.15 always. Doing it twice would abort the process, which is why other versions, of
       which nothing is known, are left alone: all they can do is leak.
 
+    Args:
+        device: index of the device.
+        pool: where it was to allocate.
+        graph: what was to be captured.
+        stream: on which; nothing else runs there.
+        generators: what was registered with it.
+
     Returns:
-        Whether recordings are worthless now: the generator has a new state, while those that
-        draw random numbers still have the former one; or no more can be made in the pool.
+        Whether no more can be captured in the pool: the allocator of pinned memory still
+        captures into it, which Python can neither see nor end.
     """
     version = torch_version()
     ended_well = _has_pool(graph)
@@ -161,23 +226,36 @@ def end_failed_capture(device: int, pool: tuple[int, int], graph: torch.cuda.CUD
         still_told = False
     else:
         still_told = True
-    if version == (2, 13):
-        if still_told or not ended_well:
-            release_pool(device, pool)
-        return still_told
-    if still_told:
+    if still_told or (version == (2, 13) and not ended_well):
         release_pool(device, pool)
-    generator = torch.cuda.default_generators[device]
+    if version == (2, 11) and not ended_well:
+        _end_capture_of_generators(device, stream, generators)
+    return still_told
+
+
+def _end_capture_of_generators(
+    device: int, stream: torch.cuda.Stream, generators: Sequence[torch.Generator]
+) -> None:
+    """Torch 2.11: let the states of generators no longer count as captured.
+
+    Capturing nothing does that. Giving the generators new states would do it as well, but graphs
+    that were captured before, whosever they are, would go on drawing from the old ones.
+    """
+    nothing = torch.cuda.CUDAGraph()
+    caller = torch.cuda.current_stream(device)
     try:
-        torch.rand(1, device=torch.device("cuda", device), generator=generator)
-    except RuntimeError:  # "Offset increment outside graph capture"
-        fresh = torch.Generator(torch.device("cuda", device))
-        fresh.manual_seed(generator.initial_seed())
-        with contextlib.suppress(RuntimeError):
-            fresh.set_state(generator.get_state())
-        generator.graphsafe_set_state(fresh)
-        return True
-    return False
+        register_generators(nothing, generators)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the graph is empty"
+            with torch.cuda.graph(nothing, stream=stream, capture_error_mode="thread_local"):
+                pass
+    except RuntimeError:
+        torch.cuda.set_stream(caller)
+        log.exception(
+            "after a failed capture another one failed: this process can no longer draw random "
+            "numbers on %s (torch 2.11)",
+            torch.device("cuda", device),
+        )
 
 
 def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
@@ -279,28 +357,11 @@ def fresh_cublas_workspaces() -> Iterator[None]:
         clear_cublas_workspaces()
 
 
-def preserve_rng_state() -> AbstractContextManager[Any]:
-    """Keep the host and device generators as they are."""
-    from torch._dynamo.utils import preserve_rng_state as preserve
-
-    return preserve()
-
-
 def current_compile_id() -> object:
     """Dynamo's number of the compilation that runs, None outside."""
     from torch._guards import CompileContext
 
     return CompileContext.current_compile_id()
-
-
-def rng_state(device: torch.device) -> torch.Tensor:
-    """State of a device's default generator."""
-    return torch.cuda.get_rng_state(device)
-
-
-def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
-    """Put it back."""
-    torch.cuda.set_rng_state(state, device)
 
 
 def _optional_mode(name: str) -> AbstractContextManager[Any]:
@@ -394,26 +455,32 @@ def also_tell_of_incomplete_warm_ups(ours: Callable[[], None]) -> None:
 # ---- Inductor
 
 
-class InductorConfig:
-    """``torch._inductor.config.triton.<name>``, with a default where a torch lacks it."""
-
-    _defaults: ClassVar[dict[str, Any]] = {
-        "cudagraph_managed_input_rerecord_limit": 5,
-        "cudagraph_managed_input_rerecord_action": "copy",
-        "cudagraph_initial_mempool_allocation_gb": None,
-        "cudagraph_dynamic_shape_rerecord_limit": None,
-        "cudagraph_trees_generation_cloning": None,
-    }
-
-    def __getattr__(self, name: str) -> Any:
-        from torch._inductor import config
-
-        if name in self._defaults:
-            return getattr(config.triton, name, self._defaults[name])
-        return getattr(config.triton, name)
+_LATER_OPTIONS: dict[str, Any] = {
+    "cudagraph_managed_input_rerecord_limit": 5,
+    "cudagraph_managed_input_rerecord_action": "copy",
+    "cudagraph_initial_mempool_allocation_gb": None,
+    "cudagraph_dynamic_shape_rerecord_limit": None,
+    "cudagraph_trees_generation_cloning": None,
+}
 
 
-triton_config = InductorConfig()
+def triton_option(name: str) -> Any:
+    """``torch._inductor.config.triton.<name>``, or where this torch lacks it its later default."""
+    from torch._inductor import config
+
+    if name in _LATER_OPTIONS:
+        return getattr(config.triton, name, _LATER_OPTIONS[name])
+    return getattr(config.triton, name)
+
+
+def _with_option(name: str, value: object) -> AbstractContextManager[Any]:
+    """Within it torch finds ``value``, which is nearly always what it would find anyway."""
+    from torch._inductor import config
+
+    if triton_option(name) == value:
+        return contextlib.nullcontext()
+    patch: AbstractContextManager[Any] = config.patch({f"triton.{name}": value})
+    return patch
 
 
 def count_copied_inputs(n: int) -> None:
@@ -423,11 +490,22 @@ def count_copied_inputs(n: int) -> None:
     counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
 
 
-def announce_skip(message: str) -> None:
-    """Log, count and (if so configured) raise as torch does when graphs are not used."""
+def static_moves_are_exempt() -> bool:
+    """Whether ``cudagraph_unexpected_rerecord_limit`` leaves out recordings that are made again
+    because a static input has moved: from torch 2.13 on."""
+    return torch_version() >= (2, 13)
+
+
+def announce_skip(message: str, or_error: bool) -> None:
+    """Log and count as torch does when graphs are not used.
+
+    Raises:
+        RuntimeError: ``or_error``; ``message`` is its text.
+    """
     from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
-    log_cudagraph_skip_and_bump_counter(message)
+    with _with_option("cudagraph_or_error", or_error):
+        log_cudagraph_skip_and_bump_counter(message)
 
 
 def mutation_message(placeholders: Sequence[Any], indices: Sequence[int]) -> str:
@@ -439,11 +517,35 @@ def mutation_message(placeholders: Sequence[Any], indices: Sequence[int]) -> str
     return str(get_mutation_stack_trace(placeholders, indices))
 
 
-def warn_many_shapes(cache: dict[Any, Any], key: Any) -> bool:
+def warn_many_shapes(cache: dict[Any, Any], key: Any, limit: int | None) -> bool:
     """Torch's warning about many distinct sizes; whether it was given."""
     from torch._inductor.cudagraph_utils import maybe_warning_due_to_dynamic_shape
 
-    return bool(maybe_warning_due_to_dynamic_shape(cache, key))
+    with _with_option("cudagraph_dynamic_shape_warn_limit", limit):
+        return bool(maybe_warning_due_to_dynamic_shape(cache, key))
+
+
+def describe_inputs(inputs: Sequence[Any]) -> str:
+    """Torch's line about the inputs of a recording."""
+    from torch._inductor.cudagraph_trees import format_inputs_log
+
+    return str(format_inputs_log(list(inputs)))
+
+
+def timed(name: str, compile_id: object, *, backward: bool) -> AbstractContextManager[Any]:
+    """Torch's measurement of what wrapping and recording take: in ``compile_times()``, and an event
+    of the structured log (``TORCH_TRACE``, tlparse)."""
+    from torch._dynamo.utils import dynamo_timed
+    from torch._guards import CompileId
+
+    measured: AbstractContextManager[Any] = dynamo_timed(
+        name,
+        log_pt2_compile_event=True,
+        compile_id=compile_id if isinstance(compile_id, CompileId) else None,
+        is_backward=backward,
+        dynamo_compile_column_us="runtime_cudagraphify_time_us",
+    )
+    return measured
 
 
 def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:

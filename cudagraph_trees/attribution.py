@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .locks import capturing
 from .manager import CUDAGraphTreeManager
 from .node_recorded import CUDAGraphNode
 from .path_state import ExecutionState
@@ -79,7 +80,15 @@ class _Live:
 
 
 def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
-    """What the pool's bytes are now, between two calls."""
+    """What the pool's bytes are now, between two calls.
+
+    It waits for what another thread warms up or captures.
+    """
+    with capturing():
+        return _explain_pool(manager)
+
+
+def _explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
     segments = manager.pool.segments()
     reserved = sum(s.nbytes for s in segments)
     node = manager.current_node
@@ -143,7 +152,9 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
                 owner = path[where[0]]
                 sizes = owner.sizes.get(node.address_of_input(storage.inputs[0]), sizes)
         inside.append(_Live(owner.id.id, *sizes))
-    return _parts([*live.values(), *inside], node.pool.reserved_bytes(), workspace)
+    with capturing():
+        reserved = node.pool.reserved_bytes()
+    return _parts([*live.values(), *inside], reserved, workspace)
 
 
 def _rounded(nbytes: int) -> int:

@@ -4,10 +4,9 @@ Note [Keeping a pool within its budget]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 All recordings share the pool's segments, and each has addresses in them baked in. So no
 segment can be given back while a recording lives that may use it, and dropping one
-recording frees nothing. What works is to drop them all: the pool goes, and whatever is
-used again is recorded again into a new one, which then holds the working set and no longer
-the sizes that were seen once. The least recently used recordings are those that do not
-come back.
+recording, say the least recently used one, frees nothing. What works is to drop them all:
+the pool goes, and whatever is used again is recorded again into a new one, which then holds
+the working set and no longer the sizes that were seen once.
 
 What a recording needs is known only when it has been made, so a pool may be above its
 budget until the step ends. Then:
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerKind
 
+from . import _torch_compat as compat
+
 if TYPE_CHECKING:
     from .function import Function
     from .manager import CUDAGraphTreeManager
@@ -37,13 +38,26 @@ class Budget:
 
     Attributes:
         limit: bytes, None for no limit.
-        over: the function that went over the limit, until the step ends.
+        over: the pool is above it, until the step ends.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.over: Function | None = None
+        self.over = False
+        self._by: Function | None = None
         self._last_time: int | None = None
+
+    def lower(self, limit: int | None, reserved: int) -> bool:
+        """The pool may have no more than ``limit`` bytes, either. It has ``reserved`` now.
+
+        Returns:
+            Whether that is too much.
+        """
+        if limit is None or (self.limit is not None and self.limit <= limit):
+            return False
+        self.limit = limit
+        self.over = reserved > limit
+        return self.over
 
     def spent(self, function: Function, reserved: int) -> bool:
         """``function`` was run or recorded, and the pool has ``reserved`` bytes now.
@@ -51,23 +65,26 @@ class Budget:
         Returns:
             Whether it has gone over the limit.
         """
-        if self.limit is None or reserved <= self.limit or self.over is not None:
+        if self.limit is None or reserved <= self.limit or self.over:
             return False
-        self.over = function
+        self.over = True
+        self._by = function
         return True
 
     def enforce(self, manager: CUDAGraphTreeManager) -> None:
-        """The step has ended: drop recordings, and perhaps give up a function."""
-        function, self.over = self.over, None
-        assert function is not None
-        assert self.limit is not None
+        """The step has ended: drop recordings, and perhaps give up a function.
+
+        Raises:
+            RuntimeError: a function is given up, and ``cudagraph_or_error`` is on for it.
+        """
+        function, self._by, self.over = self._by, None, False
         reason = f"the pool has {manager.pool.reserved_bytes()} bytes, its budget is {self.limit}"
-        if self._last_time is not None and manager.step - self._last_time < PATIENCE:
-            manager.give_up(function, "it did not fit the pool's budget before")
-            manager.note(
-                LedgerKind.SKIP,
-                function,
-                f"{reason}, and what is in use does not fit: it runs without a graph from now on",
-            )
+        soon = self._last_time is not None and manager.step - self._last_time < PATIENCE
         self._last_time = manager.step
         manager.start_over(reason)
+        if soon and function is not None:
+            manager.give_up(function, "it did not fit the pool's budget before")
+            why = f"{reason}, and what is in use does not fit"
+            manager.note(LedgerKind.SKIP, function, f"{why}: it runs without a graph from now on")
+            message = f"skipping cudagraphs of {function.label}: {why}"
+            compat.announce_skip(message, function.options.or_error)

@@ -18,7 +18,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +28,11 @@ from . import history
 from .device.protocol import Device
 from .locks import capturing, when_nobody_captures
 from .manager import CUDAGraphTreeManager
-from .settings import current_settings
+from .settings import current_settings, override
+from .stopping import died
+
+if TYPE_CHECKING:
+    from .function import Function
 
 _KEY = "memprof_tree_family"
 
@@ -66,14 +71,22 @@ class TreeManagerContainer:
         self.tree_manager: CUDAGraphTreeManager | None = None
         self.live_cudagraphify_fns = 0
 
-    def get_tree_manager(self) -> CUDAGraphTreeManager:
-        """The manager, made if there is none."""
+    def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
+        """The manager, made if there is none.
+
+        Args:
+            pool_initial: bytes that its pool is to start with, if the settings do not say more.
+        """
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
+                settings = current_settings()
+                initial = max(settings.pool_initial, pool_initial)
                 self.tree_manager = CUDAGraphTreeManager(
-                    make_device(self.device), current_settings()
+                    make_device(self.device), replace(settings, pool_initial=initial)
                 )
+            elif pool_initial > self.tree_manager.settings.pool_initial:
+                self.tree_manager.begun_already(pool_initial)
             return self.tree_manager
 
     @contextmanager
@@ -87,21 +100,36 @@ class TreeManagerContainer:
         finally:
             self.finalize_cudagraphify_fn()
 
-    def add_strong_reference(self, function: Callable[..., Any]) -> None:
-        """The manager stays for as long as ``function`` does."""
+    def add_strong_reference(
+        self, wrapped: Callable[..., Any], function: Function | None = None
+    ) -> None:
+        """The manager stays for as long as ``wrapped`` does, and so does what it has of
+        ``function``."""
         with capturing():
             self.live_cudagraphify_fns += 1
+            manager = self.tree_manager
         # At exit there is nothing to hand back, and perhaps no device any more.
-        weakref.finalize(function, self.finalize_cudagraphify_fn).atexit = False
+        weakref.finalize(wrapped, self.finalize_cudagraphify_fn, manager, function).atexit = False
 
-    def finalize_cudagraphify_fn(self) -> None:
-        """A wrapped function has died. See Note [What finalizers may wait for]."""
-        when_nobody_captures(self._function_died)
+    def finalize_cudagraphify_fn(
+        self, manager: CUDAGraphTreeManager | None = None, function: Function | None = None
+    ) -> None:
+        """A wrapped function has died. See Note [What finalizers may wait for].
 
-    def _function_died(self) -> None:
+        Args:
+            manager: that it was wrapped by.
+            function: what was wrapped.
+        """
+        when_nobody_captures(lambda: self._function_died(manager, function))
+
+    def _function_died(
+        self, manager: CUDAGraphTreeManager | None, function: Function | None
+    ) -> None:
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()
+        elif function is not None and manager is not None and manager is self.tree_manager:
+            died(manager, function)
 
     def shut_down(self) -> None:
         """Shut the manager down, if there is one."""
@@ -194,6 +222,23 @@ def all_managers() -> list[CUDAGraphTreeManager]:
         for c in list(f.containers.values())
         if c.tree_manager is not None
     ]
+
+
+def ask_for_pool(*, budget: int | None, initial: int) -> None:
+    """Code that is compiled now asks for this of its pool, which it shares with other code: pools
+    that there are may reserve no more than that, and those of the calling thread have begun.
+
+    Args:
+        budget: bytes, None if nothing was asked for.
+        initial: bytes, 0 if nothing was asked for.
+    """
+    override(pool_budget=budget, pool_initial=initial)
+    for manager in all_managers():
+        manager.limit_pool(budget)
+    for container in list(family().containers.values()):
+        manager_here = container.tree_manager
+        if manager_here is not None and initial > manager_here.settings.pool_initial:
+            manager_here.begun_already(initial)
 
 
 def mark_warmup_incomplete() -> None:

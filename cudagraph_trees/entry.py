@@ -13,10 +13,12 @@ import torch
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
+from . import torch_logs
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
 from .function import CompilationMode, Function, FunctionID
 from .manager import ManagerGone
+from .torch_options import AT_COMPILATION, TreeOptions
 
 Runner = Callable[[list[Input]], "list[Output]"]
 
@@ -39,6 +41,7 @@ class GraphedFunction:
     ) -> None:
         self.model = model
         self._static = static_input_idxs
+        self._torchs: TreeOptions = options.pop("torch_options", None) or _torch_options(options)
         self._options = options
         # The code was compiled for inputs like these; later ones may be aligned otherwise.
         self._checked = set(compat.alignment_checked_inputs(inputs, static_input_idxs))
@@ -49,7 +52,7 @@ class GraphedFunction:
         )
         # Runners by family, by integers. A family is known by its ``id`` while it lives.
         self._runners: dict[int, dict[Any, Runner]] = {}
-        self._warned = False
+        self._warned = self._limited = False
 
     def __call__(self, inputs: list[Input]) -> list[Output]:
         key = None if self._get_ints is None else self._get_ints(inputs)
@@ -66,20 +69,32 @@ class GraphedFunction:
         return self._first_call(key, inputs)
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
-        config = compat.triton_config
-        sizes = config.cudagraph_capture_sizes
+        sizes = self._torchs.capture_sizes
         if key is not None and sizes is not None and key not in sizes:
             return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")
         runners = self._of_family(family())
-        limit = config.cudagraph_dynamic_shape_rerecord_limit
+        compile_id = self._options.get("compile_id")
+        mode = _mode(self._options["is_backward"], self._options["is_inference"])
+        limit = self._torchs.dynamic_shape_rerecord_limit
         if limit is not None and len(runners) >= limit:
+            if not self._limited:
+                self._limited = True
+                torch_logs.sizes_limit(compile_id, mode, limit)
             why = f"it has graphs for {limit} sizes, cudagraph_dynamic_shape_rerecord_limit"
             return self._plainly(inputs, why)
+        torch_logs.wrapped(compile_id, key)
         if not self._warned:
-            self._warned = compat.warn_many_shapes(runners, key)
+            warn = self._torchs.dynamic_shape_warn_limit
+            self._warned = compat.warn_many_shapes(runners, key, warn)
         try:
-            get_container(self._options["device_index"]).get_tree_manager()
+            with compat.timed(
+                "cudagraphify.get_container", compile_id, backward=mode is CompilationMode.BACKWARD
+            ):
+                container = get_container(self._options["device_index"])
+                container.get_tree_manager(self._torchs.pool_initial)
         except Exception as e:
+            if self._torchs.or_error:
+                raise
             # Making a pool takes memory and a capture; without one there are no graphs yet.
             compat.log.warning("no pool for CUDA graphs: %s: %s", type(e).__name__, str(e))
             return self._plainly(inputs, "there is no pool")
@@ -94,6 +109,7 @@ class GraphedFunction:
             static,
             alignment_checked=sorted(checked),
             key=tuple(inputs[i] for i in self._ints),
+            torch_options=self._torchs,
             **self._options,
         )
         runners[key] = runner
@@ -134,6 +150,12 @@ class GraphedFunction:
             record=options.get("record"),
             label="" if compile_id else f"{mode.name.lower()} function",
         )
+
+
+def _torch_options(options: dict[str, Any]) -> TreeOptions:
+    """Those of now, and what later versions of torch pass for the compilation."""
+    passed = {f"triton.{n}": v for n in AT_COMPILATION if (v := options.get(n)) is not None}
+    return TreeOptions.of_this_compilation(passed)
 
 
 def _mode(is_backward: bool, is_inference: bool) -> CompilationMode:
@@ -186,6 +208,7 @@ def cudagraphify(
     graph_inputs: tuple[int | None, ...] | None = None,
     graph_outputs: tuple[int | None, ...] | None = None,
     clone_outputs: bool = False,
+    torch_options: TreeOptions | None = None,
     **unused: Any,
 ) -> tuple[Runner, list[Output]]:
     """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
@@ -211,8 +234,8 @@ def cudagraphify(
         graph_inputs: for each input of a partition, which input of the graph it is.
         graph_outputs: for each output of a partition, which output of the graph it is.
         clone_outputs: outputs that are held beyond their step get memory of their own.
-        **unused: what other versions of torch pass and these trees take from
-            ``torch._inductor.config`` when it matters.
+        torch_options: torch's options; by default those of now.
+        **unused: what later versions of torch pass of their options, see ``_torch_options``.
 
     Returns:
         The wrapped function, and what the first call returned.
@@ -221,6 +244,7 @@ def cudagraphify(
         ValueError: it cannot be a backward and an inference graph.
     """
     mode = _mode(is_backward, is_inference)
+    options = _torch_options(unused) if torch_options is None else torch_options
     container = get_container(device_index)
     with container.in_use() as manager:
         runner, out = manager.add_function(
@@ -242,6 +266,7 @@ def cudagraphify(
             graph_outputs=graph_outputs,
             alignment_checked=alignment_checked,
             clone_outputs=clone_outputs,
+            options=options,
         )
-        container.add_strong_reference(runner)
+        container.add_strong_reference(runner, runner.args[0])
     return runner, out

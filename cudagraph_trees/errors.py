@@ -104,6 +104,13 @@ _WAYS_OUT = (
 
 _TORCH = Path(torch.__file__).parent
 _NOT_THE_USERS = tuple(f"{p}/" for p in (_TORCH, _TORCH.with_name("triton"), Path(__file__).parent))
+
+
+def is_the_users(file: str) -> bool:
+    """Whether a source file is none of torch, Triton or these trees. Generated code is none."""
+    return not file.startswith(_NOT_THE_USERS)
+
+
 _CAPTURE_INVALIDATED = "due to a previous error during capture"
 
 
@@ -118,11 +125,7 @@ def why_it_failed(error: BaseException) -> str:
         error = error.__context__
     # CUDA's errors go on with advice on how to debug kernels.
     text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(_NOT_THE_USERS)
-    ]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_the_users(f.filename)]
     if not frames:
         return text
     last = frames[-1]

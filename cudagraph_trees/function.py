@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .torch_options import TreeOptions
+
 if TYPE_CHECKING:
     from memprof.profiler.model import GraphRecord
 
@@ -64,6 +66,10 @@ class Function:
         graph_outputs: for each output, which output of the whole graph it is, None for what
             only another partition reads. None where the function is the whole graph.
         clone_outputs: outputs that are held beyond their step get memory of their own.
+        options: torch's options for it.
+        warm_ups: how often it was warmed up.
+        pool_growth: bytes that this pool took from the device for it.
+        recordings: how many this pool has of it.
     """
 
     id: FunctionID
@@ -86,6 +92,10 @@ class Function:
     label: str = field(default="")
     graph_inputs: tuple[int | None, ...] | None = None
     clone_outputs: bool = False
+    options: TreeOptions = field(default_factory=TreeOptions)
+    warm_ups: int = 0
+    pool_growth: int = 0
+    recordings: int = 0
 
     def __post_init__(self) -> None:
         if not self.label:

@@ -6,10 +6,11 @@ To make a tensor costs about as much as to launch a graph. So an output whose st
 other output shares is made once, kept in a slot, and handed out again by every replay that
 finds it held by nobody else. What its last holder left on it is looked for first:
 
-* autograd's marks (``requires_grad``, a ``grad_fn``, hooks, ``.grad``) are cleared;
+* autograd's marks (``requires_grad``, a ``grad_fn``, hooks, ``.grad``) are cleared, and so are
+  attributes. That its gradient is to be *retained* cannot be: another tensor takes its place;
 * a *version* other than 0 means that something was done to it in place, perhaps to its
-  sizes: another tensor takes its place. Inference tensors have no version; their sizes and
-  strides are compared.
+  sizes: another tensor takes its place. In inference mode it is a normal tensor as well, which
+  has a version, since the next call may come outside of that mode.
 
 When the tensor is still held at the beginning of the next step, its use must raise from
 then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: the
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .function import Function
     from .storage_ref import StorageWeakRefWrapper
 
-_likeness = compat.reinterpret_tensor
+_likeness = compat.likeness
 
 
 class HandOut:
@@ -62,7 +63,6 @@ class HandOut:
         "build",
         "fixed",
         "function",
-        "inference",
         "invalidated",
         "messages",
         "missing",
@@ -110,7 +110,6 @@ class HandOut:
         self.fixed = [
             i for i, t in enumerate(plan.persistent) if t is not None and not t.requires_grad
         ]
-        self.inference = False
         self.ready = False
 
     def outputs(self) -> list[Output]:
@@ -122,13 +121,10 @@ class HandOut:
                 self._fill_slot(i)
             self.missing.clear()
         out = self.slots.copy()
-        if self.inference:
-            self._look_at_sizes(out)
-        else:
-            for i in self.seen:
-                t = out[i]
-                if t.requires_grad or t._version:  # type: ignore[union-attr]
-                    self._clean(i, out)
+        for i in self.seen:
+            t = out[i]
+            if t.requires_grad or t._version or t.__dict__:  # type: ignore[union-attr]
+                self._clean(i, out)
         for i in self.fixed:
             if out[i].requires_grad:  # type: ignore[union-attr]
                 out[i]._backward_hooks = None  # type: ignore[union-attr]
@@ -174,7 +170,6 @@ class HandOut:
         assert isinstance(spec, TensorSpec)
         assert ref is not None
         t = self.slots[i] = self.pool.tensor_at(spec)
-        self.inference |= t.is_inference()
         compat.add_cached_tensor(t)
         del t
         ref.attach_cache(self.slots, i)  # type: ignore[arg-type]
@@ -199,6 +194,14 @@ class HandOut:
         self.slots.clear()
         self.missing.clear()
         self.ready = False
+
+    def let_go_of_fixed(self) -> None:
+        """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
+        held stay, for the end of the path."""
+        for i, t in enumerate(self.plan.persistent):
+            if t is not None and i < len(self.slots):
+                self.slots[i] = None
+        self.plan.persistent.clear()
 
     def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
         """A cached output is held and its memory will be reused: from here on its use raises.
@@ -231,7 +234,7 @@ class HandOut:
         """Clear what a former run's user and autograd left on a cached tensor."""
         t = out[i]
         assert isinstance(t, torch.Tensor)
-        if t.is_inference() or t._version:
+        if t._version or t.retains_grad:
             del t
             out[i] = None
             self.drop_slot(i)
@@ -240,22 +243,12 @@ class HandOut:
             out[i] = self.slots[i]
             return
         t._backward_hooks = None
+        t.__dict__.clear()
         if t.is_leaf:
             t.requires_grad_(False)
             t.grad = None
         else:
             t.detach_()
-
-    def _look_at_sizes(self, out: list[Output]) -> None:
-        """What ``outputs`` does by versions, where tensors may have none."""
-        for i in self.seen:
-            t, spec = out[i], self.plan.specs[i]
-            assert isinstance(t, torch.Tensor)
-            assert isinstance(spec, TensorSpec)
-            changed = t.shape != spec.shape or t.stride() != spec.stride
-            if changed or t.requires_grad or not (t.is_inference() or t._version == 0):
-                del t
-                self._clean(i, out)
 
     # ---- outputs that share a storage
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.replay_memory import ReplayMemory, register
 
+from .locks import capturing
+
 if TYPE_CHECKING:
     from .ledger import TreeLedger
     from .manager import CUDAGraphTreeManager
@@ -71,7 +73,8 @@ def replay_memory() -> list[ReplayMemory]:
     """The pools of all managers that live."""
     found = []
     for manager in managers():
-        segments = manager.pool.segments()
+        with capturing():
+            segments = manager.pool.segments()
         found.append(
             ReplayMemory(
                 device=manager.ledger.device,

@@ -21,8 +21,9 @@ from .container import (
 )
 from .device.protocol import Input, Model, Output
 from .entry import cudagraphify, cudagraphify_impl
+from .torch_options import TreeOptions
 
-OnWrap = Callable[[dict[str, Any]], None]
+OnWrap = Callable[[Model, dict[str, Any]], Model]
 
 
 def _wrap_for_inductor(
@@ -106,7 +107,7 @@ def _switch() -> None:
 
 def _in_use_here() -> InductorTrees | None:
     """What the calling thread compiles for, None for torch's trees."""
-    if not compat.triton_config.cudagraph_trees:
+    if not compat.triton_option("cudagraph_trees"):
         return None
     here = (None, threading.get_ident())
     return next((used for used in reversed(_in_use) if used.thread in here), None)
@@ -150,8 +151,9 @@ def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
         used = _in_use_here()
         if used is None:
             return theirs(model, static_input_idxs, **options)
+        options["torch_options"] = TreeOptions.of_this_compilation()
         if used.on_wrap is not None:
-            used.on_wrap(options)
+            model = used.on_wrap(model, options)
         return _wrap_for_inductor(model, static_input_idxs, options)
 
     return entry
@@ -194,8 +196,9 @@ def use_in_inductor(on_wrap: OnWrap | None = None, *, this_thread: bool = False)
     is called.
 
     Args:
-        on_wrap: called with the keyword arguments of each function that is wrapped, which it
+        on_wrap: called with each function that is wrapped and its keyword arguments, which it
             may complete (``record``, ``partition``, …) until the function is first called.
+            Returns what is wrapped: the function, or one in its place.
         this_thread: only for what the calling thread compiles.
     """
     return InductorTrees(on_wrap, this_thread=this_thread)

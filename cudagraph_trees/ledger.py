@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
+from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
 if TYPE_CHECKING:
     from .function import Function
@@ -71,6 +71,9 @@ class TreeLedger:
         step: int = 0,
         measured: Measurement | None = None,
         marginal: int = 0,
+        cause: TreeCause | None = None,
+        inputs: tuple[int, ...] = (),
+        nbytes: int = 0,
     ) -> None:
         """Write one entry. One that differs only in time, step and measurements is a repeat."""
         record = None if function is None or function.record is None else function.record.id
@@ -111,6 +114,9 @@ class TreeLedger:
                     pool_before=before,
                     pool_after=after,
                     marginal=marginal,
+                    cause=cause,
+                    inputs=inputs,
+                    nbytes=nbytes,
                 ),
             )
             self._entries[key] = entry

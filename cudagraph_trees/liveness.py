@@ -64,6 +64,9 @@ def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
         t = r.cache[r.slot]
         if t is not None and t.grad_fn is not None:
             t.detach_()
+            t._backward_hooks = None
+            if t.retains_grad:
+                t.requires_grad_()  # it cannot be told to forget that: it is not handed out again
             found = True
     return found
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind
+from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, TreeCause
 
 from . import _torch_compat as compat
-from . import history, recording
+from . import history, recording, torch_logs
 from .budget import Budget
 from .device.protocol import Device, Input, Model, Output
 from .function import CompilationMode, Function, FunctionID, GraphID
@@ -25,15 +25,18 @@ from .inputs import CheckInvariantStatus
 from .leaves import Leaves
 from .ledger import TreeLedger
 from .locks import capturing
+from .moves import Moves
 from .node_recorded import CUDAGraphNode
 from .node_replay import CalledOff
 from .node_warmup import CUDAWarmupNode
-from .path_end import end_path, end_path_quickly, warn_if_stuck
+from .path_end import end_path, end_path_quickly, takes_gradients, warn_if_stuck
 from .path_state import ExecutionState
 from .places import Place, Places
 from .recording import run_plainly, warm_up
 from .settings import TreeSettings, current_settings
+from .stopping import Cause, bury, refusal
 from .torch_names import ManagerNames
+from .torch_options import TreeOptions
 
 MAX_FAILURES = 2
 """A function whose warm-up or recording failed so often runs without a graph for good."""
@@ -68,8 +71,14 @@ class CUDAGraphTreeManager(ManagerNames):
         ledger: everything that was done.
         places: why functions are not recorded where.
         leaves: parameters that forwards read.
+        moves: what is known about static inputs that move.
+        stopped: compiled graphs of which nothing is recorded any more, and why.
+        resting: the pool was given back; nothing is recorded until the step ends.
+        dead: functions that nobody can call any more, and that were not let go of altogether.
         failures: how often the warm-up or recording of a function failed.
         active_warm_up: the function that is being warmed up now.
+        plain_forwards: forwards whose last call ran without a graph, by ``compile_id``. What
+            they save for their backward is somewhere else each time.
     """
 
     def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
@@ -92,10 +101,16 @@ class CUDAGraphTreeManager(ManagerNames):
         self.budget = Budget(self.settings.pool_budget)
         self.alive = True
         self.places = Places()
+        self.moves = Moves()
+        self.stopped: dict[object, str] = {}
+        self.resting = False
+        self._begun_already: set[int] = set()
+        self.dead: set[Function] = set()
         self.leaves = Leaves()
         self.failures: dict[Function, int] = defaultdict(int)
         self._given_up: dict[Function, str] = {}
         self.active_warm_up: Function | None = None
+        self.plain_forwards: dict[object, set[Function]] = {}
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker
         self._roots: dict[Function, list[CUDAGraphNode]] = {}
@@ -127,12 +142,14 @@ class CUDAGraphTreeManager(ManagerNames):
         graph_outputs: tuple[int | None, ...] | None = None,
         alignment_checked: Sequence[int] = (),
         clone_outputs: bool = False,
-    ) -> tuple[Callable[[list[Input]], list[Output]], list[Output]]:
+        options: TreeOptions | None = None,
+    ) -> tuple[functools.partial[list[Output]], list[Output]]:
         """Wrap a function and call it for the first time.
 
         Returns:
-            The wrapped function, and what the first call returned.
+            ``call`` of the function, and what the first call returned.
         """
+        options = TreeOptions.of_this_compilation() if options is None else options
         function = Function(
             FunctionID(next(self.func_counter)),
             model,
@@ -152,10 +169,9 @@ class CUDAGraphTreeManager(ManagerNames):
             tuple(alignment_checked),
             graph_inputs=graph_inputs,
             clone_outputs=(
-                clone_outputs
-                or self.settings.outputs == "clone"
-                or compat.triton_config.cudagraph_trees_generation_cloning == "user_visible"
+                clone_outputs or self.settings.outputs == "clone" or options.clones_outputs
             ),
+            options=options,
         )
         function.loose = tuple(
             i
@@ -163,6 +179,8 @@ class CUDAGraphTreeManager(ManagerNames):
             if i not in function.static_input_idxs and isinstance(x, torch.Tensor)
         )
         self.ids_to_funcs[function.id] = function
+        if function.compile_id in self.stopped:
+            self.give_up(function, self.stopped[function.compile_id])
         self.leaves.remember(function, inputs)
         wrapped = functools.partial(self.call, function)
         return wrapped, wrapped(inputs)
@@ -188,13 +206,15 @@ class CUDAGraphTreeManager(ManagerNames):
                 and generation != generations.last
                 and (self._mark.mark_step_counter or not generations.pending_backward)
             ):
-                if not (
+                if (
                     end_path_quickly(self, node, inputs, function)  # type: ignore[arg-type]
                     or node.all_outputs_are_dead()
                 ):
+                    self._node = node = None
+                    self._state = _NONE
+                elif not takes_gradients(node, function, inputs):
                     end_path(self, inputs, function)
-                self._node = node = None
-                self._state = _NONE
+                    node = None
             children = self._roots if node is None else node.by_function  # type: ignore[union-attr]
             for child in children.get(function, ()):
                 if child.fits(inputs):
@@ -202,20 +222,26 @@ class CUDAGraphTreeManager(ManagerNames):
                         self.step += 1
                     self._node = child
                     self._state = _EXECUTION
-                    generations.last = generation
+                    before, generations.last = generations.last, generation
                     child.replays += 1
                     try:
                         outputs = child.replay.run(inputs)
-                    except CalledOff as e:
+                    except BaseException as e:
+                        # Nothing was handed out: it is as if it had not been called.
                         if node is None:
                             self.step -= 1
                         self._node = node
                         self._state = _NONE if node is None else _EXECUTION
                         child.replays -= 1
+                        if not isinstance(e, CalledOff):
+                            generations.last = before
+                            raise
                         inputs[:] = e.inputs
                         continue
                     if function.mode is _FORWARD:
                         generations.pending_backward = True
+                        if self.plain_forwards:
+                            self.ran_forward(function, plainly=False)
                     elif function.mode is _BACKWARD:
                         generations.pending_backward = False
                     return outputs
@@ -233,64 +259,80 @@ class CUDAGraphTreeManager(ManagerNames):
             self.try_end_curr_recording(function, inputs)
             if self._node is None and self._roots.get(function):
                 return self.call(function, inputs)
-        if self.budget.over is not None:
+        if self.budget.over:
             self.try_end_curr_execution(function, inputs)
             if self._node is None:
                 with capturing():
                     self.budget.enforce(self)
+        if self.dead:
+            self.try_end_curr_execution(function, inputs)
+            bury(self)
         if self.failures[function] >= MAX_FAILURES:
             why = self._given_up.get(function, "warm-up or recording failed before")
             return run_plainly(self, function, inputs, why)
+        if function.mode is _BACKWARD and function.compile_id in self.plain_forwards:
+            why = "its forward ran without a graph"
+            return run_plainly(self, function, inputs, why, this_once=True)
         place = self._place(function)
         if why := self._reason_against(place, inputs):
             return run_plainly(self, function, inputs, why)
         if self.places.exceeds_limit(place):
             return run_plainly(self, function, inputs, "it was recorded too often at this place")
 
-        config = compat.triton_config
         if (
-            (function.id not in self.warmed_up_functions and not config.skip_cudagraph_warmup)
+            (function.id not in self.warmed_up_functions and not function.options.skips_warm_up)
             or self._state is _WARMUP
-            or config.force_cudagraphs_warmup
+            or function.options.only_warms_up
         ):
+            if refused := refusal(self, function, inputs):
+                return run_plainly(self, function, inputs, **refused.how())
             return warm_up(self, function, inputs)
         if self.device.address_bound and (
             why := self.places.input_elsewhere(function, inputs, self.pool.device)
         ):
             return run_plainly(self, function, inputs, why)
 
-        reason = "first recording"
+        reason, cause = "first recording", Cause()
         if self._state is not _RECORDING:
             outcome = self._execute_or_explain(function, inputs)
-            if not isinstance(outcome, str):
+            if not isinstance(outcome, tuple):
                 return outcome
-            reason = outcome
+            reason, cause = outcome
             place = self._place(function)
             if why := self.places.known_reason(place):
                 return run_plainly(self, function, inputs, why)
             if self.places.exceeds_limit(place):
                 return run_plainly(self, function, inputs, reason)
-        return recording.record(self, function, inputs, reason)
+        if refused := refusal(self, function, inputs):
+            return run_plainly(self, function, inputs, **refused.how())
+        return recording.record(self, function, inputs, reason, cause)
 
-    def _execute_or_explain(self, function: Function, inputs: list[Input]) -> list[Output] | str:
+    def _execute_or_explain(
+        self, function: Function, inputs: list[Input]
+    ) -> list[Output] | tuple[str, Cause]:
         """Replay a recording that fits, or say why none does and prepare to record."""
         node = self._node
         assert not isinstance(node, CUDAWarmupNode)
         existing = (self._roots if node is None else node.by_function).get(function, [])
-        reason, counts = "first recording", False
+        reason, counts, cause = "first recording", False, Cause()
         for child in existing:
-            status, text = child.mismatch(inputs)
+            status, reason = child.mismatch(inputs)
             if status is CheckInvariantStatus.SUCCESS:
                 # It was tried just now, and someone holds an input that must die.
-                text = "an input that died in the recording is still held"
-            reason, counts = text, True
+                reason = "an input that died in the recording is still held"
+            static = status is CheckInvariantStatus.StaticInputIdxMismatch
+            counts = counts or not (static and compat.static_moves_are_exempt())
+            moved = child.input_plan.moved(inputs, child.input_plan.relied_on(status))
+            cause = Cause.of(TreeCause.MOVED, function, inputs, moved) if moved else Cause()
+        if existing:
+            torch_logs.no_recording_fits(function, reason)
         if node is not None and function in self._roots:
             self.try_end_curr_execution(function, inputs)
             if self._node is None:
                 return self.call(function, inputs)
         place = self._place(function)
         if function.mutated_input_idxs and self._reason_against(place, inputs, again=True):
-            return reason
+            return reason, cause
         if existing:
             for why in self.places.demote(place, existing[-1], inputs):
                 self.note(LedgerKind.DEMOTION, function, why, parent=place[0])
@@ -298,10 +340,10 @@ class CUDAGraphTreeManager(ManagerNames):
             self.places.recorded_again(place)
             if self.places.exceeds_limit(place):
                 self.places.warn_of_limit(place, reason)
-                return f"re-recording limit reached: {reason}"
+                return f"re-recording limit reached: {reason}", cause
         self.debug_fail_counter += 1
         self.try_end_curr_execution(function, inputs)
-        return reason
+        return reason, cause
 
     def _place(self, function: Function) -> Place:
         return (None if self._node is None else self._node.id.id), function
@@ -316,6 +358,8 @@ class CUDAGraphTreeManager(ManagerNames):
     def arrive(self, node: CUDAGraphNode | CUDAWarmupNode, state: ExecutionState) -> None:
         """``node`` has run; ``state`` is WARMUP or RECORDING."""
         self._node, self._state = node, state
+        if node.wrapped_function.mode is _FORWARD:
+            self.ran_forward(node.wrapped_function, plainly=False)
         self._generations.update()
 
     def add_node(
@@ -335,6 +379,21 @@ class CUDAGraphTreeManager(ManagerNames):
         self._roots[function] = self.roots[function.id]
         return again
 
+    def forget(self, function: Function) -> None:
+        """``function`` is gone: nothing is known of it, and it has no roots."""
+        self.ids_to_funcs.pop(function.id, None)
+        self.warmed_up_functions.discard(function.id)
+        self.failures.pop(function, None)
+        self._given_up.pop(function, None)
+        self.warned_pending.discard(function)
+        self.ran_forward(function, plainly=False)
+        self.moves.forget(function)
+        self.places.forget_function(function)
+        # New ones: a collector may have come by in the midst of a walk over them.
+        roots = {id: nodes for id, nodes in self.roots.items() if nodes or id != function.id}
+        self.roots = defaultdict(list, roots)
+        self._roots = {f: nodes for f, nodes in self._roots.items() if nodes or f is not function}
+
     def books_are_right(self) -> None:
         """The allocator's books were restored after a replay; see Note [Failures]."""
         self._state = _RECORDING
@@ -352,6 +411,40 @@ class CUDAGraphTreeManager(ManagerNames):
             # Hides the roots from the hot path until the budget was enforced.
             self._roots = {}
 
+    def limit_pool(self, budget: int | None) -> None:
+        """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
+        with capturing():
+            if self.budget.lower(budget, self.pool.reserved_bytes()):
+                self._roots = {}
+
+    def begun_already(self, pool_initial: int) -> None:
+        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
+        if pool_initial not in self._begun_already:
+            self._begun_already.add(pool_initial)
+            compat.log.warning(
+                "a pool of %d bytes to begin with was asked for, but code that runs already has "
+                "one on %s, which began with %d; it takes what it needs when it needs it",
+                pool_initial,
+                self.ledger.device,
+                self.settings.pool_initial,
+            )
+
+    def give_memory_back(self, reason: str) -> None:
+        """Start over, in the midst of a path too: its outputs own their memory from then on, and
+        nothing is recorded until the step ends, since their addresses do not come back."""
+        self.resting = self._node is not None
+        with capturing():
+            recording.restore_books(self, None)
+            self.start_over(reason)
+
+    def rested(self) -> bool:
+        """Whether recording may go on after ``give_memory_back``: a new step begins."""
+        if self.resting and self.can_start_new_generation():
+            self.resting = False
+            # What the outputs of that step have let go of meanwhile.
+            self.device.empty_cache()
+        return not self.resting
+
     def start_over(self, reason: str) -> None:
         """Drop all recordings and take a new pool.
 
@@ -366,9 +459,12 @@ class CUDAGraphTreeManager(ManagerNames):
         self._roots = {}
         self.current_node = None
         self.places.forget()
-        self.pool.release()
-        self.pool = self.device.create_pool(self.settings.pool_initial)
-        self.device.empty_cache()
+        for function in self.ids_to_funcs.values():
+            function.pool_growth = function.recordings = 0
+        if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
+            self.pool.release()
+            self.device.empty_cache()
+            self.pool = self.device.create_pool(self.settings.pool_initial)
 
     # ---- the ends of paths
 
@@ -376,7 +472,7 @@ class CUDAGraphTreeManager(ManagerNames):
         """End the recording if a new step begins or nobody holds its outputs."""
         node = self._node
         assert node is not None
-        if self.can_start_new_generation():
+        if self.can_start_new_generation() and not takes_gradients(node, function, inputs):
             end_path(self, inputs, function)
         elif node.all_outputs_are_dead():
             self.current_node = None
@@ -392,7 +488,7 @@ class CUDAGraphTreeManager(ManagerNames):
             return
         if node.all_outputs_are_dead():
             self.current_node = None
-        elif self.can_start_new_generation():
+        elif self.can_start_new_generation() and not takes_gradients(node, function, inputs):
             end_path(self, inputs, function)
 
     def generation_moved(self) -> bool:
@@ -402,6 +498,15 @@ class CUDAGraphTreeManager(ManagerNames):
     def can_start_new_generation(self) -> bool:
         """Whether a step may begin, see Note [Generations]."""
         return self._generations.may_begin()
+
+    def ran_forward(self, function: Function, *, plainly: bool) -> None:
+        """How a forward ran, which its backward has to know."""
+        if function.compile_id is None:
+            return
+        plain = self.plain_forwards.setdefault(function.compile_id, set())
+        (plain.add if plainly else plain.discard)(function)
+        if not plain:
+            del self.plain_forwards[function.compile_id]
 
     def ran_outside(self) -> None:
         """A function ran without a graph: it belongs to the step that runs, unless one may
@@ -435,13 +540,18 @@ class CUDAGraphTreeManager(ManagerNames):
         return self._state
 
     def nodes(self) -> Iterator[CUDAGraphNode]:
-        """All recordings, parents before children."""
-        stack = [node for nodes in self.roots.values() for node in nodes][::-1]
+        """All recordings, parents before children; one that is added meanwhile may be missing.
+
+        The thread that writes a profile comes by here while others record. It takes no lock, which
+        would hold it up for as long as a capture lasts and leave it what finalizers put off
+        (``locks``): ``list`` copies a dictionary's values or a list in one step of the interpreter.
+        """
+        stack = [node for nodes in list(self.roots.values()) for node in list(nodes)][::-1]
         while stack:
             node = stack.pop()
             yield node
-            for children in node.children.values():
-                stack.extend(children[::-1])
+            for children in list(node.children.values()):
+                stack.extend(list(children)[::-1])
 
     def new_graph_id(self) -> GraphID:
         """The next number of a recording; it is used up."""

@@ -78,8 +78,12 @@ class CUDAGraphNode(NodeNames):
         step: int = 0,
         check: bool = True,
         learn_program: bool = False,
+        buffers: dict[int, TensorSpec] | None = None,
     ) -> None:
         """Record ``function``. ``inputs`` is emptied.
+
+        Args:
+            buffers: is told where the copies of copied inputs lie, once they are made.
 
         Raises:
             UntrackedMemory: ``check`` and the pool holds memory unknown to the path.
@@ -117,13 +121,16 @@ class CUDAGraphNode(NodeNames):
         with pool.observing() if learn_program else nullcontext([]) as input_events:
             recording = self.input_plan.allocate(inputs, pool)
         self.specs = input_specs(self.input_plan, recording)
+        if buffers is not None:
+            buffers.update({i: self.specs[i] for i in self.input_plan.copied})
         self.buffers: list[Input] = [
             pool.tensor_at(TensorSpec.of(x)) if i in self.specs else None
             for i, x in enumerate(recording)
         ]
         if check:
-            buffers = {a for i in self.input_plan.copied if (a := address_of(recording[i]))}
-            check_pool(pool, buffers.union(r.address for r in path_refs(above) if not r.expired()))
+            known = {a for i in self.input_plan.copied if (a := address_of(recording[i]))}
+            known.update(r.address for r in path_refs(above) if not r.expired())
+            check_pool(pool, known, function.options)
         with pool.observing() if learn_program else nullcontext([]) as events:
             self.run_handle: CapturedRun = pool.capture(function, recording)
         try:
@@ -203,7 +210,8 @@ class CUDAGraphNode(NodeNames):
             if block.live and block.address in own
         }
         if check:
-            check_pool(self.pool, {r.address for r in self.path_live_weakrefs()})
+            known = {r.address for r in self.path_live_weakrefs()}
+            check_pool(self.pool, known, self.wrapped_function.options)
 
     def _lay_out(self) -> None:
         """See Note [What is decided when]."""
@@ -255,10 +263,11 @@ class CUDAGraphNode(NodeNames):
     def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str]:
         """Why it does not fit, and the details. Not hot."""
         plan, function = self.input_plan, self.wrapped_function
-        for which, status in (
-            (plan.managed, CheckInvariantStatus.CudagraphManagedIdxMismatch),
-            (plan.static, CheckInvariantStatus.StaticInputIdxMismatch),
+        for status in (
+            CheckInvariantStatus.CudagraphManagedIdxMismatch,
+            CheckInvariantStatus.StaticInputIdxMismatch,
         ):
+            which = plan.relied_on(status)
             if which and not compat.pointers_equal(inputs, plan.pointers, which):
                 return status, f"{status}.\n{plan.describe_moved(function, inputs, which)}"
         dead_before = self.replay.dead_before
@@ -341,8 +350,9 @@ class CUDAGraphNode(NodeNames):
         return sum(1 + c.num_descendants() for cs in self.children.values() for c in cs)
 
     def release(self) -> None:
-        """Drop the recording: cached tensors, graph, checkpoint."""
+        """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
         self.hand_out.clear()
+        self.output_plan.persistent.clear()
         self.run_handle.release()
         self.replay.release()
         self.checkpoint = None

@@ -13,7 +13,7 @@ of a list then costs nothing at a replay.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import _torch_compat as compat
@@ -143,6 +143,18 @@ class Replay:
                 ref.rebind(outputs[i])  # type: ignore[arg-type]
         del kept
         return outputs
+
+    def wait_with(self, synchronize: Callable[[], None]) -> None:
+        """Each replay ends with ``synchronize()``: ``force_cudagraph_sync``."""
+        launch = self.launch
+        if launch is None:
+            return
+
+        def launch_and_wait() -> None:
+            launch()
+            synchronize()
+
+        self.launch = launch_and_wait
 
     def release(self) -> None:
         """The device's recording is gone."""

@@ -71,13 +71,14 @@ class CUDAWarmupNode:
             if isinstance(t, torch.Tensor) and address_of(t) not in in_pool
         ]
         out = pool.warm_up(self.wrapped_function, inputs)
+        in_extent = pool.extent()
         kept = {r.pointer for r in outside if not r.expired()}
         for o in out:
             ours = (
                 isinstance(o, torch.Tensor)
                 and o.device == pool.device
                 and o.untyped_storage()._cdata not in kept
-                and pool.contains(address_of(o))
+                and in_extent(address_of(o))
             )
             self.outputs_weakrefs.append(StorageWeakRefWrapper(o) if ours else None)  # type: ignore[arg-type]
             self.tensor_weakrefs.append(TensorWeakRef(o) if ours else None)  # type: ignore[arg-type]

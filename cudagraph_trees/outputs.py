@@ -100,7 +100,7 @@ class OutputPlan:
             NotImplementedError: an output's memory is on the host; a replay would not
                 compute it again.
         """
-        live = live_path_outputs(path)
+        live, in_extent = live_path_outputs(path), pool.extent()
         plan = OutputPlan()
         first: dict[int, int] = {}
         for i, o in enumerate(outputs):
@@ -118,7 +118,7 @@ class OutputPlan:
                 known = persistent.get(address)
                 if not address or (known is not None and not known.expired()):
                     fixed, alias = o, None
-                elif not pool.contains(address):
+                elif not in_extent(address):
                     # Made by a device that gives users memory of their own, or kept by a
                     # custom operator: nobody's business here.
                     fixed, alias = o, None

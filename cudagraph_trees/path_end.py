@@ -137,6 +137,38 @@ def end_path_quickly(
     return True
 
 
+def takes_gradients(
+    node: CUDAGraphNode | CUDAWarmupNode, function: Function | None, inputs: list[Input]
+) -> bool:
+    """Whether a call belongs to the step that runs, although one may begin.
+
+    A compiled optimizer takes the gradients that the step's backward has made. In the same step
+    it reads them where they are; in the next one they would have to move out of the pool first.
+    Each function once a step, so that steps do end; and not where the program marks them.
+    """
+    if (
+        function is None
+        or function.mode is not CompilationMode.INFERENCE
+        or compat.step_counters()[0].mark_step_counter
+    ):
+        return False
+    path = list(node._path_from_root)
+    if any(n.wrapped_function is function for n in path):
+        return False
+    gradients = {
+        r.address
+        for n in path
+        if n.wrapped_function.mode is CompilationMode.BACKWARD
+        for r in n.outputs_weakrefs
+        if r is not None and not r.expired()
+    }
+    return bool(gradients) and any(
+        inputs[i].untyped_storage().data_ptr() in gradients
+        for i in (*function.loose, *function.static_input_idxs)
+        if isinstance(inputs[i], torch.Tensor)
+    )
+
+
 def _clone_arguments(inputs: list[Input], pointer: int) -> None:
     for i, x in enumerate(inputs):
         if _lies_in(x, pointer):
@@ -168,7 +200,8 @@ def _end_output(
         _lies_in(inputs[i], pointer) for i in next_function.mutated_input_idxs
     )
     if gradient or clone or written:
-        with torch.no_grad():
+        # What a step that begins in inference mode moves out is used outside of it.
+        with torch.no_grad(), torch.inference_mode(False):
             all_moved = manager.pool.move_out(pointer)
             moved = all_moved or _move_known_holders(manager, pointer, handed_out, gradient)
         if moved:

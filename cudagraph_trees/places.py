@@ -40,6 +40,14 @@ class Places:
         for known in (self._skipped, self._recorded_again, self._moves, self._demoted):
             known.clear()
 
+    def forget_function(self, function: Function) -> None:
+        """``function`` is gone."""
+        self._warned_inputs.discard(function)
+        self._warned_limit = {p for p in self._warned_limit if p[1] is not function}
+        for known in (self._skipped, self._recorded_again, self._moves, self._demoted):
+            for place in [p for p in known if p[1] is function]:
+                del known[place]
+
     def reason_against(
         self,
         place: Place,
@@ -70,7 +78,7 @@ class Places:
         inputs: list[Input],
         node: CUDAGraphNode | CUDAWarmupNode | None,
     ) -> str:
-        support = compat.triton_config.cudagraph_support_input_mutation
+        support = function.options.supports_mutation
         bad = [
             i
             for i in function.mutated_input_idxs
@@ -87,7 +95,8 @@ class Places:
             return ""
         if function not in self._warned_inputs:
             self._warned_inputs.add(function)
-            compat.announce_skip(compat.mutation_message(function.placeholders, bad))
+            message = compat.mutation_message(function.placeholders, bad)
+            compat.announce_skip(message, function.options.or_error)
         return "it writes to inputs that graphs copy"
 
     def input_elsewhere(self, function: Function, inputs: list[Input], device: torch.device) -> str:
@@ -108,7 +117,8 @@ class Places:
                 reason = f"input {i} is {where}: a recording would keep the value it has now"
                 if function not in self._warned_inputs:
                     self._warned_inputs.add(function)
-                    compat.announce_skip(f"skipping cudagraphs due to {reason}")
+                    message = f"skipping cudagraphs due to {reason}"
+                    compat.announce_skip(message, function.options.or_error)
                 return reason
         return ""
 
@@ -120,17 +130,18 @@ class Places:
 
     def exceeds_limit(self, place: Place) -> bool:
         """Whether that has happened too often."""
-        limit: int = compat.triton_config.cudagraph_unexpected_rerecord_limit
-        return self._recorded_again.get(place, 0) > limit
+        return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
 
     def warn_of_limit(self, place: Place, reason: str) -> None:
         """Torch's sentence about it, once."""
         if place not in self._warned_limit:
             self._warned_limit.add(place)
-            limit = compat.triton_config.cudagraph_unexpected_rerecord_limit
+            options = place[1].options
             compat.announce_skip(
                 f"skipping cudagraph due to function {place[1].id.id} exceeding max "
-                f"re-recording limit (={limit}) on cudagraph node {place[0]} due to {reason}."
+                f"re-recording limit (={options.rerecord_limit}) on cudagraph node {place[0]} "
+                f"due to {reason}.",
+                options.or_error,
             )
 
     # ---- managed inputs that keep moving
@@ -150,14 +161,20 @@ class Places:
         Yields:
             A sentence about each input that was demoted.
         """
-        config = compat.triton_config
-        limit: int = config.cudagraph_managed_input_rerecord_limit
+        options = place[1].options
+        limit = options.managed_input_rerecord_limit
         counts = self._moves.setdefault(place, {})
         for i in latest.moved_managed(inputs):
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in self.demoted(place):
-                if config.cudagraph_managed_input_rerecord_action == "skip":
-                    self._skipped[place] = f"input {i}, made by a graph, keeps moving"
+                if options.managed_input_rerecord_action == "skip":
+                    reason = self._skipped[place] = f"input {i}, made by a graph, keeps moving"
+                    compat.announce_skip(
+                        f"skipping cudagraph due to function {place[1].id.id} reaching the "
+                        f"cudagraph-managed input re-recording threshold (={limit}) on cudagraph "
+                        f"node {place[0]}: {reason}.",
+                        options.or_error,
+                    )
                     continue
                 self._demoted[place] = self.demoted(place) | {i}
                 yield (

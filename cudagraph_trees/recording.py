@@ -7,26 +7,40 @@ RECORDING if there is a path: the books were restored before the attempt, they a
 and the outputs own their blocks, which is what RECORDING says. The call is made again
 through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
 error is the program's own and goes to the user. So does at once what is no ``Exception``:
-an interrupt is not to be followed by another run.
+an interrupt is not to be followed by another run; and any error if the user has asked for
+graphs or errors (``cudagraph_or_error``).
+
+Note [A pool that nobody needs]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What a pool has taken from the device it keeps for as long as anything is recorded in it, and no
+one else can use it. A function that was warmed up there and is then run without a graph (its
+capture failed, its parameters keep moving, an input is on the host) would need its memory once
+more beside the pool. So before it runs that way for the first time, all recordings are dropped
+and a new pool is begun, if the function's part of the old one is worth it: those that can be
+recorded are recorded again, in a pool of the size that they need.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
+from . import torch_logs
 from .errors import why_it_failed
-from .function import GraphID
+from .function import CompilationMode, GraphID
 from .ledger import Measurement
 from .locks import capturing
 from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
 from .path_state import ExecutionState
 from .placement import keep, placement_of
+from .pool_debug import history
 from .recovery import Attempt, Unrecoverable, let_go_of_frames
+from .stopping import Cause, path_addresses
 
 if TYPE_CHECKING:
     from .device.protocol import Input, Output
@@ -50,31 +64,40 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         first = function.id not in manager.warmed_up_functions
         manager.warmed_up_functions.add(function.id)
         node = CUDAWarmupNode(function, GraphID(next(manager.warmup_counter)), parent, manager.step)
-        attempt = Attempt.warm_up(function, inputs, _path_addresses(parent))
+        attempt = Attempt.warm_up(function, inputs, path_addresses(parent), manager.pool.device)
+        torch_logs.warm_up(function)
         manager.active_warm_up = function
         try:
-            out = node.run(inputs, manager.pool)
+            with history(manager.pool, function.options):
+                out = node.run(inputs, manager.pool)
         except BaseException as e:
             manager.warmed_up_functions.discard(function.id)
-            return _failed(manager, function, inputs, "warm-up", e, attempt)
+            return _failed(manager, function, inputs, "warm-up", e, attempt, measured)
         finally:
             manager.active_warm_up = None
         attempt.succeeded()
         manager.arrive(node, ExecutionState.WARMUP)
+        again = "the one before was not to be the last" if first else "a warm-up came before it"
         manager.note(
             LedgerKind.WARM_UP,
             function,
-            "first run" if first else "a warm-up came before it",
+            again if function.warm_ups else "first run",
             node=node.id.id,
             parent=_number(parent),
             measured=measured,
         )
+        function.warm_ups += 1
+        _grown(manager, function, measured)
         manager.spent(function)
         return out
 
 
 def record(
-    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input], reason: str
+    manager: CUDAGraphTreeManager,
+    function: Function,
+    inputs: list[Input],
+    reason: str,
+    cause: Cause,
 ) -> list[Output]:
     """Record after the current node. ``inputs`` is emptied.
 
@@ -83,6 +106,7 @@ def record(
         function: what.
         inputs: of the call.
         reason: why no recording that exists will do.
+        cause: the same for programs.
 
     Raises:
         Exception: the program's own.
@@ -95,48 +119,63 @@ def record(
         if parent is None:
             manager.step += 1
         manager.leaves.remember(function, inputs)
-        above = _path_addresses(parent)
+        above = path_addresses(parent)
         attempt = (
             Attempt.recording(function, inputs, above, manager.pool)
             if manager.device.address_bound
-            else Attempt.warm_up(function, inputs, above)
+            else Attempt.warm_up(function, inputs, above, manager.pool.device)
         )
         manager.device.synchronize()
+        number = manager.new_graph_id()
+        torch_logs.recording(function, number.id, inputs)
         try:
-            node = CUDAGraphNode(
-                function,
-                manager.new_graph_id(),
-                parent,
-                inputs,
-                manager.pool,
-                address_bound=manager.device.address_bound,
-                demoted=manager.places.demoted((_number(parent), function)),
-                step=manager.step,
-                check=compat.triton_config.slow_path_cudagraph_asserts,
-                # Who has a record wants to know, and it costs milliseconds, once.
-                learn_program=manager.settings.programs or function.record is not None,
-            )
+            with history(manager.pool, function.options), _timed(function):
+                node = CUDAGraphNode(
+                    function,
+                    number,
+                    parent,
+                    inputs,
+                    manager.pool,
+                    address_bound=manager.device.address_bound,
+                    demoted=manager.places.demoted((_number(parent), function)),
+                    step=manager.step,
+                    check=function.options.checks_pool,
+                    # Who has a record wants to know, and it costs milliseconds, once.
+                    learn_program=manager.settings.programs or function.record is not None,
+                    buffers=attempt.buffers,
+                )
         except BaseException as e:
-            return _failed(manager, function, inputs, "recording", e, attempt)
+            return _failed(manager, function, inputs, "recording", e, attempt, measured)
         attempt.succeeded()
+        if function.options.synchronizes:
+            node.replay.wait_with(manager.device.synchronize)
         again = manager.add_node(function, parent, node)
+        manager.moves.recorded(node)
         manager.arrive(node, ExecutionState.RECORDING)
         manager.device.synchronize()
-        node.marginal_bytes = manager.pool.reserved_bytes() - measured.pool_before
+        node.marginal_bytes = _grown(manager, function, measured)
+        function.recordings += 1
         _place(node)
         manager.note(
-            LedgerKind.RERECORD if again else LedgerKind.RECORD,
+            # One that was in the way may have been dropped meanwhile.
+            LedgerKind.RERECORD if again or cause.cause else LedgerKind.RECORD,
             function,
             reason,
             node=node.id.id,
             parent=_number(parent),
             measured=measured,
             marginal=node.marginal_bytes,
+            **cause.detail(),
         )
         # After the entry above, so that the ledger has its replays below it.
         node.recorded_ns = time.time_ns()
         manager.spent(function)
         return node.run_first_inputs()
+
+
+def _timed(function: Function) -> AbstractContextManager[object]:
+    backward = function.mode is CompilationMode.BACKWARD
+    return compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
 
 
 def _place(node: CUDAGraphNode) -> None:
@@ -153,6 +192,22 @@ def _place(node: CUDAGraphNode) -> None:
         keep(record, placement)
 
 
+def _grown(manager: CUDAGraphTreeManager, function: Function, measured: Measurement) -> int:
+    """Bytes that the pool has grown by since, which are put down to the function."""
+    grown = manager.pool.reserved_bytes() - measured.pool_before
+    function.pool_growth += grown
+    return grown
+
+
+def _give_back(manager: CUDAGraphTreeManager, function: Function) -> None:
+    """See Note [A pool that nobody needs]."""
+    with capturing():
+        reserved = manager.pool.reserved_bytes()
+    if function.pool_growth < reserved >> 6:
+        return
+    manager.give_memory_back("the pool took memory for a function that now runs without a graph")
+
+
 def run_plainly(
     manager: CUDAGraphTreeManager,
     function: Function,
@@ -160,10 +215,35 @@ def run_plainly(
     reason: str,
     *,
     note: bool = True,
+    cause: Cause = Cause(),  # noqa: B008 - immutable
+    this_once: bool = False,
 ) -> list[Output]:
-    """Run without a graph, out of the general pool. ``inputs`` is emptied."""
+    """Run without a graph, out of the general pool. ``inputs`` is emptied.
+
+    Args:
+        manager: whose tree.
+        function: what.
+        inputs: of the call.
+        reason: why.
+        note: write that to the ledger.
+        cause: the same for programs.
+        this_once: it will be recorded after all.
+
+    Raises:
+        RuntimeError: ``cudagraph_or_error`` is on, and it is not for this once.
+        Exception: the program's own.
+    """
+    if function.options.or_error and not this_once:
+        raise RuntimeError(
+            f"{function.label} would run without a CUDA graph, and cudagraph_or_error is on: "
+            f"{reason}"
+        )
+    if function.pool_growth and not function.recordings:
+        _give_back(manager, function)
     if note:
-        manager.note(LedgerKind.SKIP, function, reason)
+        manager.note(LedgerKind.SKIP, function, reason, **cause.detail())
+    if function.mode is CompilationMode.FORWARD:
+        manager.ran_forward(function, plainly=True)
     manager.ran_outside()
     compat.align_inputs(
         inputs, [i for i in function.alignment_checked if i not in function.mutated_input_idxs]
@@ -182,6 +262,7 @@ def restore_books(manager: CUDAGraphTreeManager, function: Function | None) -> N
     if manager.path_state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
         return
     manager.debug_checkpointing_counter += 1
+    torch_logs.books_restored(manager.debug_checkpointing_counter)
     # Cached tensors own nothing and would look live.
     node.remove_path_cached_tensors()
     node.all_outputs_are_dead()
@@ -199,9 +280,14 @@ def _failed(
     what: str,
     error: BaseException,
     attempt: Attempt,
+    measured: Measurement,
 ) -> list[Output]:
     """See Note [Failures]."""
-    if not isinstance(error, Exception):
+    attempt.generators.restore()
+    if not isinstance(error, Exception) or function.options.or_error:
+        if isinstance(error, Exception):
+            failed = f"{what} failed: {why_it_failed(error)}"
+            manager.note(LedgerKind.TREE_FAILURE, function, failed)
         let_go_of_frames(error)
         _replace_damaged_pool(manager)
         raise error
@@ -218,6 +304,7 @@ def _failed(
         else:  # Python 3.10
             compat.log.error("%s of %s failed, and %s", what, function.label, e)
         raise error from None
+    _grown(manager, function, measured)
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
     # Not the exception: a log record lives on, and with it the frames of the failure.
     compat.log.warning("%s of %s failed; it runs without a graph. %s", what, function.label, why)
@@ -235,9 +322,3 @@ def _replace_damaged_pool(manager: CUDAGraphTreeManager) -> None:
 
 def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:
     return None if node is None else node.id.id
-
-
-def _path_addresses(node: CUDAGraphNode | CUDAWarmupNode | None) -> set[int]:
-    if node is None:
-        return set()
-    return {r.address for refs in node.path_weakrefs for r in refs if r is not None}

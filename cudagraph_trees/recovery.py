@@ -2,37 +2,40 @@
 
 Note [Calling again after a failure]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Models empty their list of inputs so that these can die while they run, and a recording
-must see them die. So what is kept to make the call again must not keep memory of the pool
-alive:
+Models empty their list of inputs so that these can die while they run. What is kept to make the
+call again must not keep device memory alive that the call itself would let go of, nor take any:
+a job that fits a device must fit with its calls being backed up. So:
 
-* inputs outside the pool are kept: nothing is allocated in their memory meanwhile;
-* inputs in the pool are kept as a description. A failed *recording* has run no kernel, so
-  the bytes are still there: the input is had again over its storage if somebody holds that,
-  and otherwise copied, since the call may return it (a forward returns what its backward needs);
-* a failed *warm-up* has run kernels. Inputs in the pool that died in it may have been
-  overwritten, and inputs that it writes to may have been written to. So copies of both are
-  made before, outside the pool, of those that are written to first: up to ``MAX_BACKUP_BYTES``
-  in all, and only if there is memory for them. A larger input that was needed again cannot be
-  had; then the error goes to the user, and says so. Copying more, or keeping the inputs
-  alive, would make each step that warms up need more memory than the same step ever needs
-  again, and so fail where it need not.
+* every tensor is kept as a weak reference and a description. Static inputs of a forward outlive
+  the call anyway; those of a backward are what was saved for it, and may die in it;
+* a failed *recording* has run no kernel. Inputs that it copied are had again from the copies, and
+  inputs in the pool over their storage if somebody holds that, or from the bytes, which are still
+  there (a forward returns what its backward needs, so one that died may be needed). What a
+  backward reads where it lies outside of the pool is kept: a capture takes no memory there;
+* a failed *warm-up* has run kernels. Inputs that died in it may have been overwritten, and inputs
+  that it writes to may have been written to. So copies of both are made before, on the host, of
+  those that are written to first, then of the smallest: up to ``MAX_BACKUP_BYTES`` in all. A larger
+  input that was needed again and has died cannot be had; then the error goes to the user, and says
+  so.
+
+Generators of random numbers are put back after either, see Note [Random numbers].
 """
 
 from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from . import _torch_compat as compat
 from .device.protocol import Input, Pool, TensorSpec
-from .inputs import address_of, inputs_again
+from .function import CompilationMode
+from .generators import GeneratorStates
+from .inputs import inputs_again
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
@@ -66,93 +69,98 @@ class Attempt:
     """What it takes to make a call again.
 
     Attributes:
-        inputs: those outside the pool; None for tensors in it.
-        device: the one that has a generator.
-        pool: where a recording is made.
-        in_pool: descriptions of those in the pool.
-        weak: those in the pool, before a warm-up.
-        refs: storages of those in the pool, before a recording.
-        storages: copies of the storages of those in the pool, by address.
-        backup: copies of what a warm-up writes to, by input.
+        inputs: what is no tensor; None for tensors.
+        generators: where they stood.
+        specs: descriptions of the tensors, by input.
+        weak: the tensors, weakly.
+        in_pool: those that lie in the pool.
+        pool: where a recording is made, None for a warm-up.
+        refs: before a recording, the storages of those in the pool.
+        kept: before a recording, those that it reads where they lie and that may die in it.
+        buffers: where a recording has its copies of inputs, once they are made.
+        storages: before a warm-up, the bytes of storages on the host, by address.
+        backup: copies on the host of what a warm-up writes to, by input.
         lost: why that could not be copied, "" if it was.
-        rng: state of the device's generator before a warm-up.
-        host_rng: state of the host's.
     """
 
     inputs: list[Input]
-    device: torch.device | None = None
+    generators: GeneratorStates
+    specs: dict[int, TensorSpec]
+    weak: dict[int, TensorWeakRef]
+    in_pool: set[int]
     pool: Pool | None = None
-    in_pool: dict[int, TensorSpec] = field(default_factory=dict)
-    weak: dict[int, TensorWeakRef] = field(default_factory=dict)
     refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
-    storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)
+    buffers: dict[int, TensorSpec] = field(default_factory=dict)
+    storages: dict[int, torch.Tensor] = field(default_factory=dict)
     backup: dict[int, torch.Tensor] = field(default_factory=dict)
     lost: str = ""
-    rng: torch.Tensor | None = None
-    host_rng: torch.Tensor | None = None
+
+    @staticmethod
+    def _of(inputs: list[Input], pool_addresses: set[int], device: torch.device) -> Attempt:
+        tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
+        return Attempt(
+            inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
+            generators=GeneratorStates.now(device, inputs),
+            specs=specs,
+            weak={i: TensorWeakRef(x) for i, x in tensors.items()},
+            in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
+        )
 
     @staticmethod
     def recording(
         function: Function, inputs: list[Input], pool_addresses: set[int], pool: Pool
     ) -> Attempt:
         """Before a recording."""
-        out = Attempt(list(inputs), pool=pool)
-        out._describe(pool_addresses)
+        out = Attempt._of(inputs, pool_addresses, pool.device)
+        out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
+        if function.mode is CompilationMode.BACKWARD:
+            static = set(function.static_input_idxs) & out.specs.keys() - out.in_pool
+            out.kept = [inputs[i] for i in static]
         return out
 
     @staticmethod
-    def warm_up(function: Function, inputs: list[Input], pool_addresses: set[int]) -> Attempt:
-        """Before a warm-up, or a recording that computes what it records."""
-        out = Attempt(list(inputs))
-        out.device = next(
-            (x.device for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda), None
-        )
-        out._describe(pool_addresses)
-        out.weak = {i: TensorWeakRef(inputs[i]) for i in out.in_pool}
-        left = out._copy_written(function.mutated_input_idxs, inputs)
-        out._copy_storages(inputs, left)
-        if out.device is not None:
-            out.rng = compat.rng_state(out.device)
-        out.host_rng = torch.get_rng_state()
+    def warm_up(
+        function: Function, inputs: list[Input], pool_addresses: set[int], device: torch.device
+    ) -> Attempt:
+        """Before a warm-up on ``device``, or a recording that computes what it records."""
+        out = Attempt._of(inputs, pool_addresses, device)
+        written = {i for i in function.mutated_input_idxs if i in out.specs}
+        backward = function.mode is CompilationMode.BACKWARD
+        static = set() if backward else set(function.static_input_idxs) - out.in_pool
+        left = out._copy_written(written, inputs)
+        out._copy_storages(out.specs.keys() - written - static, inputs, left)
         return out
 
-    def _describe(self, pool_addresses: set[int]) -> None:
-        """Keep descriptions of inputs in the pool in the place of the inputs."""
-        for i, x in enumerate(self.inputs):
-            if isinstance(x, torch.Tensor) and address_of(x) in pool_addresses:
-                self.in_pool[i] = TensorSpec.of(x)
-                self.inputs[i] = None
-
-    def _copy_written(self, which: Sequence[int], inputs: list[Input]) -> int:
+    def _copy_written(self, written: Set[int], inputs: list[Input]) -> int:
         """Copy what the function writes to, if it is not too much. Returns the bytes left."""
-        written = {i: inputs[i] for i in which if isinstance(inputs[i], torch.Tensor)}
-        nbytes: int = sum(t.untyped_storage().nbytes() for t in written.values())
+        nbytes = sum(self.specs[i].nbytes for i in written)
         if nbytes > MAX_BACKUP_BYTES:
             self.lost = f"with {nbytes} bytes too large to have been copied before"
             return MAX_BACKUP_BYTES
-        try:
-            self.backup = {i: t.clone() for i, t in written.items()}
-        except torch.OutOfMemoryError:
-            self.lost = "which there was no memory to copy before"
+        self.backup = {i: inputs[i].detach().to("cpu", copy=True) for i in written}
         return MAX_BACKUP_BYTES - nbytes
 
-    def _copy_storages(self, inputs: list[Input], left: int) -> None:
-        """Copy storages in the pool, as many as fit in ``left`` bytes and in memory."""
-        for i, spec in self.in_pool.items():
-            if spec.address in self.storages or spec.nbytes > left:
+    def _copy_storages(self, which: Set[int], inputs: list[Input], left: int) -> None:
+        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes."""
+        for i in sorted(which, key=lambda i: self.specs[i].nbytes):
+            spec = self.specs[i]
+            if spec.address in self.storages:
                 continue
-            try:
-                self.storages[spec.address] = inputs[i].untyped_storage().clone()
-            except torch.OutOfMemoryError:
+            if spec.nbytes > left:
                 return
+            self.storages[spec.address] = _bytes_of(inputs[i].untyped_storage()).to(
+                "cpu", copy=True
+            )
             left -= spec.nbytes
 
     def succeeded(self) -> None:
         """It is not needed."""
-        self.inputs.clear()
         self.backup.clear()
         self.storages.clear()
+        self.kept.clear()
 
     def inputs_again(self, error: Exception) -> list[Input]:
         """The inputs as they were.
@@ -161,49 +169,71 @@ class Attempt:
             Unrecoverable: that cannot be had.
         """
         let_go_of_frames(error)
-        if self.pool is not None:
-            try:
-                found = inputs_again(self.pool, self.in_pool, self.refs)
-            except torch.OutOfMemoryError as e:
-                raise Unrecoverable(
-                    "the call cannot be made again without a graph: there is no memory to copy "
-                    f"inputs that died in the recording. {_WHAT_TO_DO}"
-                ) from e
-            for i, t in found.items():
-                self.inputs[i] = t
-            return self.inputs
+        try:
+            if self.pool is not None:
+                self._find_after_recording(self.pool)
+            else:
+                self._find_after_warm_up()
+        except torch.OutOfMemoryError as e:
+            raise Unrecoverable(
+                "the call cannot be made again without a graph: there is no memory to copy "
+                f"inputs that died in it. {_WHAT_TO_DO}"
+            ) from e
+        return self.inputs
+
+    def _find_after_recording(self, pool: Pool) -> None:
+        in_pool = {i: self.specs[i] for i in self.in_pool}
+        found = inputs_again(pool, in_pool, self.refs)
+        for i in self.specs.keys() - self.in_pool:
+            t = self.weak[i]()
+            if t is not None:
+                found[i] = t
+        copied = {i: spec for i, spec in self.buffers.items() if i not in found}
+        found |= inputs_again(pool, copied, {})
+        for i, spec in self.specs.items():
+            if i not in found:
+                raise Unrecoverable(_died(i, spec, "recording", "it was not copied"))
+            self.inputs[i] = found[i]
+        self.kept.clear()
+
+    def _find_after_warm_up(self) -> None:
         if self.lost:
             raise Unrecoverable(
                 "the call cannot be made again without a graph: the failed warm-up may have "
                 f"written to its inputs, {self.lost}. {_WHAT_TO_DO}"
             )
-        self._find_again()
-        for i, copy in self.backup.items():
-            self.inputs[i].copy_(copy)
-        if self.rng is not None and self.device is not None:
-            compat.set_rng_state(self.rng, self.device)
-        if self.host_rng is not None:
-            torch.set_rng_state(self.host_rng)
-        return self.inputs
-
-    def _find_again(self) -> None:
-        """Inputs in the pool after a failed warm-up."""
         # One that is alive keeps the memory of those that share its storage.
-        alive: dict[int, torch.UntypedStorage] = {}
+        storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
             t = self.inputs[i] = ref()
             if t is not None:
-                alive[self.in_pool[i].address] = t.untyped_storage()
-        for i, spec in self.in_pool.items():
+                storages[self.specs[i].address] = t.untyped_storage()
+        for i, spec in self.specs.items():
             if self.inputs[i] is not None:
                 continue
-            storage = alive.get(spec.address, self.storages.get(spec.address))
-            if storage is None:
-                raise Unrecoverable(
-                    "the call cannot be made again without a graph: input "
-                    f"{i}, {spec.nbytes} bytes that an earlier graph made, was released during "
-                    "the failed warm-up, and it was too large, or memory too short, to have been "
-                    f"copied before. {_WHAT_TO_DO}"
-                )
+            if spec.address not in storages and spec.address in self.storages:
+                copy = self.storages[spec.address].to(spec.device, copy=True)
+                storages[spec.address] = copy.untyped_storage()
             empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
-            self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
+            if spec.address in storages:
+                storage = storages[spec.address]
+                self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
+            elif i in self.backup:
+                self.inputs[i] = empty.new_empty_strided(spec.shape, spec.stride)
+            else:
+                raise Unrecoverable(
+                    _died(i, spec, "warm-up", "it was too large to have been copied before")
+                )
+        for i, copy in self.backup.items():
+            self.inputs[i].copy_(copy)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _died(i: int, spec: TensorSpec, what: str, why: str) -> str:
+    return (
+        f"the call cannot be made again without a graph: input {i}, {spec.nbytes} bytes, was "
+        f"released during the failed {what}, and {why}. {_WHAT_TO_DO}"
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
+
+log = logging.getLogger("memprof.cudagraph_trees")
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -37,7 +40,8 @@ class TreeSettings:
     Attributes:
         outputs: what becomes of outputs that are held when the next step begins: ``error``
             makes their use raise, ``clone`` gives them memory of their own.
-        pool_budget: bytes that a pool may reserve, None for no limit.
+        pool_budget: bytes that a pool may reserve, None for no limit. Above it, all recordings are
+            dropped when the step ends, and what is used again is recorded into a new pool.
         pool_initial: bytes that a pool starts with, in one segment.
         programs: learn the allocation program of each recording, from the allocator's events
             while it is captured. Costs milliseconds a recording, nothing a replay. Functions
@@ -103,9 +107,29 @@ def restore_settings(settings: TreeSettings) -> None:
 
 
 def override(*, pool_budget: int | None, pool_initial: int) -> None:
-    """The pool that the options of a compilation ask for, until ``end_override``."""
+    """The pool that the options of a compilation ask for, until ``end_override``.
+
+    All compiled code of a thread shares a device's pool: what asks for less holds.
+
+    Args:
+        pool_budget: bytes, None if nothing was asked for.
+        pool_initial: bytes, 0 if nothing was asked for; what asks for most holds.
+    """
     global _current
-    _current = replace(_current, pool_budget=pool_budget, pool_initial=pool_initial)
+    before = _current
+    budgets = [b for b in (before.pool_budget, pool_budget) if b is not None]
+    budget = min(budgets, default=None)
+    if len(set(budgets)) > 1:
+        log.warning(
+            "pool_budget: %d bytes are asked for, and %d were before; code shares its pool with "
+            "all that is compiled in this process, so %d holds",
+            budgets[1],
+            budgets[0],
+            budget,
+        )
+    _current = replace(
+        before, pool_budget=budget, pool_initial=max(before.pool_initial, pool_initial)
+    )
 
 
 def end_override() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from memprof.profiler.model import GraphKind
 
-from .compile_config import CompileConfig
 from .view_and_mutation import ViewAndMutationMeta
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ class CompileState:
 
     Attributes:
         kind: which part of the function the graph is.
-        config: the settings of its compilation.
         graph_module: the graph; Inductor rewrites it in place.
         flat_args: fake tensors and symbolic integers it was traced with.
         fw_metadata: of the forward it belongs to; None outside AOTAutograd.
@@ -35,7 +33,6 @@ class CompileState:
     """
 
     kind: GraphKind
-    config: CompileConfig
     graph_module: torch.fx.GraphModule
     flat_args: tuple[Any, ...] = ()
     fw_metadata: ViewAndMutationMeta | None = None

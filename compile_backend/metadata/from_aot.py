@@ -6,6 +6,13 @@ Inside the inner compile, before Inductor runs: AOTAutograd strips tangents and 
 sizes from its metadata right after, and Inductor rewrites the graph in place. Fields that
 a torch version does not have become None or empty; each class says which.
 
+Note [Fields that cannot be read]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+These are private objects of torch, and a torch that nobody has tried with memprof may name or
+fill a field in another way. That costs the field and nothing else: it is left at a neutral value,
+named in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
+from it finds that out (``knows``) and does without. ``tell`` hears of each.
+
 Note [Which inputs metadata counts]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The metadata that the tracing context offers describes the function *as it was traced*:
@@ -17,8 +24,8 @@ arguments of the user's function. Dynamo's arguments are found through descripto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,96 +53,160 @@ from .view_and_mutation import (
     ViewAndMutationMeta,
 )
 
+T = TypeVar("T")
+
 
 class UnknownMetadataError(TypeError):
     """AOTAutograd handed over an object that this version of memprof does not know."""
 
 
-def view_and_mutation_meta(meta: Any) -> ViewAndMutationMeta:
+Tell = Callable[[str, Exception], None]
+"""Hears of a field that cannot be read, as ``owner.field``, and why."""
+
+
+class _Reader:
+    """Reads fields of one object of torch.
+
+    Args:
+        owner: what a field's name begins with in what is told.
+        source: the object.
+        tell: see ``Tell``; None raises the error instead.
+    """
+
+    def __init__(self, owner: str, source: Any, tell: Tell | None) -> None:
+        self._owner = owner
+        self._source = source
+        self._tell = tell
+
+    def __call__(self, name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v) -> T:
+        """``convert`` of the field ``name``; ``neutral`` where that cannot be had."""
+        try:
+            return convert(getattr(self._source, name))
+        except Exception as error:
+            if self._tell is None:
+                raise
+            self._tell(f"{self._owner}{name}", error)
+            return neutral
+
+    def since(self, version: str, name: str, convert: Callable[[Any], Any] = lambda v: v) -> Any:
+        """The same of a field that torch has from ``version`` on; None before."""
+        return self(name, None, convert) if compat.torch_is(version) else None
+
+
+def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutationMeta:
     """Copy of a ``torch._functorch._aot_autograd.schemas.ViewAndMutationMeta``.
 
+    Args:
+        meta: torch's.
+        tell: hears of fields that cannot be read (Note [Fields that cannot be read]).
+
     Raises:
-        UnknownMetadataError: it holds a layout or an output type unknown here.
+        UnknownMetadataError: it holds a layout or an output type unknown here, and nobody
+            is told.
     """
-    flattened = meta.traced_tangent_metas  # only filled in once stripped
+    unknown: dict[str, None] = {}
+
+    def told(field: str, error: Exception) -> None:
+        assert tell is not None
+        if field not in unknown:
+            unknown[field] = None
+            tell(f"ViewAndMutationMeta.{field}", error)
+
+    tell_field = None if tell is None else told
+    read = _Reader("", meta, tell_field)
+
+    no_inputs: tuple[InputAliasInfo, ...] = ()
+    no_outputs: tuple[OutputAliasInfo, ...] = ()
+    inputs = read(
+        "input_info", no_inputs, lambda v: tuple(input_alias_info(i, tell_field) for i in v)
+    )
+    outputs = read(
+        "output_info", no_outputs, lambda v: tuple(output_alias_info(i, tell_field) for i in v)
+    )
     return ViewAndMutationMeta(
-        input_info=tuple(map(input_alias_info, meta.input_info)),
-        output_info=tuple(map(output_alias_info, meta.output_info)),
-        num_intermediate_bases=meta.num_intermediate_bases,
-        keep_input_mutations=meta.keep_input_mutations,
-        is_rng_op_functionalized=meta.is_rng_op_functionalized,
-        traced_tangents=tuple(map(_tangent, meta.traced_tangents)),
-        traced_tangents_descs=tuple(d.expr() for d in meta.traced_tangents_descs),
-        output_types=tuple(map(qualified_name, meta.output_types)),
-        subclass_inp_meta=_layouts(meta.subclass_inp_meta),
-        subclass_fw_graph_out_meta=_layouts(meta.subclass_fw_graph_out_meta),
-        subclass_tangent_meta=_layouts(meta.subclass_tangent_meta),
-        traced_tangent_metas=(
-            None if flattened is None else tuple(_flatten_spec(spec) for spec in flattened)
+        input_info=inputs,
+        output_info=outputs,
+        num_intermediate_bases=read("num_intermediate_bases", 0),
+        keep_input_mutations=read("keep_input_mutations", False),
+        is_rng_op_functionalized=read("is_rng_op_functionalized", False),
+        traced_tangents=read("traced_tangents", (), lambda v: tuple(map(_tangent, v))),
+        traced_tangents_descs=read(
+            "traced_tangents_descs", (), lambda v: tuple(d.expr() for d in v)
         ),
-        num_symints_saved_for_bw=meta.num_symints_saved_for_bw,
-        num_tensors_saved_with_no_vc_check=meta.num_tensors_saved_with_no_vc_check,
-        num_opaque_objects_saved_for_bw=meta.num_opaque_objects_saved_for_bw,
-        saved_tensor_is_graph_input=_saved_inputs(meta),
-        dynamic_saved_tensors=tuple(
-            DynamicDims(saved, tuple(sorted(dims)))
-            for saved, dims in sorted(meta.dynamic_saved_tensors_idxs.items())
+        output_types=read("output_types", (), lambda v: tuple(map(qualified_name, v))),
+        subclass_inp_meta=read("subclass_inp_meta", (), _layouts),
+        subclass_fw_graph_out_meta=read("subclass_fw_graph_out_meta", (), _layouts),
+        subclass_tangent_meta=read("subclass_tangent_meta", (), _layouts),
+        # Only filled in once stripped.
+        traced_tangent_metas=read("traced_tangent_metas", None, _flatten_specs),
+        num_symints_saved_for_bw=read("num_symints_saved_for_bw", None),
+        num_tensors_saved_with_no_vc_check=read("num_tensors_saved_with_no_vc_check", None),
+        num_opaque_objects_saved_for_bw=read("num_opaque_objects_saved_for_bw", None),
+        saved_tensor_is_graph_input=_saved_inputs(meta, read),
+        dynamic_saved_tensors=read("dynamic_saved_tensors_idxs", (), _dynamic_dims),
+        grad_enabled_mutation=read("grad_enabled_mutation", None),
+        deterministic=read("deterministic", None),
+        static_input_indices=read("static_input_indices", (), tuple),
+        act_input_paths=_async_inputs(read),
+        tokens=read("tokens", (), lambda v: tuple(str(getattr(e, "name", e)) for e in v)),
+        indices_of_inputs_that_requires_grad_with_mutations_in_bw=read(
+            "indices_of_inputs_that_requires_grad_with_mutations_in_bw", (), tuple
         ),
-        grad_enabled_mutation=meta.grad_enabled_mutation,
-        deterministic=meta.deterministic,
-        static_input_indices=tuple(meta.static_input_indices),
-        act_input_paths=_async_inputs(meta),
-        tokens=tuple(str(getattr(effect, "name", effect)) for effect in meta.tokens),
-        indices_of_inputs_that_requires_grad_with_mutations_in_bw=tuple(
-            meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        ),
-        bw_donated_idxs=_optional_tuple(meta.bw_donated_idxs),
-        num_backward_tokens=meta.num_backward_tokens,
-        num_graphsafe_rng_states=meta.num_graphsafe_rng_states,
-        graphsafe_rng_state_index=meta.graphsafe_rng_state_index,
-        graphsafe_rng_device=_optional_text(getattr(meta, "graphsafe_rng_device", None)),
-        mutated_inp_stream_indices=_optional_tuple(meta.mutated_inp_stream_indices),
-        compile_id=getattr(meta, "compile_id_str", None),
-        tangent_source_stack_traces=_optional_tuple(
-            getattr(meta, "tangent_source_stack_traces", None)
+        bw_donated_idxs=read("bw_donated_idxs", None, _optional_tuple),
+        num_backward_tokens=read("num_backward_tokens", 0),
+        num_graphsafe_rng_states=read("num_graphsafe_rng_states", 0),
+        graphsafe_rng_state_index=read("graphsafe_rng_state_index", None),
+        graphsafe_rng_device=read.since("2.13", "graphsafe_rng_device", _optional_text),
+        mutated_inp_stream_indices=read("mutated_inp_stream_indices", None, _optional_tuple),
+        compile_id=read.since("2.13", "compile_id_str"),
+        tangent_source_stack_traces=read.since(
+            "2.13", "tangent_source_stack_traces", _optional_tuple
         ),
         is_train=getattr(meta, "is_train", None),
+        unknown=tuple(unknown),
     )
 
 
-def input_alias_info(info: Any) -> InputAliasInfo:
+def input_alias_info(info: Any, tell: Tell | None = None) -> InputAliasInfo:
     """Copy of an ``InputAliasInfo``."""
+    read = _Reader("input_info.", info, tell)
     return InputAliasInfo(
-        is_leaf=info.is_leaf,
-        mutates_data=info.mutates_data,
-        mutates_metadata=info.mutates_metadata,
-        mutations_hidden_from_autograd=info.mutations_hidden_from_autograd,
-        mutations_under_no_grad_or_inference_mode=info.mutations_under_no_grad_or_inference_mode,
-        mutation_inductor_storage_resize=info.mutation_inductor_storage_resize,
-        mutates_storage_metadata=info.mutates_storage_metadata,
-        requires_grad=info.requires_grad,
-        keep_input_mutations=info.keep_input_mutations,
-        mutation_is_shallow_copy_data=getattr(info, "mutation_is_shallow_copy_data", None),
+        is_leaf=read("is_leaf", False),
+        mutates_data=read("mutates_data", False),
+        mutates_metadata=read("mutates_metadata", False),
+        mutations_hidden_from_autograd=read("mutations_hidden_from_autograd", False),
+        mutations_under_no_grad_or_inference_mode=read(
+            "mutations_under_no_grad_or_inference_mode", False
+        ),
+        mutation_inductor_storage_resize=read("mutation_inductor_storage_resize", False),
+        mutates_storage_metadata=read("mutates_storage_metadata", False),
+        requires_grad=read("requires_grad", False),
+        keep_input_mutations=read("keep_input_mutations", False),
+        mutation_is_shallow_copy_data=read.since("2.15", "mutation_is_shallow_copy_data"),
     )
 
 
-def output_alias_info(info: Any) -> OutputAliasInfo:
+def output_alias_info(info: Any, tell: Tell | None = None) -> OutputAliasInfo:
     """Copy of an ``OutputAliasInfo``."""
-    try:
-        output_type = OutputType(info.output_type.name)
-    except ValueError as e:
-        raise UnknownMetadataError(f"unknown output type {info.output_type}") from e
-    views = info.view_meta_sequence
-    dims = info.dynamic_dims
+    read = _Reader("output_info.", info, tell)
     return OutputAliasInfo(
-        output_type=output_type,
-        raw_type=qualified_name(info.raw_type),
-        base_idx=info.base_idx,
-        dynamic_dims=None if dims is None else tuple(sorted(dims)),
-        requires_grad=info.requires_grad,
-        requires_grad_for_backward=getattr(info, "requires_grad_for_backward", None),
-        view_sequence=None if views is None else _view_sequence(views),
+        output_type=read("output_type", OutputType.NON_ALIAS, _output_type),
+        raw_type=read("raw_type", "", qualified_name),
+        base_idx=read("base_idx", None),
+        dynamic_dims=read("dynamic_dims", None, lambda v: None if v is None else tuple(sorted(v))),
+        requires_grad=read("requires_grad", False),
+        requires_grad_for_backward=read.since("2.13", "requires_grad_for_backward"),
+        view_sequence=read(
+            "view_meta_sequence", None, lambda v: None if v is None else _view_sequence(v)
+        ),
     )
+
+
+def _output_type(output_type: Any) -> OutputType:
+    try:
+        return OutputType(output_type.name)
+    except ValueError as e:
+        raise UnknownMetadataError(f"unknown output type {output_type}") from e
 
 
 def subclass_meta(meta: Any) -> SubclassMeta:
@@ -249,11 +320,18 @@ def descriptor(desc: Any) -> Descriptor | None:
     of = next((getattr(desc, name) for name in _OF if hasattr(desc, name)), None)
     return Descriptor(
         kind=kind,
-        text=desc.expr(),
+        text=_expression(desc),
         index=getattr(desc, "idx", None),
         target=getattr(desc, "target", getattr(desc, "attr", None)),
         of=descriptor(of),
     )
+
+
+def _expression(desc: Any) -> str:
+    try:
+        return str(desc.expr())
+    except Exception:  # forward and backward match by it: any text that says all will do
+        return repr(desc)
 
 
 def sizes(values: Iterable[Any]) -> tuple[Size, ...]:
@@ -322,22 +400,36 @@ def _tangent(tangent: Any) -> TracedTangent:
     )
 
 
+def _flatten_specs(specs: Any) -> tuple[FlattenSpec | None, ...] | None:
+    return None if specs is None else tuple(map(_flatten_spec, specs))
+
+
+def _dynamic_dims(saved: Any) -> tuple[DynamicDims, ...]:
+    return tuple(DynamicDims(index, tuple(sorted(dims))) for index, dims in sorted(saved.items()))
+
+
 def _flatten_spec(spec: Any) -> FlattenSpec | None:
     return None if spec is None else FlattenSpec(tuple(spec[0]), repr(spec[1]))
 
 
-def _saved_inputs(meta: Any) -> tuple[bool, ...] | None:
-    if not hasattr(meta, "saved_tensor_is_graph_input") or meta.num_symints_saved_for_bw is None:
+def _saved_inputs(meta: Any, read: _Reader) -> tuple[bool, ...] | None:
+    if getattr(meta, "num_symints_saved_for_bw", None) is None:  # not partitioned
         return None
-    return tuple(meta.saved_tensor_is_graph_input)
+    found: tuple[bool, ...] | None = read.since(
+        "2.15", "saved_tensor_is_graph_input", _optional_tuple
+    )
+    return found
 
 
-def _async_inputs(meta: Any) -> tuple[InputPath, ...] | None:
-    if hasattr(meta, "act_input_paths"):
-        return tuple(InputPath(index, tuple(attrs)) for index, attrs in meta.act_input_paths)
-    if hasattr(meta, "act_input_indices"):
-        return tuple(map(InputPath, meta.act_input_indices))
-    return None
+def _async_inputs(read: _Reader) -> tuple[InputPath, ...] | None:
+    found: tuple[InputPath, ...] | None
+    if compat.torch_is("2.15"):
+        found = read(
+            "act_input_paths", None, lambda v: tuple(InputPath(i, tuple(attrs)) for i, attrs in v)
+        )
+    else:
+        found = read.since("2.13", "act_input_indices", lambda v: tuple(map(InputPath, v)))
+    return found
 
 
 def _optional_tuple(values: Iterable[Any] | None) -> tuple[Any, ...] | None:

@@ -94,6 +94,20 @@ class GraphIO:
         )
 
 
+def undescribed(gm: torch.fx.GraphModule) -> GraphIO:
+    """As many inputs and outputs as the graph has, of which nothing is known."""
+    nodes = list(gm.graph.nodes)
+    outputs = nodes[-1].args[0]
+    count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
+    return GraphIO(
+        tuple(
+            GraphValue(i, node.name, Role.UNKNOWN, Category.UNKNOWN)
+            for i, node in enumerate(n for n in nodes if n.op == "placeholder")
+        ),
+        tuple(absent_value(i) for i in range(count)),
+    )
+
+
 def describe_graph(
     gm: torch.fx.GraphModule,
     *,
@@ -224,7 +238,7 @@ class _Graph:
         Empty where graph and metadata do not fit: freezing takes parameters out of the
         graph after the metadata was collected.
         """
-        if self.metadata is None:
+        if self.metadata is None or not self.metadata.knows("input_info"):
             return []
         traced = [
             i
@@ -291,7 +305,7 @@ class _Graph:
 
     def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
         """The graph input whose memory user output ``at`` is, by AOTAutograd's analysis."""
-        if self.metadata is not None:
+        if self.metadata is not None and self.metadata.knows("input_info", "output_info"):
             number = at - self.metadata.num_mutated_inp_runtime_indices
             if 0 <= number < self.metadata.num_outputs:
                 info = self.metadata.output_info[number]

@@ -83,6 +83,13 @@ class DynamicDims:
     dims: tuple[int, ...]
 
 
+_WHERE_SAVED_VALUES_ARE = (
+    *("input_info", "output_info", "num_intermediate_bases", "is_rng_op_functionalized"),
+    *("num_symints_saved_for_bw", "num_tensors_saved_with_no_vc_check"),
+    "num_opaque_objects_saved_for_bw",
+)
+
+
 @dataclass(frozen=True, eq=False)
 class ViewAndMutationMeta:
     """The view and mutation metadata of one compiled function.
@@ -130,6 +137,8 @@ class ViewAndMutationMeta:
         compile_id: e.g. ``1/0``; torch 2.13 on.
         tangent_source_stack_traces: where each tangent's output was made; 2.13 on.
         is_train: a backward is compiled too; torch 2.11 only, None after.
+        unknown: fields that torch has in another form than memprof knows, e.g.
+            ``tokens`` or ``input_info.is_leaf``; above, they have a neutral value.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -164,6 +173,11 @@ class ViewAndMutationMeta:
     compile_id: str | None = None
     tangent_source_stack_traces: tuple[str | None, ...] | None = None
     is_train: bool | None = None
+    unknown: tuple[str, ...] = ()
+
+    def knows(self, *names: str) -> bool:
+        """Whether these fields could be read, with all that is in them."""
+        return not any(field.partition(".")[0] in names for field in self.unknown)
 
     # --- inputs -----------------------------------------------------------------
 
@@ -272,7 +286,7 @@ class ViewAndMutationMeta:
     @property
     def is_partitioned(self) -> bool:
         """Whether it is known what the forward saves for its backward."""
-        return self.num_symints_saved_for_bw is not None
+        return self.num_symints_saved_for_bw is not None and self.knows(*_WHERE_SAVED_VALUES_ARE)
 
     @property
     def tensors_saved_for_backwards_slice(self) -> slice:

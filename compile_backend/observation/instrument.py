@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..provenance.generated_code import target_names, wrapper_functions
-from ..wrapper_clone import clone_factory
+from ..wrapper_clone import Clone, clone_factory
 
 _HOOKS = "__memprof_hooks__"
 
@@ -31,7 +31,7 @@ class Hooks(Protocol):
     def dropped(self, names: tuple[str, ...]) -> None: ...
 
 
-InstrumentedCall = Callable[[Hooks], Callable[[list[Any]], Any]]
+InstrumentedCall = Callable[[Hooks], Clone]
 
 
 def instrument(source: str, path: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
@@ -43,7 +43,7 @@ def instrument(source: str, path: str, module_globals: dict[str, Any]) -> Instru
         module_globals: its globals, used as they are and not changed.
 
     Returns:
-        A function from hooks to an instrumented ``call``, or None if the module has no
+        A function from hooks to an instrumented copy, or None if the module has no
         Python wrapper (C++ wrapper code).
     """
     tree = ast.parse(source)
@@ -66,21 +66,24 @@ def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
             st.body = _instrumented(st.body)
             out.append(st)
             continue
-        out.append(_hook(st, f"at({st.lineno})"))
+        out.append(_hook(st, "at", ast.Constant(st.lineno)))
         out.append(st)
         # A list of arguments for a partition makes nothing and owns nothing.
         if isinstance(st, ast.Assign) and not isinstance(st.value, (ast.List, ast.Tuple)):
             names = [n for t in st.targets for n in target_names(t)]
-            out.extend(_hook(st, f"bound({n!r}, {n})") for n in names)
+            out.extend(_hook(st, "bound", ast.Constant(n), ast.Name(n, ast.Load())) for n in names)
         elif isinstance(st, ast.Delete):
             names = [n for t in st.targets for n in target_names(t)]
             if names:
-                out.append(_hook(st, f"dropped({tuple(names)!r})"))
+                constants: list[ast.expr] = [ast.Constant(n) for n in names]
+                out.append(_hook(st, "dropped", ast.Tuple(constants, ast.Load())))
     return out
 
 
-def _hook(at: ast.stmt, call: str) -> ast.stmt:
-    statement = ast.parse(f"{_HOOKS}.{call}").body[0]
+def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
+    # Built, not parsed: a large graph has thousands of statements.
+    function = ast.Attribute(ast.Name(_HOOKS, ast.Load()), name, ast.Load())
+    statement = ast.Expr(ast.Call(function, list(arguments), []))
     for node in ast.walk(statement):
         ast.copy_location(node, at)
     return statement

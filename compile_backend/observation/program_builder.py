@@ -299,5 +299,7 @@ def _fits(bound: Bound, allocated: int, device: str) -> bool:
 
 
 def as_deltas(events: list[tuple[str, int, str]], prefix: str) -> list[AllocatorDelta]:
-    """Allocator events (mark, signed bytes, device) with marks ``<prefix><number>``."""
-    return [AllocatorDelta(int(m[len(prefix) :]) if m else 0, n, d) for m, n, d in events]
+    """Allocator events (mark, signed bytes, device) with marks ``<prefix><number>``; those with
+    a negative number are left out."""
+    marked = ((int(m[len(prefix) :]) if m else 0, n, d) for m, n, d in events)
+    return [AllocatorDelta(*delta) for delta in marked if delta[0] >= 0]

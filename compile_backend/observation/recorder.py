@@ -45,6 +45,14 @@ class Recorder:
         except Exception as error:
             self.error = error
 
+    def aside(self) -> None:
+        """What is allocated until the next statement is not the graph's."""
+        if self.error is None and self._allocator.started:
+            try:
+                self._allocator.mark(f"{_MARK}-1")
+            except Exception as error:
+                self.error = error
+
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
         if self.error is not None:

@@ -34,14 +34,19 @@ from ..metadata.compile_state import CompileState
 from ..metadata.stage import CompileStage
 from ..options import Options
 from ..runtime import LiveGraph, Runtime
+from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
+from .tree_models import NotRun, ObservableModel, check_runs, running, tuning
 
 BoxedCall = Callable[[list[Any]], Any]
 
 UNOBSERVED = -1
 """Program index of a call that has no program."""
+
+MAX_IN_VAIN = 3
+"""So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
 
 class ObserveStage(CompileStage[Any]):
@@ -51,19 +56,24 @@ class ObserveStage(CompileStage[Any]):
         graph: whose calls are counted and whose record gets the programs.
         runtime: the call log, ledger and storage identities to use.
         options: how many calls to observe.
-        in_trees: the callable runs in graph trees. Its first call, which is their warm-up
-            and tunes the kernels, goes by unobserved; one clean observation follows it.
+        models: where the callable may run in graph trees: what they run, complete when it is
+            compiled. Its first call, which is their warm-up and tunes the kernels, goes by
+            unobserved; one clean observation follows it. None where there are no trees.
     """
 
     name = "observe"
 
     def __init__(
-        self, graph: LiveGraph, runtime: Runtime, options: Options, *, in_trees: bool = False
+        self,
+        graph: LiveGraph,
+        runtime: Runtime,
+        options: Options,
+        models: list[ObservableModel] | None = None,
     ) -> None:
         self.graph = graph
         self.runtime = runtime
         self.options = options
-        self.in_trees = in_trees
+        self.models = models
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
@@ -143,9 +153,14 @@ class ObservedCall:
         self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
-        self._unseen = -1 if stage.in_trees else 0
+        self._in_vain: dict[tuple[int, ...], int] = {}
+        in_trees = stage.models is not None
+        self._unseen = -1 if in_trees and not compat.skips_warm_up() else 0
         runs = stage.options.observe_runs
-        self._runs = min(runs, 1) if stage.in_trees else runs
+        self._runs = min(runs, 1) if in_trees else runs
+        # Trees know sizes by integer inputs alone: where a size is none, they may replay a graph
+        # for another one, and the call is observed beside them.
+        self._models = [] if dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED, self.plain)
         self._beyond: Counter | None = None
         self._graphs: CpuGraphs | None = None
@@ -223,7 +238,8 @@ class ObservedCall:
             self.seen[key] = seen = self._unseen
         if seen < 0:
             self.seen[key] = 0
-            return self._unobserved(inputs)
+            with tuning(self._models):
+                return self._unobserved(inputs)
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it
         try:
@@ -247,7 +263,7 @@ class ObservedCall:
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
             recorder = Recorder(self.runtime.identities, key)
-            call = self._observable()(recorder)
+            call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
             constants = self._constants()
         except Exception as error:
@@ -255,14 +271,20 @@ class ObservedCall:
             self._give_up(key, f"preparing its observation failed: {error}")
             return self._unobserved(inputs)
         start = perf_counter_ns()
-        out = recorder.run(call, inputs, names, constants)
+        with running(self._models, copies) as armed:
+            out = recorder.run(call, inputs, names, constants)
         end = perf_counter_ns()
+        program = UNOBSERVED
         try:
+            check_runs(armed)
             program = self._keep(recorder, key)
+        except NotRun as why:
+            self._in_vain[key] = in_vain = self._in_vain.get(key, 0) + 1
+            if in_vain == MAX_IN_VAIN:
+                self._give_up(key, str(why))
         except Exception as error:
             self.runtime.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")
-            program = UNOBSERVED
         self.tick()
         self.runtime.calls.record((self.record.id, program, start, end, get_ident()))
         return out
@@ -308,8 +330,17 @@ class ObservedCall:
             self.record.unobservable = why
         self._settle(key, UNOBSERVED)
 
-    def _observable(self) -> Callable[[Recorder], BoxedCall]:
-        """From a recorder to the callable to observe.
+    def _models_of(self, models: Sequence[ObservableModel]) -> list[ObservableModel]:
+        """Those among ``models`` that run: a graph compiled again, past a cache, was handed to the
+        trees twice."""
+        own = self._partition_functions()
+        return [m for m in models if any(m.model is f for f in own)] or list(models[-1:])
+
+    def _partition_functions(self) -> list[BoxedCall]:
+        return partition_functions(compat.generated_globals(self.compiled) or {})
+
+    def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
+        """The callable to observe, and what the trees are to run in it, by model.
 
         Without a Python wrapper there is nothing to instrument; the allocator's events
         alone then give the bytes, without names.
@@ -322,12 +353,45 @@ class ObservedCall:
                     self.record.code_path or module_globals.get("__file__", "<generated>"),
                     module_globals,
                 )
-        clone = self._clone
-        if clone is None:
+
+        def inside(run: BoxedCall) -> BoxedCall:
+            """``run``, and then the trees'."""
+
+            def call(inputs: list[Any]) -> Any:
+                try:
+                    return run(inputs)
+                finally:
+                    recorder.aside()
+
+            return call
+
+        def outside(run: BoxedCall) -> BoxedCall:
+            """What the trees do around a partition, which is not the graph's."""
+
+            def call(inputs: list[Any]) -> Any:
+                recorder.aside()
+                return run(inputs)
+
+            return call
+
+        if self._clone is None:
             if self.compiled is not None:
                 self.record.unobservable = "the generated code has no Python wrapper to observe"
-            return lambda recorder: self.plain
-        return lambda recorder: compat.realign_inputs(clone(recorder), self.compiled)
+            return self.plain, [m.model for m in self._models]
+        clone = self._clone(recorder)
+        if not self._models:
+            return compat.realign_inputs(clone.call, self.compiled), []
+        own = self._partition_functions()
+        copies = [
+            inside(copy)
+            for m in self._models
+            for f, copy in zip(own, clone.partitions, strict=True)
+            if m.model is f
+        ]
+        if copies:
+            partitions = [outside(run) for run in compat.runner_partitions(self.compiled)]
+            return compat.realign_inputs(clone.bind(partitions), self.compiled), copies
+        return outside(self.plain), [inside(clone.call)]
 
     def _constants(self) -> list[tuple[str, torch.Tensor]]:
         if self.compiled is None:

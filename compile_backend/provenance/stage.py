@@ -84,10 +84,13 @@ class AttributeStage(CompileStage[Any]):
         described = describe_lowerings(self._lowerings, self.aot_nodes)
         artifact = Artifact(artifacts.VERSION, *described)
         if key is not None:
+            path = self._path(key)
             try:
-                artifacts.store(artifact, self._path(key))
+                artifacts.store(artifact, path)
             except OSError as error:
-                self.ledger.fallback(self.record.id, "storing provenance beside the cache", error)
+                # Its own text names a temporary file, another one for each graph.
+                why = f"{_torch_compat.inductor_cache_dir()}: {error.strerror or error}"
+                self.ledger.not_stored(self.record.id, "provenance beside the cache", why)
         return artifact
 
     def _from_cache(self, compiled: Any, key: str | None) -> tuple[Any, Artifact]:

@@ -117,9 +117,9 @@ class CpuPool:
         offset = spec.offset * spec.dtype.itemsize
         return compat.tensor_in_storage(storage, offset, spec.shape, spec.stride, spec.dtype)
 
-    def contains(self, address: int) -> bool:
-        """False: the manager has to watch no memory here, see Note [Trees on the CPU]."""
-        return False
+    def extent(self) -> Callable[[int], bool]:
+        """Nothing: the manager has to watch no memory here, see Note [Trees on the CPU]."""
+        return lambda address: False
 
     def live_addresses(self) -> set[int]:
         """None, for the same reason; ``segments`` shows the blocks that are out."""

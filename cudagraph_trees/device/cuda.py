@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _torch_compat as compat
+from ..generators import GeneratorStates, generators_among
 from .protocol import (
     AllocatorEvent,
     Block,
@@ -79,12 +81,12 @@ class CudaPool:
                 room = torch.empty(1, device=self.device)
             # The allocator keeps a pool for as long as a graph that was captured into it.
             self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-            caller, rng = torch.cuda.current_stream(), compat.rng_state(self.device)
+            caller, before = torch.cuda.current_stream(), GeneratorStates.now(self.device, ())
             try:
                 self._capture_nothing(self._keep_alive, initial_bytes)
             except BaseException:
-                self._end_failed_capture(self._keep_alive, caller)
-                compat.set_rng_state(rng, self.device)
+                self._end_failed_capture(self._keep_alive, caller, ())
+                before.restore()
                 raise
             del room
 
@@ -127,15 +129,18 @@ class CudaPool:
 
     def capture(self, function: Function, inputs: list[Input]) -> CudaCapturedRun:
         if function.kernel_free:
-            with compat.preserve_rng_state():
-                return CudaCapturedRun(None, self.warm_up(function, inputs))
+            return CudaCapturedRun(None, self.warm_up(function, inputs))
         graph = torch.cuda.CUDAGraph()
         caller = torch.cuda.current_stream(self.device)
-        rng, host_rng = compat.rng_state(self.device), torch.get_rng_state()
+        before = GeneratorStates.now(self.device, inputs)
+        generators = [g for g in generators_among(inputs) if g.device == self.device]
         with (
             torch.cuda.device(self.index),
             compat.fresh_cublas_workspaces(),
         ):
+            if generators:
+                with torch.cuda.stream(self.stream):
+                    compat.register_generators(graph, generators)
             capture = torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             )
@@ -145,17 +150,20 @@ class CudaPool:
                     with compat.control_flow_capture():
                         outputs: Any = function.model(inputs)
             except BaseException:
-                self._end_failed_capture(graph, caller)
+                self._end_failed_capture(graph, caller, generators)
+                before.restore()
                 raise
-            finally:
-                compat.set_rng_state(rng, self.device)
-                torch.set_rng_state(host_rng)
         if not isinstance(outputs, (list, tuple)):
             outputs = [outputs]
         return CudaCapturedRun(graph, list(outputs))
 
-    def _end_failed_capture(self, graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
-        """Put streams and the allocator back after a capture that failed."""
+    def _end_failed_capture(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        caller: torch.cuda.Stream,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        """Put streams, the allocator and generators back after a capture that failed."""
         with torch.cuda.stream(self.stream):
             # It has begun, and what failed is a question that torch asked about it.
             if torch.cuda.is_current_stream_capturing():
@@ -163,7 +171,9 @@ class CudaPool:
                     warnings.simplefilter("ignore")  # "the graph is empty"
                     graph.capture_end()
         torch.cuda.set_stream(caller)
-        self.damaged |= compat.end_failed_capture(self.index, self.handle, graph)
+        self.damaged |= compat.end_failed_capture(
+            self.index, self.handle, graph, self.stream, generators
+        )
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[list[AllocatorEvent]]:
@@ -176,7 +186,7 @@ class CudaPool:
                     continue
                 address = e["addr"]
                 if any(a <= address < b for a, b in segments):
-                    frames = tuple((f["filename"], f["line"], f["name"]) for f in e["frames"])
+                    frames = _frames(e["frames"])
                     out.append(AllocatorEvent(e["action"] == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
@@ -242,11 +252,18 @@ class CudaPool:
             storage,
         )
 
-    def contains(self, address: int) -> bool:
-        return any(
-            s["address"] <= address < s["address"] + s["total_size"]
+    def extent(self) -> Callable[[int], bool]:
+        segments = sorted(
+            (s["address"], s["address"] + s["total_size"])
             for s in compat.memory_snapshot(self.handle)
         )
+        begins = [begin for begin, _ in segments]
+
+        def contains(address: int) -> bool:
+            i = bisect.bisect_right(begins, address) - 1
+            return i >= 0 and address < segments[i][1]
+
+        return contains
 
     def live_addresses(self) -> set[int]:
         return {b.address for s in self.segments() for b in s.blocks if b.live}
@@ -261,7 +278,9 @@ class CudaPool:
             address = s["address"]
             for b in s["blocks"]:
                 live = b["state"] == "active_allocated"
-                blocks.append(Block(address, b["size"], b["requested_size"] if live else 0, live))
+                requested = b["requested_size"] if live else 0
+                frames = _frames(b.get("frames", ())) if live else ()
+                blocks.append(Block(address, b["size"], requested, live, frames))
                 address += b["size"]
             out.append(Segment(s["address"], s["total_size"], tuple(blocks)))
         return sorted(out, key=lambda s: s.address)
@@ -271,6 +290,10 @@ class CudaPool:
 
     def release(self) -> None:
         self._keep_alive = None
+
+
+def _frames(stack: Iterable[dict[str, Any]]) -> tuple[tuple[str, int, str], ...]:
+    return tuple((f["filename"], f["line"], f["name"]) for f in stack)
 
 
 class CudaDevice:

@@ -111,12 +111,15 @@ class Block:
         nbytes: bytes that the allocator set aside, rounding included.
         requested: bytes that were asked for; 0 if it is free.
         live: whether it is allocated.
+        frames: ``(file, line, function)`` of the Python stack that allocated it, innermost first;
+            () if it is free or that is unknown.
     """
 
     address: int
     nbytes: int
     requested: int
     live: bool
+    frames: tuple[tuple[str, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +290,8 @@ class Pool(Protocol):
         Without ``storage`` it gets a storage of its own that owns nothing.
         """
 
-    def contains(self, address: int) -> bool:
-        """Whether ``address`` lies in a segment of the pool. Not hot."""
+    def extent(self) -> Callable[[int], bool]:
+        """Whether an address lies in a segment that the pool has now. Not hot."""
 
     def live_addresses(self) -> set[int]:
         """Addresses of all allocated blocks."""

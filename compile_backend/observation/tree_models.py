@@ -1,0 +1,104 @@
+"""What the graph trees run in the first calls of a graph.
+
+Note [Observing in the trees]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A graph in the trees is observed in a warm-up of theirs, so that what it allocates comes out of
+the memory that its recording will have: a call beside the trees would need all of it a second
+time while the pool holds it already, and a job that fills a device would die of being looked at.
+
+So the trees are handed an ``ObservableModel`` for each partition. In the first call of a graph,
+which tunes its kernels and is not observed, it asks for another warm-up. In the next one it runs
+the instrumented copy of its partition. What the trees themselves allocate around it is theirs:
+the recorder is told to look aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
+from typing import Any
+
+from memprof.cudagraph_trees import mark_warmup_incomplete
+
+Model = Callable[[list[Any]], Any]
+
+
+class NotRun(Exception):
+    """The trees replayed, or ran a partition twice: what the call showed is not the graph."""
+
+
+class _Once:
+    """What one thread's next run of a model does."""
+
+    def __init__(self, copy: Model | None) -> None:
+        self.copy = copy
+        self.runs = 0
+
+
+class ObservableModel:
+    """The code of one partition, as the trees see it.
+
+    Attributes:
+        model: Inductor's function.
+    """
+
+    __slots__ = ("_armed", "model")
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._armed: dict[int, _Once] = {}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        once = self._armed.get(get_ident())
+        if once is None:
+            return self.model(inputs)
+        once.runs += 1
+        if once.copy is None or once.runs > 1:
+            mark_warmup_incomplete()
+            return self.model(inputs)
+        return once.copy(inputs)
+
+    def arm(self, copy: Model | None) -> _Once:
+        """This thread's next run is that of ``copy``; None: it is not the last warm-up."""
+        once = self._armed[get_ident()] = _Once(copy)
+        return once
+
+    def disarm(self) -> None:
+        """From here on it is Inductor's function alone."""
+        self._armed.pop(get_ident(), None)
+
+
+@contextlib.contextmanager
+def tuning(models: Sequence[ObservableModel]) -> Iterator[None]:
+    """Within it, no warm-up of these is the last one."""
+    for model in models:
+        model.arm(None)
+    try:
+        yield
+    finally:
+        for model in models:
+            model.disarm()
+
+
+@contextlib.contextmanager
+def running(models: Sequence[ObservableModel], copies: Sequence[Model]) -> Iterator[list[_Once]]:
+    """Within it, the trees run the copies of these. Yields how often they do, as it happens."""
+    armed = [m.arm(copy) for m, copy in zip(models, copies, strict=True)]
+    try:
+        yield armed
+    finally:
+        for model in models:
+            model.disarm()
+
+
+def check_runs(armed: Sequence[_Once]) -> None:
+    """After an observed call.
+
+    Raises:
+        NotRun: a copy did not run, or it failed and Inductor's function ran after it.
+    """
+    if any(once.runs != 1 for once in armed):
+        raise NotRun(
+            "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
+        )

@@ -1,0 +1,257 @@
+"""Static inputs that do not stay where they are.
+
+Note [Inputs that keep moving]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A recording has the addresses of its static inputs baked in. Mostly they move once, if at all
+(``load_state_dict(assign=True)``, another adapter), and recording again is right. Some move in
+every step: FSDP gathers parameters into new memory, an offloader brings them back somewhere else,
+a program sets ``p.data``. Recording again costs about as much as ten calls, so that then each
+step would cost many times what it costs without graphs, and each recording has memory.
+
+What a single call says is little: code that several modules share is called with the parameters
+of each in turn, and each deserves its recording. So the places of all static inputs of a call are
+a *sighting*, and a sighting has *gone* when
+
+* a storage is no longer there, or is somewhere else (FSDP resizes it), or nobody but recordings
+  holds it (a forward returns what its backward needs, say a view of a weight, and a recording
+  hands out the same tensor each time), or
+* a tensor, the same Python object, has other memory (``p.data = …``).
+
+The sightings of eight modules in turn have not gone: their parameters are where they were. When a
+call brings a place that is new and a sighting of an earlier step has gone, the function has
+*moved*. Moves are paid for by replays: a move costs ``COST``, of which the replays of what has gone
+are taken off. At ``LIMIT``, which is three moves in a row that no replay has paid for, the inputs
+keep moving. So nothing is recorded for their sake from the fourth step on, and a program whose
+allocator has come to rest by then (which FSDP's sometimes does) keeps its graphs.
+
+Then, if they are small, they become copied inputs: ``SMALL_BYTES`` or a share of ``SMALL_SHARE``
+of all static inputs. A copy reads and writes its bytes once, the graph reads all of them at least
+once, so that this costs a few percent of the time, and as little of the memory. Otherwise nothing
+of the compiled graph is recorded any more (``stopping.stop``), its backward and other sizes
+included: what a forward without a graph saves is somewhere else in each step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from . import _torch_compat as compat
+from .inputs import address_of
+from .storage_ref import StorageWeakRefWrapper
+
+if TYPE_CHECKING:
+    from .device.protocol import Input
+    from .function import Function
+    from .node_recorded import CUDAGraphNode
+
+_refs = sys.getrefcount
+
+COST = 8
+"""Replays that pay for one recording."""
+LIMIT = 3 * COST
+MAX_SIGHTINGS = 512
+"""Kept a function: as many modules can share code and each have a recording."""
+MAX_GONE = 32
+"""Recordings kept a function for places that have gone: an allocator may go back and forth
+between a few."""
+SMALL_BYTES = 1 << 20
+SMALL_SHARE = 1 / 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where one static input was."""
+
+    pointer: int
+    storage: StorageWeakRefWrapper
+    tensor: TensorWeakRef
+
+    @staticmethod
+    def of(t: torch.Tensor) -> _Spot:
+        return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), TensorWeakRef(t))
+
+    def left(self, ours: Mapping[int, int]) -> bool:
+        """Whether the tensor, or the memory that it had, is not there any more."""
+        if self.pinned(ours):
+            return True
+        storage = compat.storage_from_weak(self.storage.pointer)
+        if storage is None or storage.data_ptr() != self.storage.address:
+            return True
+        t = self.tensor()
+        return t is not None and t.data_ptr() != self.pointer
+
+    def pinned(self, ours: Mapping[int, int]) -> bool:
+        """Whether only recordings hold the memory."""
+        held = ours.get(self.storage.pointer, 0)
+        others = compat.storage_use_count(self.storage.pointer) - compat.wrapper_references - held
+        return held > 0 and others == 0
+
+
+_Key = tuple[tuple[int, int], ...]
+"""``(input, address)`` of the static inputs of a call."""
+
+
+@dataclass(slots=True)
+class _Sighting:
+    step: int
+    spots: dict[int, _Spot]
+    nodes: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
+
+    def left(self, ours: Mapping[int, int]) -> list[int]:
+        return [i for i, spot in self.spots.items() if spot.left(ours)]
+
+    def pinned(self, ours: Mapping[int, int]) -> bool:
+        return any(spot.pinned(ours) for spot in self.spots.values())
+
+    def recordings(self) -> list[CUDAGraphNode]:
+        return [node for ref in self.nodes if (node := ref()) is not None]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one function.
+
+    Attributes:
+        sightings: by key; the latest last.
+        gone: recordings for what has gone; the latest last.
+        debt: see Note [Inputs that keep moving].
+        moved: inputs of the sightings that went since there was none.
+    """
+
+    sightings: dict[_Key, _Sighting] = field(default_factory=dict)
+    gone: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
+    debt: int = 0
+    moved: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at the static inputs of a call has found.
+
+    Attributes:
+        moving: those that keep moving, () if none do.
+        worthless: recordings for places that have gone long ago, or whose memory they pin.
+    """
+
+    moving: tuple[int, ...] = ()
+    worthless: Sequence[CUDAGraphNode] = ()
+
+
+class Moves:
+    """What is known about the static inputs of one manager's functions."""
+
+    def __init__(self) -> None:
+        self._known: dict[Function, _Known] = {}
+
+    def look(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        managed: set[int],
+        step: int,
+        recordings: Callable[[], Iterable[CUDAGraphNode]],
+    ) -> Sight:
+        """A call of ``function`` is about to be warmed up or recorded.
+
+        Args:
+            function: what is called.
+            inputs: of the call.
+            managed: addresses of the outputs of the path; what lies there is the trees' own.
+            step: number of the step that it belongs to.
+            recordings: gives all that there are.
+        """
+        spots = {i: _Spot.of(t) for i, t in _static(function, inputs, managed).items()}
+        if not spots:
+            return Sight()
+        key = tuple((i, spot.pointer) for i, spot in spots.items())
+        known = self._known.setdefault(function, _Known())
+        sightings = known.sightings
+        same = sightings.pop(key, None)
+        sightings[key] = _Sighting(step, spots, same.nodes if same is not None else [])
+        if same is not None:
+            return Sight()
+        earlier = [(k, s) for k, s in sightings.items() if s.step < step]
+        ours = _held_by(recordings()) if earlier else {}
+        gone = [(k, s, left) for k, s in earlier if (left := s.left(ours))]
+        worthless: list[weakref.ref[CUDAGraphNode]] = []
+        for k, s, left in gone:
+            del sightings[k]
+            (worthless if s.pinned(ours) else known.gone).extend(s.nodes)
+            known.moved.update(left)
+        if gone:
+            paid = max((n.replays for _, s, _ in gone for n in s.recordings()), default=0)
+            known.debt = max(0, known.debt + COST - paid)
+            if not known.debt:
+                known.moved.clear()
+        while len(sightings) > MAX_SIGHTINGS:
+            known.gone += sightings.pop(next(iter(sightings))).nodes
+        worthless += known.gone[:-MAX_GONE]
+        del known.gone[:-MAX_GONE]
+        return Sight(
+            tuple(sorted(known.moved & spots.keys())) if known.debt >= LIMIT else (),
+            [node for ref in worthless if (node := ref()) is not None],
+        )
+
+    def recorded(self, node: CUDAGraphNode) -> None:
+        """``node`` was recorded for the call that was looked at last."""
+        known = self._known.get(node.wrapped_function)
+        if known is None:
+            return
+        pointers = node.input_plan.pointers
+        key = tuple((i, p) for i in node.input_plan.static if (p := pointers[i]) is not None)
+        found = known.sightings.get(key)
+        if found is not None:
+            found.nodes.append(weakref.ref(node))
+
+    def forget(self, function: Function) -> None:
+        """What is known about ``function`` holds no more."""
+        self._known.pop(function, None)
+
+
+def _static(
+    function: Function, inputs: Sequence[Input], managed: set[int]
+) -> dict[int, torch.Tensor]:
+    return {
+        i: t
+        for i in sorted(function.static_input_idxs)
+        if isinstance(t := inputs[i], torch.Tensor) and address_of(t) not in managed
+    }
+
+
+def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
+    """For storages outside the pool: how many tensors over them only recordings hold."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        held, slots = node.output_plan.persistent, node.hand_out.slots
+        for i in range(len(held)):
+            if held[i] is None:
+                continue
+            # The list's reference, the argument's and the slot's.
+            if _refs(held[i]) == 2 + (i < len(slots) and slots[i] is held[i]):
+                pointer = held[i].untyped_storage()._cdata  # type: ignore[union-attr]
+                found[pointer] = found.get(pointer, 0) + 1
+    return found
+
+
+def copyable(function: Function, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
+    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving].
+
+    Not if the function writes to any input: a copy would no longer share memory with another
+    input that it may share it with at a later call.
+    """
+    if function.mutated_input_idxs:
+        return False
+    every = nbytes_of(inputs, function.static_input_idxs)
+    return nbytes_of(inputs, moving) <= max(SMALL_BYTES, int(every * SMALL_SHARE))
+
+
+def nbytes_of(inputs: Sequence[Input], which: Sequence[int]) -> int:
+    """Bytes of some inputs, views of one storage counted each."""
+    return sum(inputs[i].nbytes for i in which if isinstance(inputs[i], torch.Tensor))

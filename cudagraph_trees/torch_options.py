@@ -1,0 +1,221 @@
+"""Torch's own options of CUDA graphs: what each means to these trees.
+
+Note [Whose value holds]
+~~~~~~~~~~~~~~~~~~~~~~~~
+Torch reads most of ``torch._inductor.config.triton`` when a graph is called, so that there
+``torch.compile(options=...)``, which holds while it compiles, does nothing for these. Here what
+was given to one compilation holds for its graphs, for good (``TreeOptions.given``). What was not
+given is read when it matters, as by torch, so that ``config.patch`` around a call works too. The
+exceptions are what torch takes when it compiles (``AT_COMPILATION``), and what a recording has
+built in (``force_cudagraph_sync``, ``slow_path_cudagraph_asserts``): its value when recorded holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from . import _torch_compat as compat
+
+
+class Verdict(Enum):
+    """What becomes of an option of torch."""
+
+    HONOURED = "these trees do what it says"
+    ALWAYS = "these trees do that in any case; there is nothing to switch"
+    COMPILER = "it tells Inductor, Dynamo or AOTAutograd how to compile, and is left to them"
+    OTHERS = "it concerns something else than what runs in these trees"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided about one option.
+
+    Attributes:
+        verdict: see there.
+        where: file and function that reads it, or what it concerns.
+    """
+
+    verdict: Verdict
+    where: str
+
+
+def _ours(where: str) -> Decision:
+    return Decision(Verdict.HONOURED, where)
+
+
+def _compiler(what: str) -> Decision:
+    return Decision(Verdict.COMPILER, what)
+
+
+DECISIONS: Mapping[str, Decision] = {
+    "triton.cudagraphs": _compiler("whether graphs are captured; Options.graphs comes first"),
+    "triton.cudagraph_trees": _ours("inductor._in_use_here: off, Inductor captures without trees"),
+    "triton.cudagraph_skip_dynamic_graphs": _compiler("which graphs and partitions are captured"),
+    "triton.cudagraph_min_partition_size": _compiler("which partitions are captured"),
+    "triton.cudagraph_partition_memory_budget": _compiler("the order of partitions"),
+    "triton.cudagraph_capture_sizes": _ours("entry.GraphedFunction"),
+    "triton.cudagraph_dynamic_shape_warn_limit": _ours("entry.GraphedFunction"),
+    "triton.cudagraph_dynamic_shape_rerecord_limit": _ours("entry.GraphedFunction"),
+    "triton.cudagraph_initial_mempool_allocation_gb": _ours("container.get_tree_manager"),
+    "triton.slow_path_cudagraph_asserts": _ours("recording.record"),
+    "triton.fast_path_cudagraph_asserts": Decision(
+        Verdict.ALWAYS, "each replay looks whether what must be dead is (node_replay)"
+    ),
+    "triton.cudagraph_trees_history_recording": _ours("recording, pool_check"),
+    "triton.cudagraph_trees_objgraph": _ours("pool_check"),
+    "triton.cudagraph_trees_generation_cloning": _ours("manager.add_function"),
+    "triton.cudagraph_support_input_mutation": _ours("places; and Inductor"),
+    "triton.cudagraph_unexpected_rerecord_limit": _ours("places"),
+    "triton.cudagraph_managed_input_rerecord_limit": _ours("places"),
+    "triton.cudagraph_managed_input_rerecord_action": _ours("places"),
+    "triton.force_cudagraph_sync": _ours("recording.record"),
+    "triton.force_cudagraphs_warmup": _ours("manager._call_slowly"),
+    "triton.skip_cudagraph_warmup": _ours("manager._call_slowly; the observation of calls"),
+    "triton.cudagraph_or_error": _ours("recording.run_plainly, recording._failed, entry; Inductor"),
+    "cudagraph_policy": _compiler("what is wrapped; what it wraps whole is one function here"),
+    "cudagraph_unsafe_unbacked_ops": _compiler("where graphs are cut into partitions"),
+    "force_disable_cudagraph_TESTING_ONLY": _compiler("which graphs are captured: none"),
+    "autotune_cudagraph_benchmarking": Decision(Verdict.OTHERS, "how autotuning takes times"),
+    "autotune_cudagraph_benchmarking_iters": Decision(Verdict.OTHERS, "how autotuning takes times"),
+    "cudagraph_backend_keep_input_mutation": Decision(Verdict.OTHERS, 'backend="cudagraphs"'),
+    "cudagraph_backend_support_input_mutation": Decision(Verdict.OTHERS, 'backend="cudagraphs"'),
+}
+"""Every option of torch 2.11, 2.13 and 2.15 that has to do with CUDA graphs, by its name in
+``torch._inductor.config`` or ``torch._dynamo.config``. A test asks torch for its options, so that a
+new one fails until somebody has decided about it here."""
+
+AT_COMPILATION = (
+    "cudagraph_managed_input_rerecord_limit",
+    "cudagraph_managed_input_rerecord_action",
+    "cudagraph_initial_mempool_allocation_gb",
+    "cudagraph_trees_generation_cloning",
+)
+"""Options of ``triton`` whose value at compilation holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions:
+    """Torch's options for the graphs of one compilation, see Note [Whose value holds].
+
+    Attributes:
+        given: values that were given to the compilation, by name in ``config.triton``.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            if self._get(name) not in allowed:
+                raise ValueError(
+                    f"torch._inductor.config.triton.{name} is {self._get(name)!r}; it must be "
+                    f"one of {', '.join(map(repr, allowed))}"
+                )
+
+    @staticmethod
+    def of_this_compilation(options: Mapping[str, Any] | None = None) -> TreeOptions:
+        """What holds for the graphs that are compiled now.
+
+        Args:
+            options: as given to ``torch.compile``, with Inductor's names.
+
+        Raises:
+            ValueError: one of them has a value that it cannot have.
+        """
+        given = {name: compat.triton_option(name) for name in AT_COMPILATION}
+        for name, value in (options or {}).items():
+            if DECISIONS.get(name, _NOT_OURS).verdict is Verdict.HONOURED:
+                given[name.removeprefix("triton.")] = value
+        return TreeOptions(given)
+
+    def _get(self, name: str) -> Any:
+        return self.given[name] if name in self.given else compat.triton_option(name)
+
+    @property
+    def capture_sizes(self) -> tuple[int | tuple[int, ...], ...] | None:
+        """Combinations of sizes that are recorded; None is all."""
+        return self._get("cudagraph_capture_sizes")  # type: ignore[no-any-return]
+
+    @property
+    def dynamic_shape_warn_limit(self) -> int | None:
+        """A graph with more combinations of sizes is warned about."""
+        return self._get("cudagraph_dynamic_shape_warn_limit")  # type: ignore[no-any-return]
+
+    @property
+    def dynamic_shape_rerecord_limit(self) -> int | None:
+        """So many combinations of sizes are recorded a graph."""
+        return self._get("cudagraph_dynamic_shape_rerecord_limit")  # type: ignore[no-any-return]
+
+    @property
+    def pool_initial(self) -> int:
+        """Bytes that a pool starts with."""
+        return int((self._get("cudagraph_initial_mempool_allocation_gb") or 0) * (1 << 30))
+
+    @property
+    def checks_pool(self) -> bool:
+        """Whether a recording looks for memory of the pool that nobody knows."""
+        return bool(self._get("slow_path_cudagraph_asserts"))
+
+    @property
+    def records_history(self) -> bool:
+        """Whether the error about such memory names the lines that allocated it."""
+        return bool(self._get("cudagraph_trees_history_recording"))
+
+    @property
+    def draws_references(self) -> bool:
+        """Whether pictures of what holds such memory are to be drawn, with ``objgraph``."""
+        return bool(self._get("cudagraph_trees_objgraph"))
+
+    @property
+    def clones_outputs(self) -> bool:
+        """Whether outputs that are held beyond their step get memory of their own."""
+        return bool(self._get("cudagraph_trees_generation_cloning") == "user_visible")
+
+    @property
+    def supports_mutation(self) -> bool:
+        """Whether a function may write to inputs that an earlier graph made."""
+        return bool(self._get("cudagraph_support_input_mutation"))
+
+    @property
+    def rerecord_limit(self) -> int:
+        """A function is recorded again so often at a place of the tree."""
+        return int(self._get("cudagraph_unexpected_rerecord_limit"))
+
+    @property
+    def managed_input_rerecord_limit(self) -> int:
+        """After so many moves of an input that a graph made, something is done about it."""
+        return int(self._get("cudagraph_managed_input_rerecord_limit"))
+
+    @property
+    def managed_input_rerecord_action(self) -> str:
+        """What: ``"copy"`` the input, or ``"skip"`` the function at that place."""
+        return str(self._get("cudagraph_managed_input_rerecord_action"))
+
+    @property
+    def synchronizes(self) -> bool:
+        """Whether a replay waits for the device."""
+        return bool(self._get("force_cudagraph_sync"))
+
+    @property
+    def only_warms_up(self) -> bool:
+        """Whether every call is a warm-up."""
+        return bool(self._get("force_cudagraphs_warmup"))
+
+    @property
+    def skips_warm_up(self) -> bool:
+        """Whether functions are recorded without a warm-up before."""
+        return bool(self._get("skip_cudagraph_warmup"))
+
+    @property
+    def or_error(self) -> bool:
+        """Whether a call that would run without a graph raises instead."""
+        return bool(self._get("cudagraph_or_error"))
+
+
+_NOT_OURS = Decision(Verdict.OTHERS, "")
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "cudagraph_trees_generation_cloning": (None, "user_visible"),
+    "cudagraph_managed_input_rerecord_action": ("copy", "skip"),
+}

@@ -6,11 +6,14 @@ Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch._dynamo.compiled_autograd as _ca
@@ -18,7 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher as enable_python_dis
 from torch._dynamo import external_utils as _external
 from torch._guards import CompileContext, CompileId, compile_context
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Node, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -125,6 +128,56 @@ def patched_engine_entry(
         setattr(module, name, original)
 
 
+def backward_id() -> int:
+    """Number of the backward that this thread runs, -1 if none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def execution_engine() -> Any:
+    """What ``Variable._execution_engine`` is."""
+    return _variable()._execution_engine
+
+
+def set_execution_engine(engine: Any) -> None:
+    """Have everybody who asks for it find ``engine`` there."""
+    _variable()._execution_engine = engine
+
+
+def _variable() -> Any:
+    return torch.autograd.Variable
+
+
+def autograd_node(output: Any) -> Any:
+    """The node that computes a tensor, or accumulates its gradient; of a gradient edge, its."""
+    if isinstance(output, torch.Tensor):
+        return torch.autograd.graph.get_gradient_edge(output).node
+    return output.node
+
+
+def sequence_number(node: Any) -> int:
+    """The later the forward made an autograd node, the higher; highest where it accumulates."""
+    return int(node._sequence_nr())
+
+
+def node_name(node: Any) -> str:
+    """Of an autograd node, as the engine tells it to a capture."""
+    return str(node.name())
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether the engine refuses since it captures, or runs, another backward at this moment.
+
+    Nothing of the backward has run then.
+    """
+    return isinstance(error, RuntimeError) and str(error).startswith(
+        (
+            "compiled_autograd._enable() does not support multiple Python threads",
+            "Trying to run compiled autograd within another compiled autograd call",
+            "Re-entrant into Compiled Autograd from a parent Compiled Autograd call",
+        )
+    )
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether the engine says that it cannot describe a node, hook or tensor to a capture.
 
@@ -136,6 +189,84 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and text.startswith(
         "compiled autograd is not compatible with c++ ddp reducer"
     )
+
+
+# --- Dynamo ---------------------------------------------------------------------------------
+#
+# Note [Dynamo is not to see us]
+# A backward may begin, and be captured, inside a compiled function: after a graph break Dynamo
+# looks at every Python frame that begins, and compiles it, whoever calls it. What the engine
+# calls of ours is then traced, and not run. torch's own code is on a list of what Dynamo leaves
+# alone; we take Dynamo away while our code runs. The frame that does so is marked, since
+# Dynamo would look at that one. The captured graph, hooks and callbacks are run as they would be
+# without us.
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+class _Unseen(threading.local):
+    """What Dynamo had set in this thread, for each time that it was taken away."""
+
+    def __init__(self) -> None:
+        self.before: list[Any] = []
+
+
+_unseen = _Unseen()
+
+
+def leave_dynamo() -> None:
+    """Dynamo looks at no frame of this thread until ``return_to_dynamo``."""
+    before = _set_eval_frame(None)
+    _unseen.before.append(before)
+
+
+def return_to_dynamo() -> None:
+    """Undo ``leave_dynamo``."""
+    before = _unseen.before.pop()
+    _set_eval_frame(before)
+
+
+def unseen_by_dynamo(function: _F) -> _F:
+    """``function``, at which and at whose callees Dynamo does not look."""
+
+    @functools.wraps(function)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        leave_dynamo()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            return_to_dynamo()
+
+    return entered_by_dynamo(cast(_F, unseen))
+
+
+def seen_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, called from where ``leave_dynamo`` is in force, as if it were not."""
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        _set_eval_frame(_unseen.before[-1])
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_eval_frame(None)
+
+    return seen
+
+
+def entered_by_dynamo(function: _F) -> _F:
+    """Mark ``function``: Dynamo does not look at a frame of it, but at those of its callees.
+
+    A compiled function that calls it has a graph break there.
+    """
+    from torch._dynamo.decorators import skip
+
+    skip(function)
+    return function
+
+
+for _function in (leave_dynamo, return_to_dynamo):
+    entered_by_dynamo(_function)
 
 
 # --- identity of a capture ----------------------------------------------------------------
@@ -175,14 +306,59 @@ def count_capture() -> None:
     counters["compiled_autograd"]["captures"] += 1
 
 
+def set_verbose_logger() -> None:
+    """``TORCH_LOGS=compiled_autograd_verbose``: C++ says why it finds no captured graph, and
+    where each input comes from."""
+    asked = _ca.snapshot_verbose_logging_enabled()
+    _engine.set_verbose_logger(_ca.verbose_log if asked else None)
+
+
+@contextlib.contextmanager
+def capture_event(capture_id: int) -> Iterator[None]:
+    """A capture, for torch's chromium events (``TORCH_TRACE``)."""
+    events = importlib.import_module("torch._dynamo.utils").get_chromium_event_logger()
+    begin, data = time.time_ns(), {"graph_id": capture_id}
+    events.log_event_start("compiled_autograd", begin, data, log_pt2_compile_event=True)
+    try:
+        yield
+    finally:
+        end = time.time_ns()
+        events.log_event_end("compiled_autograd", end, data, begin, log_pt2_compile_event=True)
+
+
+def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> None:
+    """The graph as captured, into ``TORCH_TRACE``."""
+
+    def text() -> str:
+        class_name = f"CompiledAutograd{capture_id}PreReordering"
+        return GraphModule(root, graph, class_name).print_readable(print_output=False)
+
+    name = "compiled_autograd_graph_pre_reordering"
+    importlib.import_module("torch._logging").trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=text,
+    )
+
+
+def log_passes(moved: Iterable[int], removed: int) -> None:
+    """What passes did: inputs that go to the GPU, how many nodes nobody needed."""
+    for i in moved:
+        _ca.verbose_log.debug("Moving node inputs[%d] from cpu to cuda", i)
+    _ca.verbose_log.debug("DCE removed %d nodes", removed)
+
+
 def log_graph(graph: GraphModule) -> None:
-    """``TORCH_LOGS=compiled_autograd`` and ``TORCH_TRACE``; nothing is rendered unless asked."""
+    """``TORCH_LOGS=compiled_autograd``, ``compiled_autograd_verbose`` and ``TORCH_TRACE``; nothing
+    is rendered unless asked."""
     utils = importlib.import_module("torch._dynamo.utils")
     logging = importlib.import_module("torch._logging")
 
-    _ca.compiled_autograd_log.info(
-        "%s", utils.lazy_format_graph_code("Compiled autograd graph", graph, include_device=True)
+    text = utils.lazy_format_graph_code(
+        "Compiled autograd graph", graph, include_device=True, include_stride=True, colored=True
     )
+    _ca.compiled_autograd_log.info("%s", text)
+    _ca.verbose_log.debug("%s", text)
     logging.trace_structured(
         "compiled_autograd_graph",
         payload_fn=lambda: graph.print_readable(print_output=False),

@@ -14,6 +14,7 @@ from .errors import CaptureError
 from .events import Capture, Listener
 from .memory import NodeMemory, node_memory
 from .origin import NodeOrigin, forward_frames, forward_module, origin_of
+from .value import LIFTED_FROM
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ class CapturedBackward:
 
     @property
     def origins(self) -> dict[str, NodeOrigin]:
-        """Node name -> the autograd node that it belongs to."""
-        found = {n.name: origin_of(n) for n in self.graph.graph.nodes}
+        """Node name -> the autograd node that it belongs to; of what was lifted out of the
+        autograd graph only with ``TORCH_LOGS=compiled_autograd_verbose``."""
+        nodes = self.graph.graph.nodes
+        found = {n.name: n.meta.get(LIFTED_FROM, origin_of(n)) for n in nodes}
         return {name: origin for name, origin in found.items() if origin is not None}
 
     @property
@@ -114,7 +117,7 @@ def _expression(node: Any) -> str:
 
 
 def _where(node: Any) -> str:
-    origin = origin_of(node)
+    origin = node.meta.get(LIFTED_FROM, origin_of(node))
     if origin is None:
         return ""
     frames, module = forward_frames(node), forward_module(node)

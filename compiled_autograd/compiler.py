@@ -27,6 +27,7 @@ AOTAutograd's graph gets zeros, as from the normal engine (also a function that 
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from torch.fx import GraphModule, Node
 
 from . import _torch_compat
 from .aot_backward import AotInliner
+from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
 from .nan_check import NanCheck
@@ -52,7 +54,7 @@ from .passes import run_passes
 from .runtime import RuntimeWrapper
 from .tracer import GraphTracer
 from .turn import THREAD
-from .value import LAYOUT, ValueInfo, of_output, of_sizes, set_value, value_of
+from .value import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
 Gradients = list[torch.Tensor | None]
@@ -75,14 +77,14 @@ class AutogradCompilerInstance:
     log = CaptureLog()
     """Of every capture in the process."""
 
+    @_torch_compat.entered_by_dynamo
     def __init__(
         self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False, any_shape: bool = False
     ) -> None:
         self.compiler_fn = compiler_fn
         self.cuda_graphs = cuda_graphs
         self.any_shape = any_shape
-        self._tracer = GraphTracer()
-        self._aot = AotInliner(self._tracer)
+        self._left_dynamo = False
         self._nan_check: NanCheck | None = None
         # Of the node whose calls come: it is an autograd.Function, or may get None.
         self._may_return_none = False
@@ -91,6 +93,7 @@ class AutogradCompilerInstance:
 
     # --- begin and end --------------------------------------------------------------------
 
+    @_torch_compat.entered_by_dynamo
     def begin_capture(
         self,
         inputs: list[torch.Tensor],
@@ -114,22 +117,28 @@ class AutogradCompilerInstance:
         Returns:
             ``(compile id, inputs, sizes, scalars)``, as symbolic stand-ins.
         """
+        _torch_compat.leave_dynamo()
+        self._left_dynamo = True
+        self._capturing = contextlib.ExitStack()
         THREAD.being_captured = True
         _torch_compat.count_capture()
         self._started_ns = time.perf_counter_ns()
         self.id = _torch_compat.next_capture_id()
         self._compile_context = _torch_compat.compile_context_of(self.id)
-        self._context = _torch_compat.entered_compile_context(self._compile_context)
-        self._context.__enter__()
-        self._entered = True
+        self._capturing.enter_context(_torch_compat.capture_event(self.id))
+        self._capturing.enter_context(_torch_compat.entered_compile_context(self._compile_context))
+        self._tracer = tracer = GraphTracer()
+        self._aot = AotInliner(tracer)
+        self._capturing.callback(tracer.stop)
         self._nan_check = NanCheck(accumulate_grad) if check_nans else None
         self._shapes = [tuple(t.shape) for t in inputs]
         self._sizes = list(sizes)
         self._calls: list[str] = []
-        tracer = self._tracer
-        tracer.lift_tensors(inputs)
-        symbols = tracer.lift_sizes(sizes)
-        tracer.lift_scalars(scalars)
+        self._names: dict[int, str] = {}
+        of_inputs, of_sizes_, of_scalars = origins
+        tracer.lift_tensors(inputs, of_inputs)
+        symbols = tracer.lift_sizes(sizes, of_sizes_)
+        tracer.lift_scalars(scalars, of_scalars)
         tracer.start()
         return _torch_compat.compile_id_of(self._compile_context), inputs, symbols, scalars
 
@@ -149,13 +158,18 @@ class AutogradCompilerInstance:
         tracer.call(_torch_compat.run_final_callbacks, ())
         tracer.graph.output(returned)
         captured_nodes = len(tracer.graph.nodes)
+        _torch_compat.log_before_passes(tracer.root, tracer.graph, self.id)
+        entered = THREAD.entered
         result = run_passes(
-            tracer.graph, cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs()
+            tracer.graph,
+            cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
+            places=None if entered is None else engine_order(entered(), self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         if self._nan_check is not None:
             self._nan_check.read(tracer.graph)
         _torch_compat.steal_inputs(module)
+        _torch_compat.log_passes(result.inputs_to_cuda, result.removed)
         _torch_compat.log_graph(module)
         capture = self.log.captured(
             Capture(
@@ -178,22 +192,20 @@ class AutogradCompilerInstance:
             nan_check=self._nan_check,
             shapes=self._shapes if tracer.baked_shapes else None,
         )
-        self._leave()
+        self._capturing.close()
         compiled = self.compiler_fn(module)
         # Dynamo fails on a sparse input when its number of elements has changed: it asks for
         # strides. By then the normal engine cannot take over, so the graph runs as it is.
         sparse = any(LAYOUT in node.meta for node in module.graph.nodes)
         return runtime, module if sparse and _torch_compat.is_dynamos(compiled) else compiled
 
+    @_torch_compat.entered_by_dynamo
     def close(self) -> None:
         """C++ is done with this object, or gave up: leave every mode."""
-        self._tracer.stop()
-        self._leave()
-
-    def _leave(self) -> None:
-        if getattr(self, "_entered", False):
-            self._entered = False
-            self._context.__exit__(None, None, None)
+        if self._left_dynamo:
+            self._left_dynamo = False
+            self._capturing.close()
+            _torch_compat.return_to_dynamo()
 
     def log_compile_reasons(self, compile_reasons: list[str]) -> None:
         """Why C++ found no cached graph; it says so only to its verbose logger."""
@@ -204,6 +216,7 @@ class AutogradCompilerInstance:
         aot_id = None
         if pyobj is not None and _torch_compat.is_aot_node(pyobj):
             aot_id = pyobj._forward_cls._aot_id
+        self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
         self._may_return_none = False
@@ -341,6 +354,7 @@ class AutogradCompilerInstance:
         old, new = tracer.lift(old_var), tracer.lift(new_var)
         lacking = [self._may_be_none[g] for g in (old, new) if g in self._may_be_none]
         node = tracer.call(add_gradients if lacking else torch.add, (old, new))
+        node.meta[SUM_OF_GRADIENTS] = True
         if len(lacking) == 2:
             self._may_be_none[node] = lacking[0]
         return tracer.new_value(node, value_of(old) or value_of(new))

@@ -6,6 +6,7 @@ The engine has one factory of compilers and one cache of captured graphs, whoeve
 them. ``enable`` sets the factory; it and torch's own ``_enable`` may be nested in each
 other. Whenever the compiler function changes, the cache is cleared, or a backward would
 run what another function compiled. The same function again keeps its graphs.
+What several threads switch on and off at once is in ``switch.py``.
 
 ``install`` puts our class where torch's ``_enable`` finds its own, so that
 ``torch._dynamo.config.compiled_autograd = True`` captures with ours.
@@ -22,17 +23,17 @@ import torch
 
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
+from .engine_order import Entered
 from .errors import CaptureError
-from .turn import THREAD, in_turn
+from .switch import OFF, SWITCH, Claim, Tell, capturing
+from .turn import THREAD, forget_captured_graphs, in_turn
 
-_disabled = 0
-"""How many ``disable()`` are open. torch's own flag is no count: compiling anything clears it."""
 _last: list[Any] = []
 """The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
 
 
 @contextlib.contextmanager
-def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
+def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
     """Capture every backward inside as one graph and run what ``compiler_fn`` makes of it.
 
     Args:
@@ -55,47 +56,36 @@ def enable(compiler_fn: CompilerFn, *, dynamic: bool = True) -> Iterator[None]:
     if _torch_compat.stance_is_force_eager():
         yield
         return
-    _torch_compat.prepare_cuda()
-    _own_the_cache(compiler_fn, dynamic)
-    state = _torch_compat.state()
-    factory = functools.partial(AutogradCompilerInstance, compiler_fn)
-    prior, prior_dynamic = _torch_compat.set_compiler(factory, dynamic)
-    before = state.compiled_autograd_enabled
-    state.compiled_autograd_enabled = True
-    state.depth += 1
+    claim = _open(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
     try:
         # One graph of one backward is run by one thread.
-        with (
-            torch.autograd.set_multithreading_enabled(False),
-            _torch_compat.patched_engine_entry(_entered),
-        ):
+        with torch.autograd.set_multithreading_enabled(False), _one_deeper():
             yield
     finally:
-        state.depth -= 1
-        state.compiled_autograd_enabled = before
-        _torch_compat.set_compiler(prior, prior_dynamic)
-        if isinstance(prior, functools.partial):  # an outer enable() goes on
-            _own_the_cache(prior.args[0] if prior.args else prior, prior_dynamic)
-        elif prior is not None:
-            _own_the_cache(prior, prior_dynamic)
+        _close(claim)
+
+
+@contextlib.contextmanager
+def _one_deeper() -> Iterator[None]:
+    """In torch's count of contexts, which must be what it was when one of them is left."""
+    state = _torch_compat.state()
+    with SWITCH.lock:
+        state.depth += 1
+    try:
+        yield
+    finally:
+        with SWITCH.lock:
+            state.depth -= 1
 
 
 @contextlib.contextmanager
 def disable() -> Iterator[None]:
     """Run every backward inside in the normal engine."""
-    global _disabled
-    state = _torch_compat.state()
-    before = (state.compiled_autograd_enabled, state.active_disable_ctx)
-    prior, prior_dynamic = _torch_compat.set_compiler(None, False)
-    state.compiled_autograd_enabled = False
-    state.active_disable_ctx = True
-    _disabled += 1
+    claim = _torch_compat.unseen_by_dynamo(SWITCH.open)(OFF)
     try:
         yield
     finally:
-        _disabled -= 1
-        state.compiled_autograd_enabled, state.active_disable_ctx = before
-        _torch_compat.set_compiler(prior, prior_dynamic)
+        _torch_compat.unseen_by_dynamo(SWITCH.close)(claim)
 
 
 def turn_on(
@@ -103,7 +93,7 @@ def turn_on(
     *,
     dynamic: bool = False,
     cuda_graphs: bool = False,
-    on_unsupported: Callable[[CaptureError], None] | None = None,
+    on_unsupported: Tell | None = None,
 ) -> bool:
     """``enable`` without an end: for every backward of the process from here on.
 
@@ -119,55 +109,67 @@ def turn_on(
     Returns:
         Whether it was switched on by this call.
     """
-    global _is_on
-    state = _torch_compat.state()
-    if state.compiled_autograd_enabled and _is_on:
+    if SWITCH.is_on() and _on:
         # The engine's thread-local setting: a captured backward is run by one thread, the one
         # that calls compiled functions.
         torch.autograd.set_multithreading_enabled(False)
-    if state.compiled_autograd_enabled or _disabled:
+    if not _may_turn_on():  # most calls end here, without a lock
         return False
-    if state.in_compiled_autograd_region or _torch_compat.stance_is_force_eager():
-        return False
-    _torch_compat.prepare_cuda()
-    _on.close()  # torch._dynamo.reset() switches off without asking us
-    _own_the_cache(compiler_fn, dynamic)
     factory = functools.partial(
         AutogradCompilerInstance,
         compiler_fn,
         cuda_graphs=cuda_graphs,
         any_shape=on_unsupported is not None,
     )
-    _torch_compat.set_compiler(factory, dynamic)
-    state.compiled_autograd_enabled = True
-    _on.enter_context(torch.autograd.set_multithreading_enabled(False))
-    _is_on = True
-
-    def entry(run: Callable[..., Any]) -> Callable[..., Any]:
-        return _normally_if_unsupported(_entered(run), on_unsupported)
-
-    _on.enter_context(_torch_compat.patched_engine_entry(entry))
+    with SWITCH.lock:
+        if not _may_turn_on():
+            return False
+        turn_off()  # torch._dynamo.reset() switches off without asking us
+        _on.append((_open(factory, dynamic, on_unsupported), contextlib.ExitStack()))
+        _on[0][1].enter_context(torch.autograd.set_multithreading_enabled(False))
     return True
+
+
+def _may_turn_on() -> bool:
+    if SWITCH.is_on() or SWITCH.off_on_purpose or SWITCH.running:
+        return False
+    return not _torch_compat.stance_is_force_eager()
 
 
 def turn_off() -> None:
     """Undo ``turn_on``; nothing if it was not called."""
-    global _is_on
-    if _is_on:
-        _is_on = False
-        _switch_off()
-        _on.close()
+    with SWITCH.lock:
+        if _on:
+            claim, settings = _on.pop()
+            _close(claim)
+            settings.close()
 
 
-def _switch_off() -> None:
-    state = _torch_compat.state()
-    if not state.in_compiled_autograd_region:
-        state.compiled_autograd_enabled = False
-        _torch_compat.set_compiler(None, False)
+_on: list[tuple[Claim, contextlib.ExitStack]] = []
+"""What ``turn_on`` opened; at most one."""
 
 
-_is_on = False
-_on = contextlib.ExitStack()
+@_torch_compat.unseen_by_dynamo
+def _open(factory: Any, dynamic: bool, tell: Tell | None = None) -> Claim:
+    _torch_compat.prepare_cuda()
+    _torch_compat.set_verbose_logger()
+    with SWITCH.lock:
+        _own_the_cache(factory.args[0], dynamic)
+        claim = SWITCH.open(capturing(factory, dynamic), tell=tell)
+        _Entry.hold()
+    return claim
+
+
+@_torch_compat.unseen_by_dynamo
+def _close(claim: Claim) -> None:
+    with SWITCH.lock:
+        _Entry.release()
+        below = SWITCH.close(claim)
+        factory = below.factory
+        if isinstance(factory, functools.partial):  # an outer enable() goes on
+            _own_the_cache(factory.args[0] if factory.args else factory, below.dynamic)
+        elif factory is not None:
+            _own_the_cache(factory, below.dynamic)
 
 
 def reset() -> None:
@@ -176,12 +178,12 @@ def reset() -> None:
     Raises:
         RuntimeError: a captured graph is running.
     """
-    state = _torch_compat.state()
-    if state.in_compiled_autograd_region:
+    if SWITCH.running:
         raise RuntimeError("compiled autograd cannot be reset from inside a captured backward")
     turn_off()
-    _switch_off()
-    _torch_compat.clear_cache()
+    with SWITCH.lock:
+        SWITCH.off()
+        forget_captured_graphs()
     _torch_compat.reset_capture_ids()
     AutogradCompilerInstance.log.clear()
     _last.clear()
@@ -193,16 +195,20 @@ def install() -> None:
     That is ``torch._dynamo.config.compiled_autograd = True``. Graphs that torch captured
     before are dropped.
     """
-    if not installed():
-        _replaced.append(_torch_compat.replace_torchs_class(AutogradCompilerInstance))
-        _torch_compat.clear_cache()
+    with SWITCH.lock:
+        if not installed():
+            _replaced.append(_torch_compat.replace_torchs_class(AutogradCompilerInstance))
+            _Entry.hold()
+            forget_captured_graphs()
 
 
 def uninstall() -> None:
     """Undo ``install``."""
-    if installed():
-        _torch_compat.replace_torchs_class(_replaced.pop())
-        _torch_compat.clear_cache()
+    with SWITCH.lock:
+        if installed():
+            _torch_compat.replace_torchs_class(_replaced.pop())
+            _Entry.release()
+            forget_captured_graphs()
 
 
 def installed() -> bool:
@@ -216,53 +222,80 @@ _replaced: list[Any] = []
 def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
     # By identity, not equality: two equal partials may close over different things.
     if len(_last) != 2 or _last[0] is not compiler_fn or _last[1] is not dynamic:
-        _torch_compat.clear_cache()
+        forget_captured_graphs()
         _last[:] = [compiler_fn, dynamic]
 
 
+class _Entry:
+    """The function through which ``backward()`` and ``grad()`` enter the engine, replaced for
+    as long as any context of any thread is open. Call these with the switch's lock."""
+
+    _holders = 0
+    _restore = contextlib.ExitStack()
+
+    @classmethod
+    def hold(cls) -> None:
+        if cls._holders == 0:
+            cls._restore.enter_context(_torch_compat.patched_engine_entry(_entered))
+        cls._holders += 1
+
+    @classmethod
+    def release(cls) -> None:
+        cls._holders -= 1
+        if cls._holders == 0:
+            cls._restore.close()
+
+
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
-    return _normally_if_differentiable(in_turn(run))
-
-
-def _normally_if_differentiable(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine refuses to capture ``create_graph=True``; run those in the normal engine."""
+    """``run``, the engine's entry: in turn, and in the normal engine where it must."""
+    as_it_was = _torch_compat.seen_by_dynamo(run)
+    captured = in_turn(as_it_was)
 
     def run_backward(
-        outputs: Any, grads: Any, keep: bool, create_graph: bool, *a: Any, **k: Any
+        outputs: Any, grads: Any, keep: bool, create_graph: bool, inputs: Any, *a: Any, **k: Any
     ) -> Any:
-        if not create_graph:
-            return run(outputs, grads, keep, create_graph, *a, **k)
-        with disable():
-            return run(outputs, grads, keep, create_graph, *a, **k)
+        def normally() -> Any:
+            claim = SWITCH.open(OFF, on_top=True)
+            try:
+                return as_it_was(outputs, grads, keep, create_graph, inputs, *a, **k)
+            finally:
+                SWITCH.close(claim)
 
-    return run_backward
-
-
-def _normally_if_unsupported(
-    run: Callable[..., Any], tell: Callable[[CaptureError], None] | None
-) -> Callable[..., Any]:
-    """Where nothing has run yet, the normal engine can take over, whatever it is that failed."""
-    if tell is None:
-        return run
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        outer, THREAD.being_captured = THREAD.being_captured, False
+        if create_graph and SWITCH.is_on():  # the engine refuses to capture it
+            return normally()
+        on, tell = SWITCH.is_on(), SWITCH.tell
+        outer = THREAD.being_captured, THREAD.ran, THREAD.entered
+        THREAD.being_captured = THREAD.ran = False
+        THREAD.entered = functools.partial(Entered.of, outputs, inputs)
         try:
-            return run(*args, **kwargs)
+            return captured(outputs, grads, keep, create_graph, inputs, *a, **k)
         except Exception as error:
-            # C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer, before
-            # anything is captured. An error of the user's the normal engine raises again.
-            if not (THREAD.being_captured or _torch_compat.is_refusal(error)):
+            # Where nothing has run yet, the normal engine can take over, whatever it is that
+            # failed. C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer,
+            # before anything is captured. An error of the user's the normal engine raises again.
+            if THREAD.ran or _of_an_inner_one(error):
                 raise
-            reason = str(error).partition("\n")[0]
-            tell(
-                error
-                if isinstance(error, CaptureError)
-                else CaptureError(f"{type(error).__name__}: {reason}")
-            )
+            if not _torch_compat.is_busy(error):
+                refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
+                if tell is None or not refused:
+                    raise
+                reason = str(error).partition("\n")[0]
+                tell(
+                    error
+                    if isinstance(error, CaptureError)
+                    else CaptureError(f"{type(error).__name__}: {reason}")
+                )
         finally:
-            THREAD.being_captured = outer
-        with disable():
-            return run(*args, **kwargs)
+            THREAD.being_captured, THREAD.ran, THREAD.entered = outer
+        return normally()
 
-    return run_backward
+    def _of_an_inner_one(error: BaseException) -> bool:
+        """Whether a backward inside of this one, begun by a hook, has failed with ``error``."""
+        entered = 0
+        at = error.__traceback__
+        while at is not None:
+            entered += at.tb_frame.f_code is run_backward.__code__
+            at = at.tb_next
+        return entered > 1
+
+    return _torch_compat.unseen_by_dynamo(run_backward)

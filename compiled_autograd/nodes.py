@@ -189,10 +189,11 @@ def has_side_effects(node: Node) -> bool:
     """Whether ``node`` must run although nobody uses its value."""
     if node.op in ("placeholder", "output"):
         return True
-    return runs_python(node) or is_accumulate_grad(node) or _final(node) or node.is_impure()
+    return runs_python(node) or is_accumulate_grad(node) or is_final(node) or node.is_impure()
 
 
-def _final(node: Node) -> bool:
+def is_final(node: Node) -> bool:
+    """Whether ``node`` stands for the final callbacks."""
     return node.target is _torch_compat.run_final_callbacks
 
 

@@ -9,7 +9,9 @@ import torch
 
 from . import _torch_compat
 from .errors import StaleCaptureError
+from .final_callbacks import final_callbacks
 from .nan_check import NanCheck
+from .switch import OFF, SWITCH
 from .turn import THREAD, end_turn
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class RuntimeWrapper:
         self._nan_check = nan_check
         self._shapes = shapes
 
+    @_torch_compat.entered_by_dynamo
     def __call__(
         self,
         compiled_fn: Callable[..., Any],
@@ -64,7 +67,22 @@ class RuntimeWrapper:
         packed_data: Any,
     ) -> Any:
         """Gradients asked for with ``grad()``; empty for ``backward()``."""
-        THREAD.being_captured = False
+        _torch_compat.leave_dynamo()
+        try:
+            return self._run(compiled_fn, inputs, sizes, scalars, hooks, packed_data)
+        finally:
+            _torch_compat.return_to_dynamo()
+
+    def _run(
+        self,
+        compiled_fn: Callable[..., Any],
+        inputs: list[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: list[Any],
+        hooks: Any,
+        packed_data: Any,
+    ) -> Any:
+        THREAD.ran = True
         if self._log.listeners:
             self._log.ran(self.capture)
         if self._shapes is not None:
@@ -74,22 +92,20 @@ class RuntimeWrapper:
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [self._size(i, sizes[i]) for i in self._used_sizes]
         state = _torch_compat.state()
-        before = (state.compiled_autograd_enabled, state.active_disable_ctx)
-        prior, prior_dynamic = _torch_compat.set_compiler(None, False)
+        claim = SWITCH.open(OFF, runs=True)
         state.in_compiled_autograd_region = True
-        state.compiled_autograd_enabled = False
-        state.active_disable_ctx = True
         end_turn()
         try:
-            with _torch_compat.entered_compile_context(self._context):
-                outputs = compiled_fn(inputs, lifted, scalars, hooks, packed_data)
-            if self._nan_check is not None:
-                self._nan_check.after(parameters, outputs)
+            with final_callbacks(), _torch_compat.entered_compile_context(self._context):
+                outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
+                    inputs, lifted, scalars, hooks, packed_data
+                )
+                if self._nan_check is not None:
+                    self._nan_check.after(parameters, outputs)
             return outputs
         finally:
             state.in_compiled_autograd_region = False
-            state.compiled_autograd_enabled, state.active_disable_ctx = before
-            _torch_compat.set_compiler(prior, prior_dynamic)
+            SWITCH.close(claim)
 
     def _size(self, index: int, value: int) -> Any:
         """The tensor that carries a size; making one costs microseconds, and there are many.

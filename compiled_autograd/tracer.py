@@ -40,6 +40,7 @@ from .value import (
     HAS_GRADIENT,
     INPUT_GROUP,
     LAYOUT,
+    LIFTED_FROM,
     TENSOR_NAME,
     ValueInfo,
     of_tensor,
@@ -49,6 +50,8 @@ from .value import (
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
 numbers; hooks, contexts and other objects; what saved-tensor hooks packed."""
+
+Origins = Sequence[tuple[int, str]]
 
 
 class GraphTracer:
@@ -97,8 +100,12 @@ class GraphTracer:
 
     # --- inputs ---------------------------------------------------------------------------
 
-    def lift_tensors(self, tensors: list[torch.Tensor]) -> None:
+    def lift_tensors(self, tensors: list[torch.Tensor], origins: Origins = ()) -> None:
         """Replace each tensor in place by a fake that is bound to ``inputs[i]``.
+
+        Args:
+            origins: here and below: ``(call index, name)`` of the autograd node that each was
+                lifted from; empty where nobody asked C++ for it.
 
         Raises:
             CaptureError: there is no fake of such a tensor.
@@ -113,7 +120,7 @@ class GraphTracer:
                     f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
                     f"of which torch makes no fake tensor ({type(error).__name__}: {error})"
                 ) from error
-            node = self.call(operator.getitem, (inputs, i))
+            node = self._lifted(inputs, i, origins)
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
             if (storage := _torch_compat.storage_key(tensor)) is not None:
                 node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
@@ -131,19 +138,20 @@ class GraphTracer:
             self.bind(fake, node)
             tensors[i] = fake
 
-    def lift_sizes(self, sizes: Sequence[int]) -> list[Any]:
+    def lift_sizes(self, sizes: Sequence[int], origins: Origins = ()) -> list[Any]:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
             symbol = _torch_compat.symbolic_int(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
-                item = self.call(operator.getitem, (self.placeholders["sizes"], i))
+                item = self._lifted(self.placeholders["sizes"], i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
+                self._last_item.meta |= item.meta
                 self._bind_symbol(symbol, self._last_item)
             lifted.append(symbol)
         return lifted
 
-    def lift_scalars(self, scalars: list[Any]) -> None:
+    def lift_scalars(self, scalars: list[Any], origins: Origins = ()) -> None:
         """Replace each Python number in place by a symbol bound to ``scalars[i]``.
 
         Raises:
@@ -157,9 +165,17 @@ class GraphTracer:
             else:
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
             if not isinstance(symbol, (int, float)):
-                self._last_item = self.call(operator.getitem, (self.placeholders["scalars"], i))
+                self._last_item = self._lifted(self.placeholders["scalars"], i, origins)
                 self._bind_symbol(symbol, self._last_item)
             scalars[i] = symbol
+
+    def _lifted(self, argument: Node, index: int, origins: Origins) -> Node:
+        node = self.call(operator.getitem, (argument, index))
+        if index < len(origins):
+            call_index, name = origins[index]
+            origin = node.meta[LIFTED_FROM] = NodeOrigin(name, call_index)
+            node.meta["stack_trace"] = origin.stack_trace
+        return node
 
     def item(self, placeholder: str, index: int) -> Node:
         """``<placeholder>[index]``.

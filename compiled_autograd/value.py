@@ -23,6 +23,11 @@ HAS_GRADIENT = "autograd_has_gradient"
 GRADIENT_GROUP = "autograd_gradient_group"
 """Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
 
+SUM_OF_GRADIENTS = "autograd_sum_of_gradients"
+"""Key in ``meta`` of the sum of two gradients that arrive at one place."""
+LIFTED_FROM = "autograd_lifted_from"
+"""Key in ``meta`` of what is read from an argument: the ``NodeOrigin`` of the autograd node that
+it was lifted from, if C++ was asked to say so (``TORCH_LOGS=compiled_autograd_verbose``)."""
 LAYOUT = "autograd_layout"
 """Key in ``meta`` of ``inputs[i]``: the layout of the tensor, or of its gradient until now, if
 that is not strided."""

@@ -6,6 +6,7 @@ structure and what the tracer put into ``meta``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import Graph
 
 from .accumulate_grad_asap import accumulate_grad_asap
 from .aot_names import aot_names
+from .as_the_engine import as_the_engine
 from .cpu_scalars_to_gpu import cpu_scalars_to_gpu
 from .dead_code import remove_dead_code
 from .hooks_as_eager import hooks_as_eager
@@ -26,6 +28,7 @@ __all__ = [
     "PassResult",
     "accumulate_grad_asap",
     "aot_names",
+    "as_the_engine",
     "cpu_scalars_to_gpu",
     "hooks_as_eager",
     "memory_order",
@@ -44,27 +47,36 @@ class PassResult:
     Attributes:
         used_sizes: indices of the lifted sizes that the graph still reads.
         inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
+        removed: how many nodes nobody needed.
         order: what the memory pass estimated and did.
     """
 
     used_sizes: tuple[int, ...]
     inputs_to_cuda: dict[int, torch.device]
+    removed: int
     order: MemoryOrder
 
 
-def run_passes(graph: Graph, *, cuda_graphs: bool = False) -> PassResult:
+def run_passes(
+    graph: Graph, *, cuda_graphs: bool = False, places: Sequence[int] | None = None
+) -> PassResult:
     """All of them.
 
     Args:
         cuda_graphs: the graph shall be capturable as a CUDA graph.
+        places: of each call of the engine, its place in the normal engine's order, if known.
     """
+    if places is not None:
+        as_the_engine(graph, places)
     to_cuda = cpu_scalars_to_gpu(graph) if cuda_graphs else {}
     unpack_hooks_late(graph)
     accumulate_grad_asap(graph)
     hooks_as_eager(graph)
+    before = len(graph.nodes)
     remove_dead_code(graph)
+    removed = before - len(graph.nodes)
     used_sizes = remove_unused_sizes(graph)
     aot_names(graph)
     take_gradients(graph)
     order = memory_order(graph)
-    return PassResult(used_sizes, to_cuda, order)
+    return PassResult(used_sizes, to_cuda, removed, order)

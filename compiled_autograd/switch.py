@@ -1,0 +1,181 @@
+"""Who captures backwards at present, in a process with several threads.
+
+Note [One switch, several threads]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The engine has one compiler for the whole process, and so there is one switch. Threads turn it
+on and off in contexts that overlap: two in ``disable()``, one of which leaves first, or one
+that leaves ``disable()`` while another's captured graph runs. Whoever put back what it found
+would switch compiled autograd off for good, or on inside of a run. So each context is a
+``Claim``, a place in one list, and holds what was in force below it. Leaving the topmost puts
+that back; leaving one below hands it to the claim above, which will put it back instead.
+
+A run of a captured graph is always on top: until it is over the engine cannot capture,
+whoever asks for it meanwhile.
+
+What torch's own ``_enable`` and ``_disable`` do in between is found and put back like
+anything else, as long as they are nested in ours or ours in them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import _torch_compat
+from .errors import CaptureError
+
+Tell = Callable[[CaptureError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is in force.
+
+    Attributes:
+        factory: of compilers; None for the normal engine.
+        dynamic: of ``enable``.
+        enabled: torch's flag ``compiled_autograd_enabled``.
+        off_on_purpose: torch's flag ``active_disable_ctx``; None leaves it as it is.
+    """
+
+    factory: _torch_compat.Factory | None
+    dynamic: bool
+    enabled: bool
+    off_on_purpose: bool | None
+
+
+OFF = Setting(None, False, enabled=False, off_on_purpose=True)
+"""Inside ``disable()`` and of a captured graph that runs."""
+
+
+def capturing(factory: _torch_compat.Factory, dynamic: bool) -> Setting:
+    """Every backward is captured by what ``factory()`` makes."""
+    return Setting(factory, dynamic, enabled=True, off_on_purpose=None)
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A context that is open.
+
+    Attributes:
+        below: what was in force before it, to be put back.
+        captures: it switches on.
+        on_top: it stays above whatever is opened after it.
+        runs: a captured graph runs.
+        tell: told of a backward that cannot be captured, which then runs in the normal
+            engine; None where the error is the user's.
+    """
+
+    below: Setting
+    captures: bool
+    on_top: bool
+    runs: bool
+    tell: Tell | None
+
+
+class Switch:
+    """The switch of the process.
+
+    Attributes:
+        lock: held while it changes. Whoever also takes a turn (``turn.py``) takes that first.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._claims: list[Claim] = []
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        # A thread that held it, and is not in the child, would hold it for ever.
+        self.lock = threading.RLock()
+
+    def open(
+        self,
+        wanted: Setting,
+        *,
+        on_top: bool = False,
+        runs: bool = False,
+        tell: Tell | None = None,
+    ) -> Claim:
+        """Put ``wanted`` in force, below what is to stay on top.
+
+        Args:
+            on_top, runs, tell: see ``Claim``; what runs is on top.
+
+        Returns:
+            What ``close`` wants.
+        """
+        with self.lock:
+            at = len(self._claims)
+            on_top |= runs
+            while not on_top and at and self._claims[at - 1].on_top:
+                at -= 1
+            if at == len(self._claims):
+                below = _apply(wanted)
+            else:
+                above = self._claims[at]
+                below = above.below
+                if wanted.off_on_purpose is None:
+                    wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
+                above.below = wanted
+            claim = Claim(below, wanted.factory is not None, on_top, runs, tell)
+            self._claims.insert(at, claim)
+            return claim
+
+    def close(self, claim: Claim) -> Setting:
+        """Put back what was in force below ``claim``, at once or when those above it close.
+
+        Returns:
+            What was put back.
+        """
+        with self.lock:
+            at = self._claims.index(claim)
+            self._claims.pop(at)
+            if at == len(self._claims):
+                _apply(claim.below)
+            else:
+                self._claims[at].below = claim.below
+            return claim.below
+
+    def off(self) -> None:
+        """Off, as long as no context that is open closes."""
+        with self.lock:
+            _apply(Setting(None, False, enabled=False, off_on_purpose=None))
+
+    @property
+    def off_on_purpose(self) -> bool:
+        """Whether a ``disable()`` is open in any thread. torch's flag does not say so:
+        compiling anything clears it."""
+        return any(not (c.captures or c.runs) for c in self._claims)
+
+    @property
+    def running(self) -> bool:
+        """Whether a captured graph runs in any thread."""
+        return bool(_torch_compat.state().in_compiled_autograd_region)
+
+    def is_on(self) -> bool:
+        """Whether a backward that begins now is captured."""
+        return bool(_torch_compat.state().compiled_autograd_enabled)
+
+    @property
+    def tell(self) -> Tell | None:
+        """Of the claim that is in force."""
+        claims = self._claims
+        return claims[-1].tell if claims else None
+
+
+def _apply(setting: Setting) -> Setting:
+    state: Any = _torch_compat.state()
+    enabled, off_on_purpose = state.compiled_autograd_enabled, state.active_disable_ctx
+    state.compiled_autograd_enabled = setting.enabled
+    if setting.off_on_purpose is not None:
+        state.active_disable_ctx = setting.off_on_purpose
+    factory, dynamic = _torch_compat.set_compiler(setting.factory, setting.dynamic)
+    return Setting(factory, dynamic, enabled, off_on_purpose)
+
+
+SWITCH = Switch()
+"""Of this process."""

@@ -23,15 +23,16 @@ def check_version(version: Any, written_by: Any, path: str | None) -> None:
     if type(version) is not int:
         raise ProfileInvalidError(
             path,
-            f"not a valid profile: `schema_version` is {version!r}, it must be a whole number",
+            f"not a valid profile: `schema_version` is {version!r:.60}, it must be a whole number",
             "$.schema_version",
         )
     if version != SCHEMA_VERSION:
         do = (
             "read it with a newer memprof" if version > SCHEMA_VERSION else "take the profile again"
         )
+        by = written_by[:60] if isinstance(written_by, str) and written_by else "?"
         raise ProfileVersionError(
             path,
-            f"schema version {version}, written by memprof {written_by or '?'}; this memprof "
-            f"reads version {SCHEMA_VERSION}: {do}",
+            f"schema version {version!r:.60}, written by memprof {by}; this memprof reads version "
+            f"{SCHEMA_VERSION}: {do}",
         )

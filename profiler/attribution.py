@@ -37,8 +37,13 @@ __all__ = [
     "Share",
     "Site",
     "View",
+    "module_parts",
     "module_tree",
 ]
+
+DEEPEST = 64
+"""Levels of a tree of modules, several times as many as models have. Paths come from files: what is
+nested further would be a level of recursion to everything that walks or shows the tree."""
 
 
 class View(str, Enum):
@@ -349,31 +354,32 @@ class Attribution:
         return found
 
 
+def module_parts(path: str) -> list[str]:
+    """Names on the way from the root to a module, at most ``DEEPEST``: the last of a longer path is
+    all that is left of it."""
+    return path.split(".", DEEPEST - 1) if path else []
+
+
 def module_tree(breakdown: Breakdown) -> ModuleNode:
-    """The modules of a module view as a tree.
+    """The modules of a module view as a tree of at most ``DEEPEST`` levels below the root.
 
     The root's ``nbytes`` are all parts that are modules; parts in parentheses are none.
     """
     root = ModuleNode("", "")
     index = {"": root}
-
-    def find(path: str) -> ModuleNode:
-        if path not in index:
-            parent, _, name = path.rpartition(".")
-            index[path] = ModuleNode(name, path)
-            find(parent).children.append(index[path])
-        return index[path]
-
     for part in breakdown.parts:
         if part.key.startswith("("):
             continue
-        node = find(part.key)
-        node.own += part.nbytes
-        while True:
+        node, path = root, ""
+        node.nbytes += part.nbytes
+        for name in module_parts(part.key):
+            path = f"{path}.{name}" if path else name
+            if path not in index:
+                index[path] = ModuleNode(name, path)
+                node.children.append(index[path])
+            node = index[path]
             node.nbytes += part.nbytes
-            if node is root:
-                break
-            node = find(node.path.rpartition(".")[0])
+        node.own += part.nbytes
     for node in index.values():
         node.children.sort(key=lambda n: (-n.nbytes, n.path))
     return root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from .model import Profile
 from .timeline import Timeline
@@ -29,18 +30,42 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     """The device that was asked for; by default an accelerator's if any is used, the one with
     the highest peak.
 
+    Args:
+        found: timelines of one profile. One that only its tracker or its data flow knows gets a
+            timeline without memory here when it is asked for.
+        wanted: the device, None for the default.
+
     Raises:
-        ValueError: no program uses ``wanted``.
+        ValueError: the profile has nothing on ``wanted``.
     """
     if wanted is None:
         return max(found, key=lambda d: (d != "cpu", peak_bytes(found[d])))
-    used = [d for d, t in found.items() if t.units]
-    if wanted not in used:
-        raise ValueError(
-            f"no compiled graph of this profile has memory on {wanted!r}; "
-            f"devices in it: {', '.join(used) or 'none'}"
-        )
+    profile = next(iter(found.values())).profile
+    known = known_devices(profile)
+    if wanted not in known:
+        raise no_such_device(wanted, known)
+    if wanted not in found:
+        found[wanted] = Timeline(profile, wanted)
     return wanted
+
+
+def known_devices(profile: Profile) -> list[str]:
+    """Devices of which anything in a profile knows memory: compiled code, the tracker, the data
+    flow; in order."""
+    known = {*devices_of(profile)}
+    if profile.dataflow is not None:
+        known |= {d.device for d in profile.dataflow.devices}
+    if profile.tracker is not None:
+        known |= {d for s in profile.tracker.snapshots for d in s.devices}
+        known |= {d for o in profile.tracker.operation_summary for d in o.devices}
+    return sorted(known)
+
+
+def no_such_device(wanted: str, known: Sequence[str]) -> ValueError:
+    """What to raise where a profile has nothing on a device."""
+    return ValueError(
+        f"this profile has no memory on {wanted!r}; devices in it: {', '.join(known) or 'none'}"
+    )
 
 
 def most_called(timeline: Timeline) -> dict[int, int]:

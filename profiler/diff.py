@@ -13,7 +13,13 @@ Note [What is compared]
 * *peak*: the live set at the peak of known live memory;
 * *saved*: what forwards leave for their backwards, all forwards of one step;
 * *allocated*: what compiled code allocates in one step, all allocations added up;
-* *pool*: the largest size of the pool of graph trees, by function what its recordings added.
+* *pool*: the largest size of the pool of graph trees, by function what its recordings added;
+* *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
+* of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
+
+Each part is compared if both profiles have it (code that was compiled on one side alone has
+grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
+nothing grew.
 
 A profile does not know what a training step is. One step is taken to be as many calls as come to
 each call of the graph that is called most often among the forwards (else among all graphs), so
@@ -23,82 +29,25 @@ program.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
-from .devices import main_device, most_called, timelines
+from .devices import devices_of, main_device, most_called, timelines
+from .diff_model import Change, ProfileDiff, Quantity, changes, place_of
+from .diff_parts import (
+    dataflow_quantities,
+    devices_of_parts,
+    operation_quantities,
+    tracker_quantities,
+)
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
 from .timeline import Timeline
 from .trees import graphed_functions, pool_bytes
 
-__all__ = ["Change", "ProfileDiff", "Quantity", "compare"]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Bytes of one place before and after.
-
-    Attributes:
-        key: its name.
-        before, after: bytes, 0 where it is not there.
-    """
-
-    key: str
-    before: int
-    after: int
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """One thing that is compared, see Note [What is compared].
-
-    Attributes:
-        name: ``peak``, ``saved``, ``allocated`` or ``pool``.
-        before, after: bytes.
-        views: changes by ``category``, ``module`` and ``node`` (of a pool by ``function``),
-            largest change first; in each the changes add up to that of the quantity, but for
-            a pool, whose growth recordings do not explain alone. Places that did not change
-            are left out.
-    """
-
-    name: str
-    before: int
-    after: int
-    views: dict[str, tuple[Change, ...]]
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
-
-    @property
-    def growth(self) -> float:
-        """The same as a part of ``before``; infinite where there was nothing."""
-        if not self.change:
-            return 0.0
-        return self.change / self.before if self.before else float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileDiff:
-    """Two profiles side by side.
-
-    Attributes:
-        devices: whose memory was compared, before and after.
-        quantities: in the order of Note [What is compared].
-    """
-
-    devices: tuple[str, str]
-    quantities: tuple[Quantity, ...]
+__all__ = ["Change", "NothingToCompare", "ProfileDiff", "Quantity", "compare"]
 
 
 Bytes = Counter[str]
@@ -110,37 +59,80 @@ class _Measured:
     views: dict[str, Bytes]
 
 
+class NothingToCompare(ValueError):
+    """Two profiles have nothing in common that could be compared."""
+
+
 def compare(before: Profile, after: Profile, device: str | None = None) -> ProfileDiff:
-    """Compare two profiles.
+    """Compare two profiles in every part that both have.
 
     Args:
         before, after: valid ones.
-        device: whose memory, in both; by default the main one of each.
+        device: whose memory, in both. By default of compiled code the main one of each, and all of
+            the tracker's and the data flow's.
 
     Raises:
-        ValueError: no program of one of them uses ``device``.
+        NothingToCompare: they have no part in common.
+        ValueError: nothing in one of them has memory on ``device``.
     """
+    _check_device(before, after, device)
+    devices, quantities = _compiled(before, after, device)
+    operations: list[Quantity] = []
+    notes = []
+    if before.tracker is not None and after.tracker is not None:
+        quantities += tracker_quantities(before.tracker, after.tracker, device)
+        operations += operation_quantities(before.tracker, after.tracker, device)
+    quantities += dataflow_quantities(before, after, device)
+    for part, had, has in (
+        ("compiled graphs", bool(before.graphs), bool(after.graphs)),
+        ("a tracker's record", before.tracker is not None, after.tracker is not None),
+        ("a data-flow profile", before.dataflow is not None, after.dataflow is not None),
+    ):
+        if had != has:
+            notes.append(f"{part}: only {'before' if had else 'after'}")
+    if not quantities and not operations:
+        only = f" ({'; '.join(notes)})" if notes else ""
+        raise NothingToCompare(
+            f"there is nothing to compare{only}: take both profiles in the same way, of a run "
+            "that compiles, is tracked, or has a data-flow profile"
+        )
+    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes))
+
+
+def _check_device(before: Profile, after: Profile, device: str | None) -> None:
+    for profile in (before, after):
+        known = {*devices_of(profile), *devices_of_parts(profile)}
+        if device is not None and known and device not in known:
+            raise ValueError(
+                f"this profile has no memory on {device!r}; "
+                f"devices in it: {', '.join(sorted(known))}"
+            )
+
+
+def _compiled(
+    before: Profile, after: Profile, device: str | None
+) -> tuple[tuple[str, str], list[Quantity]]:
+    """What is compared of compiled code: nothing where neither has any, or none on ``device``."""
+    wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
+    if not any(wanted):
+        return ("", ""), []
     sides = []
     devices = []
     for profile in (before, after):
         found = timelines(profile)
-        name = main_device(found, device)
+        if device is None:
+            name = main_device(found)
+        else:
+            name = device
+            found.setdefault(name, Timeline(profile, name))
         devices.append(name)
         sides.append(_measure(found[name], name))
     a, b = sides
-    return ProfileDiff(
-        (devices[0], devices[1]),
-        tuple(_quantity(name, a[name], b[name]) for name in a),
-    )
+    return (devices[0], devices[1]), [_quantity(name, a[name], b[name]) for name in a]
 
 
 def _quantity(name: str, a: _Measured, b: _Measured) -> Quantity:
-    views = {}
-    for view in a.views:
-        old, new = a.views[view], b.views[view]
-        changes = [Change(key, old[key], new[key]) for key in {**old, **new}]
-        changed = [c for c in changes if c.change]
-        views[view] = tuple(sorted(changed, key=lambda c: (-abs(c.change), c.key)))
+    views = {view: changes(a.views[view], b.views[view]) for view in a.views}
     return Quantity(name, a.total, b.total, views)
 
 
@@ -214,10 +206,5 @@ def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:
     if site.outside:
         yield "node", f"({site.outside}) {site.fqn or ''}".rstrip()
         return
-    place = "?"
-    if site.frame is not None:
-        code = " ".join(site.frame.code.split())
-        name = os.path.basename(site.frame.file)
-        place = f"{name}: {code}" if code else f"{name}:{site.frame.line}"
     op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
-    yield "node", f"{op} in {module} at {place}"
+    yield "node", f"{op} in {module} at {place_of(site.frame)}"

@@ -1,16 +1,21 @@
 """What can go wrong with a profile file. Every message says what was given, what is
-allowed and what to do; ``str(error)`` is one line, fit to be printed as it is."""
+allowed and what to do; ``str(error)`` is one line, fit to be printed as it is, whatever the path or
+the file holds (Note [What may reach a terminal])."""
 
 from __future__ import annotations
 
 import os
 
+from ._text import visible
+
 __all__ = [
     "ProfileError",
+    "ProfileExistsError",
     "ProfileForeignError",
     "ProfileInvalidError",
     "ProfileMergedError",
     "ProfileNotWritableError",
+    "ProfileTooLargeError",
     "ProfileTruncatedError",
     "ProfileUnreadableError",
     "ProfileVersionError",
@@ -26,11 +31,17 @@ class ProfileError(Exception):
 
     def __init__(self, path: str | os.PathLike[str] | None, message: str) -> None:
         self.path = None if path is None else os.fspath(path)
-        super().__init__(message if path is None else f"{self.path}: {message}")
+        super().__init__(visible(message if path is None else f"{self.path}: {message}"))
 
 
 class ProfileUnreadableError(ProfileError):
-    """The operating system does not let us read the file (missing, a folder, no permission)."""
+    """The operating system does not let us read the file (missing, a folder, no permission), or it
+    is no regular file (a pipe, a device)."""
+
+
+class ProfileTooLargeError(ProfileError):
+    """The file, or what it unpacks to, has more bytes than memprof reads of a file that may be
+    anybody's; the message names the environment variable that allows more."""
 
 
 class ProfileTruncatedError(ProfileError):
@@ -63,3 +74,7 @@ class ProfileMergedError(ProfileError):
 
 class ProfileNotWritableError(ProfileError):
     """The profile could not be written; what was at the path before is unchanged."""
+
+
+class ProfileExistsError(ProfileNotWritableError):
+    """A new file was to be written and there is something at its path, which is unchanged."""

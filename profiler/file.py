@@ -20,35 +20,35 @@ see Note [The tracker's file and the profile] and Note [The journal].
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import gzip
+import logging
 import os
-import secrets
-import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ._header import check_version
 from ._json import to_json
+from ._text import visible
 from .errors import (
     ProfileForeignError,
     ProfileInvalidError,
     ProfileMergedError,
-    ProfileNotWritableError,
     ProfileTruncatedError,
-    ProfileUnreadableError,
 )
 from .model import FORMAT, SCHEMA_VERSION, Profile
-from .stream import STREAM_HEAD, documents, encode_stream
+from .reading import read_file, unpack
+from .repair import Notes, repair
+from .salvage import UNREADABLE, FromJson, FromObjects, salvage
+from .stream import STREAM_HEAD, encode_stream
+from .stream_reader import Document, documents
 from .tracker.document import decode_document, is_document
-from .tracker.journal import JOURNAL_SUFFIX, decode_journal, is_journal
-from .validate import validate
+from .tracker.journal import JOURNAL_SUFFIX
+from .tracker.read_journal import decode_journal, is_journal
+from .writing import check_writable, create_for_streaming, replacing, write_whole
 
 __all__ = [
     "check_writable",
@@ -72,7 +72,11 @@ _HEAD = f'{{"format":"{FORMAT}"'.encode()
 _GZIP_MAGIC = b"\x1f\x8b"
 # Absent in files of older memprof 0.1: everything else must be there, or an empty document
 # with the right header would read as an empty profile.
-_OPTIONAL = {"released", "process", "perf_origin_ns", "tracker", "dataflow", "complete"}
+_OPTIONAL = {"released", "process", "perf_origin_ns", "tracker", "dataflow", "complete", "left_out"}
+_LOGGED = 5
+"""Parts that were left out and are logged one by one; the profile names all."""
+
+log = logging.getLogger("memprof")
 _STREAM_SUFFIX = ".memprof"
 
 
@@ -103,8 +107,8 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     """The profile that ``data`` (JSON, JSON in gzip, or a stream) holds.
 
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError:
-            it holds none; ``path`` is named in the message.
+        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
+        ProfileTooLargeError: it holds none; ``path`` is named in the message.
         ProfileMergedError: it holds several.
     """
     profiles = decode_profiles(data, path)
@@ -121,56 +125,85 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
 def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     """All profiles that ``data`` holds: several if it is a merged file, else one.
 
+    What of them cannot be used is left out and named in ``Profile.left_out``, see Note [What a
+    contradiction costs] and Note [What damage costs].
+
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError:
-            it holds none; ``path`` is named in the message.
+        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
+        ProfileTooLargeError: it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
     try:
         return _decode(data, name)
-    except UnicodeDecodeError as e:  # msgspec looks at text only where it makes a value of it
-        raise ProfileInvalidError(
-            name, f"damaged: {e}; copy it again or take the profile again"
-        ) from e
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise _damaged(e, name) from e
+    except RecursionError as e:
+        raise _damaged("it is nested more deeply than any profile", name) from e
+
+
+def _damaged(what: object, name: str | None) -> ProfileInvalidError:
+    return ProfileInvalidError(name, f"damaged: {what}; copy it again or take the profile again")
 
 
 def _decode(data: bytes, name: str | None) -> list[Profile]:
     zipped = data[:2] in (_GZIP_MAGIC, _GZIP_MAGIC[:1])
     if zipped and _head(data, len(STREAM_HEAD)) == STREAM_HEAD:
-        return [_from_document(document, name) for document in documents(data, name)]
+        return _from_stream(data, name)
     if zipped:
-        data = _gunzip(data, name)
+        data = unpack(data, name)
+    notes = Notes()
     if is_document(data):
-        profile = decode_document(data, name)
+        profile = decode_document(data, name, notes)
     elif is_journal(data):
         profile = decode_journal(data, name)
     else:
-        _check_header(data, name)
+        found = _check_header(data, name)
         try:
             profile = msgspec.json.decode(data, type=Profile)
-        except msgspec.ValidationError as e:
-            raise _invalid(e, name) from e
-    validate(profile, name)
-    return [profile]
+        except UNREADABLE:
+            profile = salvage(found, FromJson(), notes)
+    return [_finished(profile, notes, name)]
 
 
-def _from_document(document: dict[str, Any], name: str | None) -> Profile:
-    _check_complete(document, name)
-    document["format"] = FORMAT
+def _from_stream(data: bytes, name: str | None) -> list[Profile]:
+    """The profiles of a stream. One of which nothing can be used costs the others nothing."""
+    found, failed = [], []
+    for document in documents(data, name):
+        try:
+            found.append(_of_document(document, name))
+        except ProfileInvalidError as e:
+            failed.append(e)
+    if not found:
+        raise failed[0]
+    found[0].left_out += [f"the profile of another process: {e}" for e in failed]
+    return found
+
+
+def _of_document(document: Document, name: str | None) -> Profile:
+    notes = document.left_out
+    if not notes:
+        _check_complete(document.fields, name)
+    document.fields["format"] = FORMAT
     try:
-        profile = msgspec.convert(document, Profile, str_keys=True)
-    except msgspec.ValidationError as e:
-        raise _invalid(e, name) from e
-    validate(profile, name)
+        profile = msgspec.convert(document.fields, Profile, str_keys=True)
+    except UNREADABLE:
+        profile = salvage(document.fields, FromObjects(), notes)
+    return _finished(profile, notes, name)
+
+
+def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
+    """``profile`` without what contradicts itself, if anything is left of it."""
+    repair(profile, notes)
+    profile.left_out += notes.lines()
+    parts = (profile.graphs, len(profile.calls), profile.ledger, profile.tracker, profile.dataflow)
+    if notes and not any(parts):
+        raise ProfileInvalidError(
+            name,
+            f"not a valid profile, and nothing of it can be used: {profile.left_out[0]}; see "
+            "docs/profile-format.md",
+            notes.where,
+        )
     return profile
-
-
-def _invalid(e: msgspec.ValidationError, name: str | None) -> ProfileInvalidError:
-    message = str(e)
-    where = message.rpartition(" - at `")[2].rstrip("`") if " - at `" in message else "$"
-    return ProfileInvalidError(
-        name, f"not a valid profile: {message}; see docs/profile-format.md", where
-    )
 
 
 def _head(data: bytes, length: int) -> bytes:
@@ -183,15 +216,20 @@ def _head(data: bytes, length: int) -> bytes:
 def read_profile(path: StrPath) -> Profile:
     """Read and check a profile file.
 
+    What of it cannot be used is left out, named in ``Profile.left_out`` and logged.
+
     Raises:
-        ProfileUnreadableError: it is missing, a folder, or may not be read.
+        ProfileUnreadableError: it is missing, no regular file, or may not be read.
+        ProfileTooLargeError: it is, or unpacks to, more than Note [How much is read] allows.
         ProfileTruncatedError: it ends too early.
         ProfileForeignError: it is something else.
         ProfileVersionError: it has a schema version other than ours.
-        ProfileInvalidError: its content contradicts the schema or itself.
+        ProfileInvalidError: it is damaged, and nothing of it can be used.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
-    return decode_profile(_read(path), path)
+    profile = decode_profile(_read(path), path)
+    _warn(path, [profile])
+    return profile
 
 
 def read_profiles(path: StrPath) -> list[Profile]:
@@ -200,42 +238,46 @@ def read_profiles(path: StrPath) -> list[Profile]:
     Raises:
         ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
     """
-    return decode_profiles(_read(path), path)
+    profiles = decode_profiles(_read(path), path)
+    _warn(path, profiles)
+    return profiles
 
 
 def _read(path: StrPath) -> bytes:
-    try:
-        try:
-            return Path(path).read_bytes()
-        except FileNotFoundError:
-            # The tracker that will write it runs, or was killed.
-            journal = Path(f"{os.fspath(path)}{JOURNAL_SUFFIX}")
-            if not journal.is_file():
-                raise
-            return journal.read_bytes()
-    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileUnreadableError(path, f"cannot read it: {_reason(e)}; {_advice(e)}") from e
+    # The tracker that will write the file runs, or was killed: then there is its journal.
+    return read_file(path, f"{os.fspath(path)}{JOURNAL_SUFFIX}")
 
 
-def write_profile(profile: Profile, path: StrPath) -> None:
+def _warn(path: StrPath, profiles: Sequence[Profile]) -> None:
+    """Log what was left out of each profile of a file, a line each."""
+    for profile in profiles:
+        for line in profile.left_out[:_LOGGED]:
+            log.warning("%s", visible(f"{os.fspath(path)}: left out: {line}"))
+        if (more := len(profile.left_out) - _LOGGED) > 0:
+            log.warning("%s", visible(f"{os.fspath(path)}: left out: {more} more parts"))
+
+
+def write_profile(profile: Profile, path: StrPath, *, new: bool = False) -> None:
     """Write a profile file, whole or not at all; see ``write_whole``.
 
     Args:
         profile: what to write.
         path: where to; gzip if it ends in ``.gz``, a stream if in ``.memprof``. Its folder
             must exist. A symbolic link is followed.
+        new: write it only where there is nothing yet.
 
     Raises:
         ProfileInvalidError: ``profile`` has no JSON form.
+        ProfileExistsError: ``new``, and there is something at ``path``, if only a link.
         ProfileNotWritableError: the operating system refuses.
     """
     if streams(path):
-        write_profiles([profile], path)
-        return
-    data = encode_profile(profile)
-    if os.fspath(path).endswith(".gz"):
-        data = gzip.compress(data, compresslevel=6, mtime=0)
-    write_whole(path, data, "the profile")
+        data = _encoded_stream([profile])
+    else:
+        data = encode_profile(profile)
+        if os.fspath(path).endswith(".gz"):
+            data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_whole(path, data, "the profile", new=new)
 
 
 def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
@@ -249,107 +291,14 @@ def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
         ProfileInvalidError: one has no JSON form.
         ProfileNotWritableError: the operating system refuses.
     """
+    write_whole(path, _encoded_stream(profiles), "the profile")
+
+
+def _encoded_stream(profiles: Sequence[Profile]) -> bytes:
     try:
-        data = b"".join(map(encode_stream, profiles))
+        return b"".join(map(encode_stream, profiles))
     except (TypeError, ValueError, RecursionError) as e:
         raise _no_json(e) from e
-    write_whole(path, data, "the profile")
-
-
-def write_whole(path: StrPath, data: bytes, what: str) -> None:
-    """Write a file, whole or not at all; see ``replacing``.
-
-    Args:
-        path: where to. Its folder must exist. A symbolic link is followed.
-        data: the content.
-        what: names the content in the error, e.g. ``the report``.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses.
-    """
-    with replacing(path, f"{what} ({len(data):,} bytes)") as fd:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-
-
-@contextlib.contextmanager
-def replacing(path: StrPath, what: str) -> Iterator[int]:
-    """The descriptor of a new file that takes the path's place when the block ends well.
-
-    It lies in the same folder, reaches the disk, and then takes the place in one step. When
-    anything fails, an interrupt included, it is removed and what was at ``path`` before is as
-    it was.
-
-    Args:
-        path: where to. Its folder must exist. A symbolic link is followed.
-        what: names the content in the error.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses.
-    """
-    try:
-        target = os.path.realpath(path)
-        _check_target(target)
-        temporary = _temporary(target)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        fd = os.open(temporary, flags, 0o666)
-    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise _refused(path, what, e) from e
-    try:
-        try:
-            yield fd
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, target)
-    except BaseException as e:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(e, OSError):
-            raise _refused(path, what, e) from e
-        raise
-    # The rename itself reaches the disk with the folder; not every system can do this.
-    with contextlib.suppress(OSError):
-        folder = os.open(os.path.dirname(target), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def check_writable(path: StrPath) -> None:
-    """Find out now, without touching ``path``, whether ``write_profile`` can write there.
-
-    Raises:
-        ProfileNotWritableError: it cannot; a full disk shows only when writing.
-    """
-    try:
-        target = os.path.realpath(path)
-        _check_target(target)
-        probe = _temporary(target)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        os.unlink(probe)
-    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileNotWritableError(
-            path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
-        ) from e
-
-
-def create_for_streaming(path: StrPath) -> int:
-    """An open file descriptor of a new, empty file, in the place of what was at ``path``.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses.
-    """
-    try:
-        _check_target(os.path.realpath(path))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        return os.open(path, flags, 0o666)
-    except (OSError, ValueError) as e:
-        raise ProfileNotWritableError(
-            path, f"a profile cannot be written there: {_reason(e)}; {_advice(e)}"
-        ) from e
 
 
 def profile_schema() -> dict[str, Any]:
@@ -368,7 +317,8 @@ def profile_schema() -> dict[str, Any]:
     }
 
 
-def _check_header(data: bytes, path: str | None) -> None:
+def _check_header(data: bytes, path: str | None) -> dict[str, msgspec.Raw]:
+    """The fields of a document whose ``format`` and version are ours, not decoded."""
     if not data:
         raise ProfileTruncatedError(
             path, "truncated: the file is empty; copy it again or take the profile again"
@@ -401,6 +351,7 @@ def _check_header(data: bytes, path: str | None) -> None:
         )
     check_version(_plain(found.get("schema_version")), _plain(found.get("memprof")), path)
     _check_complete(found, path)
+    return found
 
 
 def _check_complete(found: Mapping[str, Any], path: str | None) -> None:
@@ -418,67 +369,10 @@ def _check_complete(found: Mapping[str, Any], path: str | None) -> None:
 
 
 def _plain(raw: msgspec.Raw | None) -> Any:
-    return None if raw is None else msgspec.json.decode(raw)
+    try:
+        return None if raw is None else msgspec.json.decode(raw)
+    except UNREADABLE:
+        return "something that cannot be read"
 
 
 _WHAT = f": a profile is a JSON object that begins with {_HEAD.decode()}"
-
-
-def _gunzip(data: bytes, path: str | None) -> bytes:
-    try:
-        if len(data) < len(_GZIP_MAGIC):
-            raise EOFError
-        return gzip.decompress(data)
-    except EOFError as e:
-        raise ProfileTruncatedError(
-            path,
-            f"truncated: the gzip stream ends early, after {len(data):,} bytes; copy it again "
-            "or take the profile again",
-        ) from e
-    except (OSError, zlib.error) as e:
-        raise ProfileInvalidError(
-            path, f"damaged gzip file: {e}; copy it again or take the profile again"
-        ) from e
-
-
-def _check_target(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
-            # As root, replacing /dev/null by a file would succeed.
-            raise OSError(errno.EINVAL, "not a regular file", path)
-
-
-def _temporary(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
-
-
-def _refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
-    return ProfileNotWritableError(
-        path, f"cannot write {what}: {_reason(e)}; {_advice(e)}. Nothing was changed there"
-    )
-
-
-def _reason(e: Exception) -> str:
-    return e.strerror or str(e) if isinstance(e, OSError) else str(e)
-
-
-_ADVICE = {
-    errno.ENOENT: "check the path; the folder must exist",
-    errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
-    errno.EISDIR: "give a file, not a folder",
-    errno.EACCES: "check the permissions or give another path",
-    errno.EPERM: "check the permissions or give another path",
-    errno.EROFS: "give a path on a file system that is not read-only",
-    errno.ENOSPC: "make room or give a path on another disk",
-    errno.EDQUOT: "make room in your quota or give a path on another disk",
-    errno.ENAMETOOLONG: "give a shorter name",
-}
-
-
-def _advice(e: Exception) -> str:
-    code = e.errno if isinstance(e, OSError) else None
-    return _ADVICE.get(code or 0, "give the path of a regular file")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -89,10 +89,10 @@ class BytesOverTime:
 
     start_ns: list[int]
     end_ns: list[int]
-    entry: array[int]
-    peak: array[int]
-    exit: array[int]
-    between: array[int]
+    entry: Sequence[int]
+    peak: Sequence[int]
+    exit: Sequence[int]
+    between: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

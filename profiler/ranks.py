@@ -18,15 +18,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import mean, median
 
 from .attribution import Attribution, View
 from .devices import main_device, peak_bytes, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
+from .out_of_memory import out_of_memory
 
 __all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks", "ranks_of"]
 
+_LISTED = 8
 _SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
 
 
@@ -201,12 +203,22 @@ def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> lis
     out = []
     present = [r.rank for r in rows]
     world = max(p.world_size for p, _ in ranked)
-    if missing := sorted(set(range(world)) - set(present)):
-        out.append(f"of {world} ranks {_list(missing)} missing: their files were not given")
+    if lacking := world - len({r for r in present if r < world}):
+        # Of a job of any size; a file can say what it likes.
+        first = islice((r for r in range(world) if r not in present), _LISTED)
+        missing = _list([*first], lacking)
+        out.append(f"of {world} ranks {missing} missing: their files were not given")
     if twice := sorted(r for r, n in Counter(present).items() if n > 1):
         out.append(f"rank {_list(twice)} there more than once: are these files of one job?")
     if unfinished := [r.rank for r in rows if not r.complete]:
         out.append(f"rank {_list(unfinished)} did not come to the end of its session")
+    for process, profile in ranked:
+        if profile.left_out:
+            n = len(profile.left_out)
+            more = f" and {n - 1} parts more" if n > 1 else ""
+            out.append(f"rank {process.rank}: left out: {profile.left_out[0]}{more}")
+        if failed := sum(e.count for e in out_of_memory(profile)):
+            out.append(f"rank {process.rank} ran out of memory {failed:,} times")
     out += _graphs_that_differ(ranked)
     out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
     out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)
@@ -243,6 +255,8 @@ def _figures_that_differ(
     return [f"{what} differ: {', '.join(parts)}"]
 
 
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def _list(ranks: Sequence[int], count: int | None = None) -> str:
+    """The first of some ranks, of which there are ``count``; by default those given."""
+    shown = ", ".join(map(str, ranks[:_LISTED]))
+    more = (len(ranks) if count is None else count) - _LISTED
+    return shown + (f" and {more} more" if more > 0 else "")

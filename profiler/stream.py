@@ -8,6 +8,8 @@ its last whole chunk. Chunks are independent but for the state that they add to:
 
 * ``{"format": "memprof-stream", "schema_version": 1, …}`` begins a profile. A file with several
   of them holds several profiles, one a process: concatenating files merges them;
+* ``{"chunk": {"of": "…", "number": n}}`` begins a chunk: which profile it is of and its number
+  there, from 0, so that a reader knows what is missing where a file is damaged;
 * ``{"set": {…}}``: fields of ``Profile`` that are new or have changed;
 * ``{"graph": {"id": …, …}}``: fields of a ``GraphRecord`` that are new or have changed;
   ``programs`` come as ``{"from": n, "items": […]}``, which replaces the list from ``n`` on;
@@ -19,8 +21,8 @@ its last whole chunk. Chunks are independent but for the state that they add to:
 * ``{"end": true}``: the session ended as it should. Without it ``Profile.complete`` is False,
   and a graph's number of calls is that of the calls in the file.
 
-Whatever the chunks, the profile read is the one that a plain file of the last snapshot would
-give: ``test/profiler/test_stream.py`` holds this for random histories.
+Whatever the chunks, the profile read is the one that a plain file of the last snapshot would give:
+``test/profiler/test_stream.py`` holds this for random histories. ``stream_reader.py`` reads it.
 """
 
 from __future__ import annotations
@@ -29,16 +31,12 @@ import dataclasses
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from itertools import accumulate, chain
 from operator import sub
 from typing import Any
 
 import msgspec
 
-from ._header import check_version
 from ._json import to_json
-from .errors import ProfileInvalidError, ProfileTruncatedError
 from .model import (
     SCHEMA_VERSION,
     AllocationProgram,
@@ -48,13 +46,12 @@ from .model import (
     Profile,
 )
 
-__all__ = ["STREAM_FORMAT", "STREAM_HEAD", "StreamEncoder", "documents", "encode_stream"]
+__all__ = ["STREAM_FORMAT", "STREAM_HEAD", "StreamEncoder", "encode_stream"]
 
 STREAM_FORMAT = "memprof-stream"
 STREAM_HEAD = f'{{"format":"{STREAM_FORMAT}"'.encode()
 
 _CALLS_A_CHUNK = 65_536
-_BLOCK = 65_536
 # Written in records of their own, or with the end.
 _SPECIAL = {
     *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
@@ -93,7 +90,8 @@ class StreamEncoder:
     """Turns a growing profile into chunks: each says what is new since the one before."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self._id = ""
+        self._number = 0
         self._fields: dict[str, bytes] = {}
         self._graphs: dict[int, _WrittenGraph] = {}
         self._ledger: list[LedgerEntry] = []
@@ -111,12 +109,31 @@ class StreamEncoder:
                 large one takes milliseconds to encode and hardly ever changes.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it has no JSON form.
+            TypeError, ValueError, RecursionError: something in it has no JSON form. Then, and
+                whatever else is raised, the encoder is as it was: what this chunk would have
+                said is said by the next one.
         """
+        draft = self._copy()
+        data = draft._chunk(profile, calls, end)
+        self.__dict__.update(draft.__dict__)
+        return data
+
+    def _copy(self) -> StreamEncoder:
+        copy = StreamEncoder()
+        copy.__dict__.update(
+            self.__dict__,
+            _fields=dict(self._fields),
+            _graphs={id: graph.copy() for id, graph in self._graphs.items()},
+            _calls=self._calls.copy(),
+        )
+        return copy
+
+    def _chunk(self, profile: Profile, calls: CallColumns, end: bool) -> bytes:
         lines: list[bytes] = []
-        if not self._begun:
-            head = {"format": STREAM_FORMAT, "schema_version": SCHEMA_VERSION}
-            lines.append(to_json({**head, "memprof": profile.memprof}))
+        head: list[bytes] = []
+        if not self._number:
+            what = {"format": STREAM_FORMAT, "schema_version": SCHEMA_VERSION}
+            head.append(to_json({**what, "memprof": profile.memprof}))
         self._set(lines, profile, _FIELDS)
         for record in profile.graphs:
             written = self._graphs.setdefault(record.id, _WrittenGraph())
@@ -134,10 +151,13 @@ class StreamEncoder:
             self._set(lines, profile, ["created_ns"])
         if end:
             lines.append(to_json({"end": True}))
-        self._begun = True
-        if not lines:
+        if not head and not lines:
             return b""
-        return gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6, mtime=0)
+        # Of the content, so that the same profile gives the same bytes; processes differ in theirs.
+        self._id = self._id or f"{zlib.crc32(b''.join(lines)):08x}"
+        head.append(to_json({"chunk": {"of": self._id, "number": self._number}}))
+        self._number += 1
+        return gzip.compress(b"\n".join([*head, *lines]) + b"\n", compresslevel=6, mtime=0)
 
     def _set(self, lines: list[bytes], profile: Profile, names: list[str]) -> None:
         changed: dict[str, bytes] = {}
@@ -183,6 +203,13 @@ class _WrittenGraph:
         self._hashes: dict[str, int] = {}
         self._programs: list[AllocationProgram] = []
 
+    def copy(self) -> _WrittenGraph:
+        """Another one that knows the same."""
+        copy = _WrittenGraph()
+        copy._values, copy._sizes = dict(self._values), dict(self._sizes)
+        copy._hashes, copy._programs = dict(self._hashes), self._programs
+        return copy
+
     def changes(self, record: GraphRecord, by_content: bool) -> dict[str, bytes]:
         """Fields that the file does not have yet, in JSON."""
         changed: dict[str, bytes] = {}
@@ -215,136 +242,3 @@ class _WrittenGraph:
 
 def _record(kind: str, fields: dict[str, bytes]) -> bytes:
     return to_json({kind: {name: msgspec.Raw(data) for name, data in fields.items()}})
-
-
-def documents(data: bytes, path: str | None) -> Iterator[dict[str, Any]]:
-    """The profiles of a stream, each as the document that a plain file would hold.
-
-    A last chunk that is not whole is left out.
-
-    Raises:
-        ProfileTruncatedError: not even the first chunk is whole.
-        ProfileVersionError: the stream has another schema version.
-        ProfileInvalidError: a chunk is damaged.
-    """
-    document: _Document | None = None
-    try:
-        for line in chain.from_iterable(chunk.splitlines() for chunk in _chunks(data, path)):
-            record = msgspec.json.decode(line, type=dict[str, Any])
-            if "format" in record:
-                check_version(record.get("schema_version"), record.get("memprof"), path)
-                if document is not None:
-                    yield document.build()
-                document = _Document(record)
-            elif document is None:
-                raise ValueError("a record before the first header")
-            else:
-                document.apply(record)
-        if document is not None:
-            yield document.build()
-    except (msgspec.MsgspecError, LookupError, ValueError, TypeError, AttributeError) as e:
-        raise ProfileInvalidError(
-            path,
-            f"damaged: a record is not what it should be ({type(e).__name__}: {e}); copy the "
-            "file again or take the profile again",
-        ) from e
-    if document is None:
-        raise ProfileTruncatedError(
-            path,
-            f"truncated: not one whole chunk in {len(data):,} bytes; copy it again or take the "
-            "profile again",
-        )
-
-
-class _Document:
-    def __init__(self, header: dict[str, Any]) -> None:
-        self.header = header
-        self.fields: dict[str, Any] = {}
-        self.graphs: dict[int, dict[str, Any]] = {}
-        self.ledger: list[Any] = []
-        self.columns: dict[str, list[int]] = {
-            name: [] for name in ("graph", "program", "start_ns", "end_ns", "thread")
-        }
-        self.dropped = 0
-        self.complete = False
-
-    def apply(self, record: dict[str, Any]) -> None:
-        """Add a record; one of a kind that is not known is ignored."""
-        for kind, content in record.items():
-            if kind == "set":
-                self.fields.update(content)
-            elif kind == "graph":
-                self._graph(content)
-            elif kind == "ledger":
-                self._ledger(content)
-            elif kind == "calls":
-                self._calls(content)
-            elif kind == "end":
-                self.complete = content is True
-
-    def _graph(self, content: dict[str, Any]) -> None:
-        graph = self.graphs.setdefault(content["id"], {"programs": []})
-        programs = content.pop("programs", None)
-        graph.update(content)
-        if programs is not None:
-            graph["programs"][programs["from"] :] = programs["items"]
-
-    def _ledger(self, content: dict[str, Any]) -> None:
-        length = content["length"]
-        del self.ledger[length:]
-        for i, entry in content["entries"]:
-            self.ledger[i : i + 1] = [entry]
-        if len(self.ledger) != length:
-            raise ValueError(f"a ledger of {length} entries has {len(self.ledger)}")
-
-    def _calls(self, content: dict[str, Any]) -> None:
-        starts = list(accumulate(content["start_ns"]))
-        ends = [s + d for s, d in zip(starts, content["duration_ns"], strict=True)]
-        columns = {**content, "start_ns": starts, "end_ns": ends}
-        for name, column in self.columns.items():
-            column += columns[name]
-        self.dropped = content.get("dropped", self.dropped)
-
-    def build(self) -> dict[str, Any]:
-        """The document of a plain file."""
-        logged = len(self.columns["graph"]) + self.dropped
-        counts = Counter(self.columns["graph"])
-        for id, graph in self.graphs.items():
-            graph.setdefault("calls", counts[id])
-        fields = dict(self.fields)
-        if not self.complete:
-            # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
-            released = fields.get("released") or {}
-            fields["released"] = {k: min(n, logged) for k, n in released.items()}
-        return {
-            "format": self.header["format"],
-            "schema_version": self.header.get("schema_version"),
-            **fields,
-            "graphs": [self.graphs[id] for id in sorted(self.graphs)],
-            "calls": {**self.columns, "dropped": self.dropped},
-            "ledger": self.ledger,
-            "complete": self.complete,
-        }
-
-
-def _chunks(data: bytes, path: str | None) -> Iterator[bytes]:
-    view = memoryview(data)
-    at = 0
-    while at < len(data):
-        member, pieces, start = zlib.decompressobj(wbits=31), [], at
-        try:
-            while not member.eof and at < len(data):
-                # Bounded blocks: what is left over of one is copied.
-                block = view[at : at + _BLOCK]
-                pieces.append(member.decompress(block))
-                at += len(block) - len(member.unused_data)
-        except zlib.error as e:
-            if not any(view[start:]):
-                return  # A file system can leave zeros where the last write did not arrive.
-            raise ProfileInvalidError(
-                path,
-                f"damaged after {start:,} bytes: {e}; copy it again or take the profile again",
-            ) from e
-        if not member.eof:
-            return
-        yield b"".join(pieces)

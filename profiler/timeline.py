@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ._pairing import Mates, Pairing
@@ -212,15 +212,14 @@ class Timeline:
 
     def bytes_over_time(self) -> BytesOverTime:
         """Known live bytes of every call."""
-        columns = {
-            name: array("q", [getattr(s, name) for s in self._steps])
-            for name in ("entry", "peak", "exit", "between")
-        }
+        columns = (
+            [getattr(s, name) for s in self._steps] for name in ("entry", "peak", "exit", "between")
+        )
         calls = self.profile.calls
         return BytesOverTime(
             calls.start_ns,
             calls.end_ns,
-            *(array("q", map(c.__getitem__, self._step_of_call)) for c in columns.values()),
+            *(_column(c, self._step_of_call) for c in columns),
         )
 
     def unobserved(self) -> list[UnobservedCalls]:
@@ -446,6 +445,16 @@ def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
         if entry.kind in (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK):
             return entry.reason
     return "no program was observed for the sizes of these calls"
+
+
+def _column(of_step: list[int], step_of_call: array[int]) -> Sequence[int]:
+    """A figure of every call, given that of every step."""
+    figures = map(of_step.__getitem__, step_of_call)
+    try:
+        array("q", of_step)
+    except OverflowError:  # Each number of a file fits 64 bits, and their sums need not.
+        return list(figures)
+    return array("q", figures)
 
 
 def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .model import GraphRecord, LedgerEntry, LedgerKind, TreeDetail
+from .model import GraphRecord, LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
 _EXPLAINED = (
     LedgerKind.RERECORD,
@@ -62,9 +62,18 @@ class GraphedFunction:
     reasons: tuple[TreeReason, ...]
 
 
-def moved_inputs(reason: str) -> list[str]:
-    """Names of the inputs that a reason for another recording says have moved."""
-    return re.findall(r"^input name: (\S+?)\. data pointer changed", reason, re.MULTILINE)
+def has_moved(entry: LedgerEntry) -> bool:
+    """Whether something was recorded again because inputs have moved."""
+    cause = entry.tree.cause if entry.tree is not None else None
+    # Files of older versions have no cause.
+    return cause is TreeCause.MOVED or (cause is None and "pointer changed" in entry.reason)
+
+
+def moved_inputs(entry: LedgerEntry, graph: GraphRecord | None) -> list[str]:
+    """Names, in the graph, of the inputs that an entry says have moved."""
+    if graph is not None and entry.tree is not None and entry.tree.inputs:
+        return [graph.inputs[i].name for i in entry.tree.inputs if i < len(graph.inputs)]
+    return re.findall(r"^input name: (\S+?)\. data pointer changed", entry.reason, re.MULTILINE)
 
 
 def writes_to_copied(entry: LedgerEntry) -> bool:
@@ -74,9 +83,9 @@ def writes_to_copied(entry: LedgerEntry) -> bool:
 
 def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
     """Why, on one line and with the user's names for the inputs that are to blame."""
-    what, _, rest = entry.reason.partition("\n")
+    what = entry.reason.partition("\n")[0]
     names = {v.name: v.fqn or v.name for v in graph.inputs} if graph else {}
-    shown = [names.get(name, name) for name in moved_inputs(rest)]
+    shown = [names.get(n, n) for n in moved_inputs(entry, graph)] if has_moved(entry) else []
     if graph and not shown and writes_to_copied(entry):
         shown = [names[v.name] for v in graph.inputs if v.mutated and not v.static]
     if not shown:

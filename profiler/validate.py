@@ -3,7 +3,8 @@ of one length, events in an order that memory allows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 
 from .errors import ProfileInvalidError
 from .model import (
@@ -12,9 +13,11 @@ from .model import (
     EventKind,
     GraphRecord,
     GraphValue,
+    LedgerEntry,
     Placement,
     Profile,
 )
+from .validate_numbers import LARGEST, number_findings
 from .validate_parts import Finding, part_findings
 
 
@@ -27,22 +30,20 @@ def findings(profile: Profile) -> Iterator[Finding]:
         if graph.id in seen:
             yield f"{at}.id", f"graph id {graph.id} is used twice; ids are unique"
         seen.add(graph.id)
-        yield from _graph(graph, at)
+        yield from graph_findings(graph, at)
+        keys: set[tuple[int, ...]] = set()
+        for p, program in enumerate(graph.programs):
+            yield from program_findings(program, graph, f"{at}.programs[{p}]", keys)
         for p, placement in enumerate(graph.placements):
-            yield from _placement(placement, f"{at}.placements[{p}]", inputs)
-    yield from _calls(profile.calls, {g.id: len(g.programs) for g in profile.graphs})
+            yield from placement_findings(placement, f"{at}.placements[{p}]", inputs)
+    programs = {g.id: len(g.programs) for g in profile.graphs}
+    yield from calls_findings(profile.calls, programs)
     for i, entry in enumerate(profile.ledger):
-        if entry.graph is not None and entry.graph not in seen:
-            yield f"$.ledger[{i}].graph", f"there is no graph {entry.graph}"
-        if entry.count < 1:
-            yield f"$.ledger[{i}].count", f"{entry.count} is not a count; it is at least 1"
-    logged = len(profile.calls) + profile.calls.dropped
+        yield from entry_findings(entry, f"$.ledger[{i}]", seen)
     for identity, call in profile.released.items():
-        if not 0 <= call <= logged:
-            yield (
-                f"$.released[{str(identity)!r}]",
-                f"released after call {call}, of {logged} calls",
-            )
+        yield from release_findings(identity, call, profile.calls)
+    for name in ("created_ns", "perf_origin_ns", "machine"):
+        yield from number_findings(getattr(profile, name), f"$.{name}")
     yield from part_findings(profile)
 
 
@@ -61,7 +62,8 @@ def validate(profile: Profile, path: str | None = None) -> None:
         )
 
 
-def _graph(graph: GraphRecord, at: str) -> Iterator[Finding]:
+def graph_findings(graph: GraphRecord, at: str) -> Iterator[Finding]:
+    """What contradicts itself in a graph but for its programs and placements."""
     yield from _values(graph.inputs, f"{at}.inputs", len(graph.inputs))
     yield from _values(graph.outputs, f"{at}.outputs", len(graph.inputs))
     for name, node in graph.nodes.items():
@@ -72,12 +74,25 @@ def _graph(graph: GraphRecord, at: str) -> Iterator[Finding]:
             yield f"{at}.buffers[{name!r}].name", f"{buffer.name!r} stands under the key {name!r}"
         if (buffer.nbytes or 0) < 0:
             yield f"{at}.buffers[{name!r}].nbytes", f"{buffer.nbytes} is no number of bytes"
-    keys: set[tuple[int, ...]] = set()
-    for p, program in enumerate(graph.programs):
-        if program.key in keys:
-            yield f"{at}.programs[{p}].key", f"two programs have the key {list(program.key)}"
-        keys.add(program.key)
-        yield from _program(program, graph, f"{at}.programs[{p}]")
+    for field in dataclasses.fields(graph):
+        if field.name not in ("programs", "placements", "metadata"):
+            yield from number_findings(getattr(graph, field.name), f"{at}.{field.name}")
+
+
+def entry_findings(entry: LedgerEntry, at: str, graphs: Collection[int]) -> Iterator[Finding]:
+    """What contradicts itself in a ledger entry of a profile with these graphs."""
+    if entry.graph is not None and entry.graph not in graphs:
+        yield f"{at}.graph", f"there is no graph {entry.graph}"
+    if entry.count < 1:
+        yield f"{at}.count", f"{entry.count} is not a count; it is at least 1"
+    yield from number_findings(entry, at)
+
+
+def release_findings(identity: int, call: int, calls: CallColumns) -> Iterator[Finding]:
+    """What contradicts itself in an entry of ``Profile.released``."""
+    logged = len(calls) + calls.dropped
+    if not 0 <= call <= logged or not -LARGEST <= identity <= LARGEST:
+        yield f"$.released[{str(identity)!r}]", f"released after call {call}, of {logged} calls"
 
 
 def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Finding]:
@@ -93,7 +108,20 @@ def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Fi
             yield f"{at}[{i}].forward_output", f"{value.forward_output} is no output index"
 
 
-def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterator[Finding]:
+def program_findings(
+    program: AllocationProgram, graph: GraphRecord, at: str, keys: set[tuple[int, ...]]
+) -> Iterator[Finding]:
+    """What contradicts itself in a program.
+
+    Args:
+        program, graph: the program and what it is of.
+        at: its path in the document.
+        keys: of the graph's programs before this one; gets its key.
+    """
+    if program.key in keys:
+        yield f"{at}.key", f"two programs have the key {list(program.key)}"
+    keys.add(program.key)
+    yield from number_findings(program, at)
     live: set[int] = set()
     inputs: set[int] = set()
     for i, s in enumerate(program.storages):
@@ -138,7 +166,17 @@ def _program(program: AllocationProgram, graph: GraphRecord, at: str) -> Iterato
                 live.discard(e.storage)
 
 
-def _placement(placement: Placement, at: str, inputs: dict[int, int]) -> Iterator[Finding]:
+def placement_findings(
+    placement: Placement, at: str, inputs: Mapping[int, int]
+) -> Iterator[Finding]:
+    """What contradicts itself in a placement.
+
+    Args:
+        placement: the placement.
+        at: its path in the document.
+        inputs: number of inputs of each graph of the profile.
+    """
+    yield from number_findings(placement, at)
     for i, (address, nbytes) in enumerate(placement.segments):
         if address < 0 or nbytes < 0:
             yield f"{at}.segments[{i}]", f"{nbytes} bytes at {address} are no piece of memory"
@@ -158,7 +196,13 @@ def _placement(placement: Placement, at: str, inputs: dict[int, int]) -> Iterato
                 yield f"{at}.blocks[{i}].inputs", f"there is no input {k}, the graph has {count}"
 
 
-def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:
+def calls_findings(calls: CallColumns, programs: Mapping[int, int]) -> Iterator[Finding]:
+    """What contradicts itself in the call log.
+
+    Args:
+        calls: the log.
+        programs: number of programs of each graph of the profile.
+    """
     lengths = {
         name: len(getattr(calls, name))
         for name in ("graph", "program", "start_ns", "end_ns", "thread")
@@ -168,6 +212,7 @@ def _calls(calls: CallColumns, programs: dict[int, int]) -> Iterator[Finding]:
         return
     if calls.dropped < 0:
         yield "$.calls.dropped", f"{calls.dropped} is no count"
+    yield from number_findings(calls, "$.calls")
     # A log has millions of calls and few distinct pairs: look at the pairs first.
     bad = {
         (g, p)

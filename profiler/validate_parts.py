@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from .model import (
     DataFlowColumns,
     DataFlowDevice,
+    Lane,
+    MemorySnapshot,
     OperationColumns,
+    OperationSummary,
     Process,
     Profile,
+    Span,
     TrackerRecord,
 )
+from .validate_numbers import number_findings
 
 Finding = tuple[str, str]
 """Path in the document, what is wrong there."""
+
+LONGEST_PATH = 10_000
+"""Characters of the names from the root of the tree of operations to one of them. Every operation
+shows its path, so that long names above many would come to more than any memory holds."""
 
 
 def part_findings(profile: Profile) -> Iterator[Finding]:
     """Everything in the optional parts that contradicts itself, in document order."""
     graphs = {g.id for g in profile.graphs}
     if profile.process is not None:
-        yield from _process(profile.process)
+        yield from process_findings(profile.process)
     if profile.dataflow is not None:
         yield from _dataflow(profile.dataflow, graphs)
     if profile.tracker is not None:
         yield from tracker_findings(profile.tracker)
 
 
-def _process(process: Process) -> Iterator[Finding]:
+def process_findings(process: Process) -> Iterator[Finding]:
+    """What contradicts itself in a process's place in its job."""
+    yield from number_findings(process, "$.process")
     if process.world_size < 1:
         yield "$.process.world_size", f"{process.world_size} processes; it is at least 1"
         return
@@ -46,10 +57,19 @@ def _dataflow(dataflow: DataFlowColumns, graphs: set[int]) -> Iterator[Finding]:
         if device.device in devices:
             yield f"{at}.device", f"{device.device!r} is there twice"
         devices.add(device.device)
-        yield from _dataflow_device(device, at, graphs)
+        yield from device_findings(device, at, graphs)
+    yield from number_findings(dataflow.failures, "$.dataflow.failures")
 
 
-def _dataflow_device(device: DataFlowDevice, at: str, graphs: set[int]) -> Iterator[Finding]:
+def device_findings(device: DataFlowDevice, at: str, graphs: Collection[int]) -> Iterator[Finding]:
+    """What contradicts itself in the data flow of one device.
+
+    Args:
+        device: the columns.
+        at: their path in the document.
+        graphs: ids of the profile's graphs.
+    """
+    yield from number_findings(device, at)
     times = device.time_ns
     for j in range(1, len(times)):
         if times[j] <= times[j - 1]:
@@ -88,27 +108,70 @@ def tracker_findings(record: TrackerRecord, at: str = "$.tracker") -> Iterator[F
         at: path of the record in the document.
     """
     lanes = record.metadata.lanes
+    yield from number_findings(record.metadata, f"{at}.metadata")
     for i, lane in enumerate(lanes):
-        if not 0 <= lane.thread < len(lanes):
-            yield (
-                f"{at}.metadata.lanes[{i}].thread",
-                f"there is no lane {lane.thread}, there are {len(lanes)}",
-            )
+        yield from lane_findings(lane, f"{at}.metadata.lanes[{i}]", len(lanes))
     for i, span in enumerate(record.metadata.pauses):
-        if span.end_ns < span.start_ns:
-            yield f"{at}.metadata.pauses[{i}]", "it ends before it starts"
-    times = [snapshot.time_ns for snapshot in record.snapshots]
-    yield from _ascending(times, f"{at}.snapshots", ".time_ns")
-    for i, summary in enumerate(record.operation_summary):
-        if not -1 <= summary.parent < i:
-            yield (
-                f"{at}.operation_summary[{i}].parent",
-                f"{summary.parent} is no operation before this one",
-            )
-    yield from _operations(record, f"{at}.operation_allocations")
+        yield from pause_findings(span, f"{at}.metadata.pauses[{i}]")
+    yield from snapshots_findings(record.snapshots, f"{at}.snapshots")
+    yield from _summary(record.operation_summary, f"{at}.operation_summary")
+    yield from operations_findings(record, f"{at}.operation_allocations")
+    yield from number_findings(record.pytorch_operations, f"{at}.pytorch_operations")
 
 
-def _operations(record: TrackerRecord, at: str) -> Iterator[Finding]:
+def lane_findings(lane: Lane, at: str, lanes: int) -> Iterator[Finding]:
+    """What contradicts itself in one of so many lanes."""
+    if not 0 <= lane.thread < lanes:
+        yield f"{at}.thread", f"there is no lane {lane.thread}, there are {lanes}"
+
+
+def pause_findings(span: Span, at: str) -> Iterator[Finding]:
+    """What contradicts itself in a pause of the tracker."""
+    if span.end_ns < span.start_ns:
+        yield at, "it ends before it starts"
+
+
+def snapshots_findings(snapshots: Sequence[MemorySnapshot], at: str) -> Iterator[Finding]:
+    """What contradicts itself in snapshots, given in order of time."""
+    for i, snapshot in enumerate(snapshots):
+        yield from number_findings(snapshot, f"{at}[{i}]")
+        if i and snapshot.time_ns < snapshots[i - 1].time_ns:
+            before = snapshots[i - 1].time_ns
+            yield f"{at}[{i}].time_ns", f"{snapshot.time_ns} after {before}; times ascend"
+
+
+def _summary(summary: Sequence[OperationSummary], at: str) -> Iterator[Finding]:
+    lengths: list[int] = []
+    for i, o in enumerate(summary):
+        yield from number_findings(o, f"{at}[{i}]")
+        wrong = misplaced(o, i, lengths)
+        if wrong is not None:
+            yield f"{at}[{i}].parent", wrong
+        lengths.append(0 if wrong else path_length(o, lengths))
+
+
+def misplaced(o: OperationSummary, i: int, lengths: Sequence[int]) -> str | None:
+    """What is wrong with the place of operation ``i`` in the tree; None if nothing is.
+
+    Args:
+        o: the operation.
+        i: its position.
+        lengths: ``path_length`` of those before it.
+    """
+    if not -1 <= o.parent < i:
+        return f"{o.parent} is no operation before this one"
+    if path_length(o, lengths) > LONGEST_PATH:
+        return f"the names from the root to it have more than {LONGEST_PATH:,} characters"
+    return None
+
+
+def path_length(o: OperationSummary, lengths: Sequence[int]) -> int:
+    """Characters of the path to an operation, given those of the ones before it."""
+    return len(o.name) + 1 + (lengths[o.parent] if o.parent >= 0 else 0)
+
+
+def operations_findings(record: TrackerRecord, at: str) -> Iterator[Finding]:
+    """What contradicts itself in the columns of single operations."""
     columns = record.operation_allocations
     lengths = {
         f.name: len(getattr(columns, f.name))
@@ -123,6 +186,7 @@ def _operations(record: TrackerRecord, at: str) -> Iterator[Finding]:
     if len(set(lengths.values())) > 1:
         yield at, f"the columns differ in length: {lengths}"
         return
+    yield from number_findings(columns, at)
     limits = (
         ("summary", 0, len(record.operation_summary)),
         ("lane", 0, len(record.metadata.lanes)),
@@ -133,10 +197,3 @@ def _operations(record: TrackerRecord, at: str) -> Iterator[Finding]:
         if column and not (lowest <= min(column) and max(column) < end):
             i = next(i for i, n in enumerate(column) if not lowest <= n < end)
             yield f"{at}.{name}[{i}]", f"{column[i]} is not from {lowest} to {end - 1}"
-
-
-def _ascending(values: Sequence[int], at: str, field: str) -> Iterator[Finding]:
-    for i in range(1, len(values)):
-        if values[i] < values[i - 1]:
-            yield f"{at}[{i}]{field}", f"{values[i]} after {values[i - 1]}; times ascend"
-            return

@@ -21,7 +21,8 @@ worth it there are none.
   sizes have been given. A batch that is new at every step is none of these.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
   of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
-  took ``MIN_TIME_SHARE`` (5 %) of the time.
+  took ``MIN_TIME_SHARE`` (5 %) of the time. And functions that the trees have stopped recording
+  because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all recordings but the largest, which padding to it would save.
 * **fragmentation**: what an accelerator's allocator had from the system and had not handed out, at

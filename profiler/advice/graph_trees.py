@@ -6,8 +6,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from ..model import GraphRecord, LedgerEntry, LedgerKind, Profile, Role, Storage, TreeDetail
-from ..trees import moved_inputs, pool_bytes, writes_to_copied
+from ..model import (
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    Profile,
+    Role,
+    Storage,
+    TreeCause,
+    TreeDetail,
+)
+from ..trees import has_moved, moved_inputs, pool_bytes, writes_to_copied
 from .finding import (
     MIN_BYTES,
     MIN_SHARE,
@@ -151,22 +160,29 @@ def _entering(graph: GraphRecord) -> list[Storage]:
 
 
 def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
-    """Functions that are recorded again and again because an input is somewhere else."""
+    """Functions that are recorded again and again, or no more, because inputs move."""
     graphs = {g.id: g for g in profile.graphs}
     span = max(profile.calls.end_ns, default=0) - min(profile.calls.start_ns, default=0)
-    by_function: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
-    for entry, tree in of_trees(profile, LedgerKind.RERECORD):
-        if _moved(entry):
-            by_function[tree.function].append((entry, tree))
+    again: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     findings = []
-    for function, entries in by_function.items():
+    stopped = set()
+    for entry, tree in of_trees(profile, LedgerKind.RERECORD, LedgerKind.SKIP):
+        if tree.cause is TreeCause.KEEPS_MOVING:
+            graph = graphs.get(entry.graph) if entry.graph is not None else None
+            findings.append(_not_recorded(entry, tree, graph))
+            stopped.add(tree.function)
+        elif has_moved(entry):
+            again[tree.function].append((entry, tree))
+    for function, entries in again.items():
+        if function in stopped:
+            continue
         times = sum(e.count for e, _ in entries)
         took = sum(t.duration_ns for _, t in entries)
         id = entries[0][0].graph
         graph = graphs.get(id) if id is not None else None
         counts: Counter[str] = Counter()
         for e, _ in entries:
-            for name in moved_inputs(e.reason) or [""]:
+            for name in moved_inputs(e, graph) or [""]:
                 counts[name] += e.count
         evidence = [_moving_input(graph, function, name, n) for name, n in counts.items()]
         # Recordings at one place share the pool's memory, so what they add to it can be little:
@@ -190,6 +206,24 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
     yield from sorted(findings, key=lambda f: -f.nbytes)
 
 
+def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | None) -> Finding:
+    evidence = [
+        _moving_input(graph, tree.function, name, entry.count)
+        for name in moved_inputs(entry, graph) or [""]
+    ]
+    return Finding(
+        FindingKind.MOVING_ADDRESS,
+        f"{tree.function} ran {entry.count:,} times without a CUDA graph because its parameters "
+        "lie somewhere else in each step",
+        tree.nbytes,
+        "in inputs that move",
+        "allocate them once and copy_() into them (assigning .data or a new tensor moves them). "
+        "Where that is not possible, as with FSDP, nothing is to be done: memprof has stopped "
+        'recording; options={"graphs": False} spares it the first steps too',
+        tuple(sorted(evidence, key=lambda e: -e.nbytes)),
+    )
+
+
 def _moving_input(graph: GraphRecord | None, function: str, name: str, times: int) -> Evidence:
     value = next((v for v in graph.inputs if v.name == name), None) if graph else None
     nbytes = 0
@@ -207,15 +241,11 @@ def _moving_input(graph: GraphRecord | None, function: str, name: str, times: in
     )
 
 
-def _moved(entry: LedgerEntry) -> bool:
-    return "pointer changed" in entry.reason
-
-
 def shapes(profile: Profile) -> Iterator[Finding]:
     threshold = _pool_threshold(profile)
     by_function: dict[tuple[str, str], dict[tuple[int, ...], list[int]]] = {}
     for entry, tree in of_trees(profile, LedgerKind.RECORD, LedgerKind.RERECORD):
-        if _moved(entry):
+        if has_moved(entry):
             continue
         keys = by_function.setdefault((tree.device, tree.function), {})
         figures = keys.setdefault(tree.key, [0, 0])

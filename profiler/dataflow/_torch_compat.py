@@ -5,6 +5,7 @@ Tried with torch 2.11, 2.13 and 2.15, which agree in all of it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -38,6 +39,7 @@ ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 """Range that the autograd engine opens around each node."""
 COMPILED_FUNCTION = "CompiledFunction"
 """AOTAutograd's autograd function; the backward's name adds ``Backward``."""
+OUT_OF_MEMORY = "[OutOfMemory]"
 COMPILED_CALL_PREFIX = "## Call CompiledFxGraph "
 """Range that ``CompiledFxGraph.__call__`` opens around the generated code."""
 
@@ -93,6 +95,18 @@ def kineto_result(result: Any) -> Any:
             "give a torch.profiler.profile that has stopped"
         )
     return result
+
+
+def failed_devices(result: Any) -> dict[int, Any]:
+    """Devices on which allocations of a run failed, by the time of the failure, ns."""
+    out: dict[int, Any] = {}
+    for event in result.events() if hasattr(result, "events") else ():
+        if event.name() == OUT_OF_MEMORY:
+            kind = str(event.device_type()).rpartition(".")[2].lower()
+            index = event.device_index()
+            with contextlib.suppress(RuntimeError):  # A kind that this torch has no name for.
+                out[event.start_ns()] = torch.device(f"{kind}:{index}" if index >= 0 else kind)
+    return out
 
 
 def missing_options(prof: Any) -> list[str]:

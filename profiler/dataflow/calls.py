@@ -6,9 +6,11 @@ The generated function is a Python call whose name holds its file, and memprof k
 graph of that file and, from observing it, the order and sizes of everything it allocates.
 Allocations of the trace inside the call are put against the ALLOC events of the graph's
 programs; if the sizes agree one by one they are the same. Else memprof's log of calls says
-which program ran, and the longest common order of sizes is taken: the trace has more where
-an operator took scratch memory that was not observed (it depends on threads and caches), and
-less where the call was replayed (``replays.py``) or got memory from elsewhere.
+which program ran, and a common order of sizes is taken: the trace has more where an operator took
+scratch memory that was not observed (it depends on threads and caches), and less where the call was
+replayed (``replays.py``) or got memory from elsewhere. It is ``difflib``'s: the longest run of
+sizes that both have in a row, then the same on either side of it. That keeps neighbours together,
+which go together; it need not be the longest common order there is.
 
 The trace tells when matched allocations happened; what lies between two of them in the
 program is spread evenly over the time between them.
@@ -219,7 +221,9 @@ def _match(
 
 
 def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
-    """For each allocation its event in the longest common order, -1 if it is in none."""
+    """For each allocation its event in a common order, -1 if it is in none; see Note [A call and
+    its
+    program]."""
     at = _allocations(program)
     expected = [program.storages[program.events[i].storage].nbytes for i in at]
     events = [-1] * len(sizes)

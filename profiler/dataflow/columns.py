@@ -6,7 +6,8 @@ nanoseconds since the epoch, as the profiler gives them, sizes are bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -197,6 +198,25 @@ class FunctionCall:
     sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FailedAllocation:
+    """An allocation that failed for want of memory.
+
+    Attributes:
+        event: number of the event in the walk.
+        time: ns.
+        device: ``torch.device`` that had no more, None if unknown.
+        op: innermost operator around it, index in ``EventColumns.names``, -1 if none.
+        scope: innermost row of the scope table around it.
+    """
+
+    event: int
+    time: int
+    device: Any
+    op: int
+    scope: int
+
+
 @dataclass(slots=True)
 class EventColumns:
     """Everything that the analysis reads of a profiler run.
@@ -211,9 +231,11 @@ class EventColumns:
         gradients, parameters, optimizer_states: keys that ``.grad``, a module or an
             optimizer names as such, in order of the trace, with repetitions.
         function_calls: calls of compiled autograd functions.
-        out_of_memory: times at which an allocation failed, ns.
+        out_of_memory: allocations that failed, in order of time.
         skipped_ns: time inside the compiler, which was not looked at.
         skip_compiler: whether it would have been left out: numbers of events depend on it.
+        read: how many leaves, allocations, addresses and devices were read of the run;
+            ``replays.py`` adds more behind them. None: all.
         kineto: the profiler's result, None for columns that were made by hand.
     """
 
@@ -230,10 +252,12 @@ class EventColumns:
     parameters: Ints
     optimizer_states: Ints
     function_calls: list[FunctionCall] = field(default_factory=list)
-    out_of_memory: list[int] = field(default_factory=list)
+    out_of_memory: list[FailedAllocation] = field(default_factory=list)
     skipped_ns: int = 0
     skip_compiler: bool = True
     kineto: Any = None
+    read: tuple[int, int, int, int] | None = None
+    _again: Callable[[], UseTable] | None = field(default=None, repr=False, compare=False)
 
     @property
     def begin(self) -> int:
@@ -249,9 +273,42 @@ class EventColumns:
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
 
     def drop_uses(self) -> None:
-        """Forget what only the data-flow graph is made from, once it is made."""
+        """Forget what only the data-flow graph is made from, while it is made; ``uses_are`` must
+        follow."""
         uses = self.uses
         self.uses = UseTable(uses.leaf[:0].copy(), uses.key[:0].copy(), uses.effect[:0].copy())
+
+    def uses_are(self, again: Callable[[], UseTable]) -> None:
+        """Say how to have ``uses`` back, or what is as good for making a graph."""
+        self._again = again
+
+    def all_uses(self) -> UseTable:
+        """``uses``, also after they were dropped: then one row for all that a leaf and what is
+        below it did to a storage."""
+        return self.uses if self._again is None else self._again()
+
+    def as_read(self) -> EventColumns:
+        """The columns without what ``replays.py`` added to them, for another profile of the same
+        run; the two share their arrays, and neither's additions become the other's."""
+        leaves, allocations, addresses, devices = self.read or (
+            len(self.leaves),
+            len(self.allocations),
+            len(self.allocations.unnamed_ptr),
+            len(self.devices),
+        )
+        rows = {
+            f.name: getattr(self.allocations, f.name)[:allocations] for f in fields(AllocationTable)
+        }
+        rows["unnamed_ptr"] = self.allocations.unnamed_ptr[:addresses]
+        return replace(
+            self,
+            leaves=LeafTable(
+                **{f.name: getattr(self.leaves, f.name)[:leaves] for f in fields(LeafTable)}
+            ),
+            allocations=AllocationTable(**rows),
+            devices=self.devices[:devices],
+            read=None,
+        )
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memprof.profiler.file import write_whole
+from memprof.profiler.writing import write_whole
 
 from .categories import Category
 from .columns import Ints

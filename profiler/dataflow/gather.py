@@ -85,7 +85,8 @@ class GrowingTables:
         self.scope: list[array[int]] = [array(c) for c in "BiiqqiqB"]
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.calls: list[FunctionCall] = []
-        self.oom: list[int] = []
+        self.oom: list[tuple[int, int, int, int]] = []
+        """Of failed allocations: number, time, operator, scope."""
         self.skipped_ns = 0
         self._itemsize: dict[Any, int] = {}
 
@@ -254,7 +255,6 @@ class GrowingTables:
             parameters=frozen(self.parameters),
             optimizer_states=frozen(self.states),
             function_calls=self.calls,
-            out_of_memory=self.oom,
             skipped_ns=self.skipped_ns,
         )
 

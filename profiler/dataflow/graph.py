@@ -24,14 +24,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import NODE, Bools, Bytes, EventColumns, Ints, frozen, rows
-from .schema import AMBIGUOUS, READ, WRITTEN
+from .columns import NODE, Bools, Bytes, EventColumns, Ints, UseTable, frozen, rows
+from .schema import AMBIGUOUS, READ, STATE, WRITTEN
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
 """Besides READ, WRITTEN, AMBIGUOUS and STATE of ``schema``: what an edge is made of.
 MUTATED follows from the others: it writes to a storage that lives on."""
 _EFFECT_BITS = 6
 """All but MUTATED fit."""
+_USES = READ | WRITTEN | AMBIGUOUS | STATE
 
 
 class InvalidDataFlow(AssertionError):
@@ -130,6 +131,12 @@ class Graph:
         """Edges whose storage lives only in their node."""
         return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
+    def uses(self) -> UseTable:
+        """What operators did to storages, a row an edge: the same graph can be made of it."""
+        effect = (self.flags & _USES).astype(np.uint8, copy=False)
+        edges = np.flatnonzero(effect)
+        return UseTable(self.leaf[self.edge_node[edges]], self.edge_key[edges], effect[edges])
+
     def validate(self) -> None:
         """Check that this is a graph without cycles and with one creator a value.
 
@@ -146,7 +153,8 @@ def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
 
     Args:
         columns: of the trace.
-        keep_uses: leave ``columns.uses``, which nothing else needs, as they are.
+        keep_uses: leave ``columns.uses``, which nothing else needs, as they are. Else they are
+            made again of the graph when they are asked for.
     """
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
@@ -182,7 +190,7 @@ def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
     for e in np.setdiff1d(made, made[first_made]).tolist():
         problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
 
-    return Graph(
+    graph = Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
         edge_key=frozen(edge_key),
@@ -193,6 +201,9 @@ def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
         value_key=frozen(value_key),
         problems=problems,
     )
+    if not keep_uses:
+        columns.uses_are(graph.uses)
+    return graph
 
 
 def _edges(
@@ -200,7 +211,7 @@ def _edges(
 ) -> tuple[Ints, Ints, Bytes, list[int]]:
     """Node, key and flags of every edge, sorted by node and key rank; and those of them
     that release their storage twice."""
-    uses, allocations, keys = columns.uses, columns.allocations, columns.keys
+    uses, allocations, keys = columns.all_uses(), columns.allocations, columns.keys
     named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.

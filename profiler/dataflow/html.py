@@ -5,6 +5,7 @@ The picture is SVG inside the page; nothing is loaded, nothing runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 
 import numpy as np
@@ -41,6 +42,10 @@ def page(profile: DataFlowProfile, device: str, title: str | None = None) -> str
             f"Pools of CUDA graphs and the arena hold {_size(report.replay_reserved)} from the "
             "system; what is live in them is in the picture."
         )
+    if report.failures:
+        where = Counter(f.op or "no operator" for f in report.failures)
+        said = ", ".join(f"{n:,} in {escape(op)}" for op, n in where.most_common(5))
+        notes.append(f"{len(report.failures):,} allocations failed, out of memory: {said}.")
     if profile.compiled is not None:
         c = profile.compiled
         replayed = f", {c.replayed:,} of them replayed" if c.replayed else ""

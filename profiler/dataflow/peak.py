@@ -16,10 +16,10 @@ from itertools import islice
 
 import numpy as np
 
-from memprof.profiler.model import SourceFrame
+from memprof.profiler.model import DataFlowFailure, SourceFrame
 
 from .categories import Category
-from .columns import NODE, Ints
+from .columns import NODE, Ints, ScopeKind
 from .profile import DataFlowProfile
 from .source import frames_of_events
 
@@ -109,6 +109,8 @@ class PeakReport:
         replay_reserved: what pools of CUDA graphs and the CPU arena hold from the system when
             the trace is analysed, bytes; what is live in it is part of ``bytes``. On CUDA it
             is part of ``allocator_reserved`` too.
+        failures: allocations on this device, or on one that is not known, that failed for want
+            of memory; times since the epoch.
     """
 
     device: str
@@ -124,6 +126,7 @@ class PeakReport:
     allocator_reserved: int | None = None
     allocator_allocated: int | None = None
     replay_reserved: int = 0
+    failures: list[DataFlowFailure] = field(default_factory=list)
 
 
 def bytes_over_time(profile: DataFlowProfile, device: int) -> tuple[Ints, Ints]:
@@ -268,7 +271,43 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         last_row = told[np.argmax(a.start[told])]
         report.allocator_reserved = int(a.reserved[last_row])
         report.allocator_allocated = int(a.allocated[last_row])
+    report.failures = [f for f in failed_allocations(profile) if f.device in (None, device)]
     return report
+
+
+def failed_allocations(profile: DataFlowProfile) -> list[DataFlowFailure]:
+    """Allocations that failed for want of memory, in order of time; times since the epoch."""
+    columns = profile.columns
+    found = columns.out_of_memory
+    if not found:
+        return []
+    known = columns.devices
+    live = {d: bytes_over_time(profile, known.index(d)) for f in found if (d := f.device) in known}
+    lines: dict[int, SourceFrame] = {}
+    if columns.kineto is not None:
+        events = {f.event for f in found}
+        lines = frames_of_events(columns.kineto, events, skip_compiler=columns.skip_compiler)
+    out = []
+    for f in found:
+        nbytes = None if f.device is None else 0
+        if f.device in live:
+            times, totals = live[f.device]
+            at = int(np.searchsorted(times, f.time, side="right")) - 1
+            nbytes = int(totals[at]) if at >= 0 else 0
+        scope = f.scope
+        while scope >= 0 and columns.scopes.kind[scope] != ScopeKind.MODULE:
+            scope = int(columns.scopes.parent[scope])
+        out.append(
+            DataFlowFailure(
+                f.time,
+                None if f.device is None else str(f.device),
+                nbytes,
+                columns.names[f.op] if f.op >= 0 else None,
+                profile.module_path(scope) if scope >= 0 else None,
+                lines.get(f.event),
+            )
+        )
+    return out
 
 
 def _before(profile: DataFlowProfile, storage: int) -> str:

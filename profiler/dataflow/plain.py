@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from memprof.profiler.model import Category as ModelCategory
@@ -13,7 +15,7 @@ from memprof.profiler.model import (
 
 from .categories import Category
 from .over_time import ORDER, BytesByCategory, by_category, thinned
-from .peak import frames, live_at
+from .peak import failed_allocations, frames, live_at
 from .profile import DataFlowProfile
 
 POINTS = 20_000
@@ -34,7 +36,9 @@ def data_flow_columns(
         points: times a device at most. Of each stretch of time that becomes one, the instant
             with the most bytes is kept, so that peaks stay.
     """
-    return DataFlowColumns([_device(profile, d, perf_origin_ns, points) for d in profile.devices])
+    failures = [replace(f, time_ns=f.time_ns - perf_origin_ns) for f in failed_allocations(profile)]
+    devices = [_device(profile, d, perf_origin_ns, points) for d in profile.devices]
+    return DataFlowColumns(devices, failures)
 
 
 def _device(profile: DataFlowProfile, device: str, origin: int, points: int) -> DataFlowDevice:

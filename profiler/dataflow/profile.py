@@ -29,6 +29,14 @@ _CATEGORIES: tuple[Category | None, ...] = (None, *Category)
 class DataFlowProfile:
     """A memory profile of one profiler run, in columns.
 
+    Args:
+        columns: what was read of the run, or another profile's; they stay as they are.
+        rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
+        memprof_profile: memprof's own profile of the same process.
+        objects: what is known of the model's and the optimizer's tensors.
+        memory: of pools and arenas.
+        keep_uses: False if nobody else has the columns: then they need not be kept as they are.
+
     Attributes:
         columns: what was read of the run, and what replays.py added to it.
         graph: the data-flow graph.
@@ -53,6 +61,8 @@ class DataFlowProfile:
         keep_uses: bool = True,
     ) -> None:
         chosen = frozenset(rules)
+        if keep_uses:  # They are somebody else's as well, who may make another profile of them.
+            columns = columns.as_read()
         self.columns = columns
         self.memory = memory
         calls: list[GeneratedCall] | None = None
@@ -66,6 +76,12 @@ class DataFlowProfile:
             known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
             calls = match_calls(columns, known)
             if known is not None:
+                columns.read = (
+                    len(columns.leaves),
+                    len(columns.allocations),
+                    len(columns.allocations.unnamed_ptr),
+                    len(columns.devices),
+                )
                 replayed = join_replays(columns, calls, known, memory)
         self.objects = objects or KnownObjects()
         self._paths = dict(self.objects.modules)

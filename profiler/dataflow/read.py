@@ -31,6 +31,7 @@ from .columns import (
     FORWARD,
     NODE,
     EventColumns,
+    FailedAllocation,
     ScopeKind,
 )
 from .gather import GrowingTables, signed
@@ -75,6 +76,8 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     columns = reader.tables.columns(reader.events)
     columns.skip_compiler = skip_compiler
     columns.kineto = compat.kineto_result(result)
+    if reader.tables.oom:
+        columns.out_of_memory = _failures(reader.tables.oom, columns.kineto)
     return columns
 
 
@@ -88,6 +91,16 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[FailedAllocation]:
+    # An event of the tree does not say on which device it failed.
+    devices = compat.failed_devices(kineto)
+    found = [
+        FailedAllocation(number, time, devices.get(time), op, scope)
+        for number, time, op, scope in rows
+    ]
+    return sorted(found, key=lambda f: f.time)
 
 
 class _Reader:
@@ -237,7 +250,7 @@ class _Reader:
                                 continue
                             inside = self.enter_python(kind, event, x, number, name, scope, back)
                     elif type_ is compat.OutOfMemory:
-                        tables.oom.append(event.start_time_ns)
+                        tables.oom.append((number, event.start_time_ns, op, scope))
                     children = event.children
 
                 if children:

@@ -36,7 +36,6 @@ import numpy as np
 from memprof.profiler.model import (
     Category,
     EventKind,
-    GraphKind,
     LedgerKind,
     Origin,
     Profile,
@@ -46,6 +45,7 @@ from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
 from .columns import FORWARD, Bools, EventColumns, Ints, frozen
+from .pairing import SavedValue, pair, releases, saved_value
 
 ADDED_PTR = -(1 << 62)
 """Where the address of an added row is not known, it counts down from here; no real one is
@@ -182,12 +182,10 @@ class _Ends:
         self.columns = columns
         self.next: dict[int, int] = {}
         """By scope: start of the next call of the same graph."""
-        self.backward: dict[int, GeneratedCall] = {}
-        """By scope of a forward: its backward. They pair up last in, first out."""
-        self._released: dict[int, dict[int, int]] = {}
-        """By scope of a backward: ``_releases`` of it."""
+        self._backward = pair(calls)
+        self._released: dict[int, dict[SavedValue, int]] = {}
+        """By scope of a backward: ``releases`` of it."""
         latest: dict[int, int] = {}
-        waiting: dict[int, list[int]] = {}
         for call in calls:
             graph = call.graph
             if graph is None:
@@ -195,44 +193,24 @@ class _Ends:
             if graph.id in latest:
                 self.next[latest[graph.id]] = int(columns.scopes.start[call.scope])
             latest[graph.id] = call.scope
-            if graph.graph_id is None:
-                continue
-            if graph.kind is GraphKind.FORWARD:
-                waiting.setdefault(graph.graph_id, []).append(call.scope)
-            elif graph.kind is GraphKind.BACKWARD and waiting.get(graph.graph_id):
-                self.backward[waiting[graph.graph_id].pop()] = call
 
     def of(self, call: GeneratedCall, outputs: tuple[int, ...], category: Category) -> int | None:
         """ns; None if it is not within the trace."""
-        partner = self.backward.get(call.scope)
-        if category is Category.ACTIVATION and partner is not None:
-            ends = self._released.get(partner.scope)
-            if ends is None:
-                ends = self._released[partner.scope] = _releases(partner, self.columns)
-            end = int(self.columns.scopes.end[partner.scope])
-            return min((ends[o] for o in outputs if o in ends), default=end)
-        return self.next.get(call.scope)
+        partners = self._backward.get(call.scope, ())
+        if category is not Category.ACTIVATION or not partners:
+            return self.next.get(call.scope)
+        # Of several graphs that one backward was cut into, the last to be given it releases it.
+        released: list[int] = []
+        for backward, nth in partners:
+            ends = self._ends(backward)
+            keys = [saved_value(call, o, backward, nth) for o in outputs]
+            released += [min(ours)] if (ours := [ends[k] for k in keys if k in ends]) else []
+        return max(released or [int(self.columns.scopes.end[b.scope]) for b, _ in partners])
 
-
-def _releases(backward: GeneratedCall, columns: EventColumns) -> dict[int, int]:
-    """When a call of a backward releases what it was given, ns, by output of its forward."""
-    graph, program = backward.graph, backward.program
-    if graph is None or program is None:
-        return {}
-    times = backward.times(columns).tolist()
-    freed = {
-        e.storage: times[i]
-        for i, e in reversed([*enumerate(program.events)])
-        if e.kind is EventKind.FREE
-    }
-    out: dict[int, int] = {}
-    for storage in program.storages:
-        for i in storage.inputs if storage.id in freed else ():
-            # A graph whose metadata could not be had has programs, and no inputs.
-            output = graph.inputs[i].forward_output if i < len(graph.inputs) else None
-            if output is not None:
-                out[output] = min(freed[storage.id], out.get(output, freed[storage.id]))
-    return out
+    def _ends(self, backward: GeneratedCall) -> dict[SavedValue, int]:
+        if (found := self._released.get(backward.scope)) is None:
+            found = self._released[backward.scope] = releases(backward, self.columns)
+        return found
 
 
 def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:

@@ -9,6 +9,14 @@ together in order of time, not of the tree: with Python tracing the main thread 
 frame, so all of it comes before the backward's thread, which may have released what it made.
 Where an address is allocated a second time the release was missed (the garbage collector may
 run inside the compiler), and the first block ends there.
+
+Note [One life a storage]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A trace can contradict itself: one storage allocated twice, released in two operators, released
+before it is allocated, written to before or after. ``Graph.problems`` says so. To everything that
+counts bytes a storage has one life, from its first allocation in time to its last release, if that
+comes later, and what is done to it lies within: otherwise one view would count it twice and another
+once.
 """
 
 from __future__ import annotations
@@ -86,10 +94,15 @@ def lifetimes(columns: EventColumns) -> Storages:
     block_created, block_destroyed, block_size, block_ptr, entries = _blocks(columns)
     created = np.concatenate([np.full(n, -1, np.int32), block_created])
     destroyed = np.concatenate([np.full(n, -1, np.int32), block_destroyed])
+    # See Note [One life a storage]; the last of several assignments counts.
     known = np.flatnonzero(allocations.key >= 0)
+    known = known[np.argsort(allocations.start[known], kind="stable")]
     grows, shrinks = known[allocations.size[known] > 0], known[allocations.size[known] < 0]
-    created[allocations.key[grows]] = grows
+    created[allocations.key[grows[::-1]]] = grows[::-1]
     destroyed[allocations.key[shrinks]] = shrinks
+    if len(allocations):
+        made, gone = created[:n], destroyed[:n]
+        gone[(made >= 0) & (gone >= 0) & (allocations.start[gone] < allocations.start[made])] = -1
     size, device = keys.size, keys.device
     seen = np.where(block_created >= 0, block_created, block_destroyed)
     if len(seen):

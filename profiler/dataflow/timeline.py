@@ -81,9 +81,14 @@ def build_timeline(
     created = storages.created[: storages.keys]
     before = by_rank[(categories.present & (created < 0))[by_rank]]
     del by_rank
-    # An edge has up to two entries, its own order kept: made or written, then released.
-    first = np.flatnonzero(flags & (ALLOCATED | MUTATED)).astype(np.int32)
-    frees = np.flatnonzero(flags & FREED).astype(np.int32)
+    # An edge has up to two entries, its own order kept: made or written, then released. A storage
+    # is made once and released once, see Note [One life a storage].
+    written = np.flatnonzero(((flags & MUTATED) != 0) & ((flags & ALLOCATED) == 0))
+    made = _first_of_each(graph, np.flatnonzero(flags & ALLOCATED))
+    first = np.sort(np.concatenate([written, made])).astype(np.int32)
+    frees = _first_of_each(graph, np.flatnonzero(flags & FREED)[::-1]).astype(np.int32)
+    frees = frees[storages.destroyed[graph.edge_key[frees]] >= 0]
+    del written, made
     # Memory that was there before and is not to be counted changes nothing, either.
     counted = categories.present | (created >= 0)
     if not counted.all():
@@ -109,7 +114,9 @@ def build_timeline(
     version[preexisting:ends] = np.maximum(graph.version[first], 0)
     node = np.searchsorted(graph.bounds, first, side="right") - 1
     time[preexisting:ends] = np.where(
-        makes, start[created[key]] if len(start) else 0, columns.leaves.start[graph.leaf[node]]
+        makes,
+        start[created[key]] if len(start) else 0,
+        np.clip(columns.leaves.start[graph.leaf[node]], storages.born[key], storages.died[key]),
     )
     del node, makes
     key = graph.edge_key[frees]
@@ -137,3 +144,9 @@ def build_timeline(
         version=frozen(version),
         storages=storages,
     )
+
+
+def _first_of_each(graph: Graph, edges: Ints) -> Ints:
+    """Of edges of one storage the first, as they are given; in order of the graph."""
+    _, first = np.unique(graph.edge_key[edges], return_index=True)
+    return np.sort(edges[first])

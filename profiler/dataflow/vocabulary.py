@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from memprof.profiler.file import write_whole
 from memprof.profiler.model import Profile
+from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
 from .categories import Category
@@ -88,8 +88,10 @@ class OpTree:
     @cached_property
     def leaf_events(self) -> list[Any]:
         """The event of each leaf, by row of the leaf table."""
-        rows = {number: i for i, number in enumerate(self.columns.leaves.event.tolist())}
-        out: list[Any] = [None] * len(rows)
+        numbers = self.columns.leaves.event.tolist()
+        # A leaf that a replay added has no event.
+        rows = {number: i for i, number in enumerate(numbers) if number >= 0}
+        out: list[Any] = [None] * len(numbers)
         for number, event, _ in events_by_number(
             self.result, set(rows), skip_compiler=self.skip_compiler
         ):
@@ -293,6 +295,7 @@ class MemoryProfile:
         self.profile = DataFlowProfile(
             self._op_tree.columns, rules=rules, memprof_profile=memprof_profile
         )
+        self._op_tree.columns = self.profile.columns  # with what replays added
         self._data_flow_graph = DataFlowGraph(self._op_tree, self.profile.graph)
         self._size_map = SizeMap(self._op_tree)
         self._categories: CategoryDict = _ColumnCategories(self.profile, self._op_tree)

@@ -14,7 +14,7 @@ from ..model import Profile
 from .files import output
 from .walk import call_range
 
-__all__ = ["FORMATS", "devices_of", "export_profile"]
+__all__ = ["FORMATS", "devices_of", "export_paths", "export_profile"]
 
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
@@ -84,3 +84,12 @@ def export_profile(
             from .speedscope import write_collapsed
 
             write_collapsed(profile, file, devices, first, last, allocated=allocated)
+
+
+def export_paths(format: str, path: str | os.PathLike[str]) -> list[str]:
+    """The files that ``export_profile`` writes: ``path``, or those of a folder."""
+    if format != "parquet":
+        return [os.fspath(path)]
+    from .parquet import table_paths
+
+    return table_paths(path)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import IO
 
-from ..file import replacing
+from ..writing import replacing
 
 __all__ = ["Output", "output"]
 

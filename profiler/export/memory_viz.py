@@ -23,6 +23,7 @@ nothing, in that category."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,7 +93,8 @@ def device_index(devices: Sequence[str]) -> dict[str, int]:
     out: dict[str, int] = {}
     for device in devices:
         _, _, number = device.partition(":")
-        if number.isdigit() and int(number) not in out.values():
+        # Every place up to the highest has a list in the file: a name may hold any number.
+        if re.fullmatch(r"[0-9]{1,3}", number) and int(number) not in out.values():
             out[device] = int(number)
     for device in devices:
         out.setdefault(device, max(out.values(), default=-1) + 1)

@@ -11,16 +11,17 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import IO, Any
 
 from ..attribution import Attribution
 from ..call_modes import call_modes
+from ..errors import ProfileNotWritableError
 from ..model import Profile
 from ..timeline import Timeline
-from .files import output
+from ..writing import replacing_all
 from .walk import AFTER, Moment, Walk
 
-__all__ = ["write_parquet"]
+__all__ = ["table_paths", "write_parquet"]
 
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
@@ -57,6 +58,9 @@ OPERATIONS: list[Column] = [
     ("bytes_after", "int"), ("peak_bytes", "int"),
 ]  # fmt: skip
 
+TABLES = ("calls", "events", "blocks", "snapshots", "operations")
+"""In the order in which they are written."""
+
 Rows = Iterator[tuple[Any, ...]]
 
 
@@ -67,7 +71,7 @@ def write_parquet(
     first: int | None = None,
     last: int | None = None,
 ) -> list[str]:
-    """Write the tables into a folder, which is made where it is not there.
+    """Write the tables into a folder, which is made where it is not there; all or none.
 
     Args:
         profile: a valid one.
@@ -80,13 +84,12 @@ def write_parquet(
 
     Raises:
         ImportError: pyarrow is not installed.
-        ProfileNotWritableError: the operating system refuses.
+        ProfileNotWritableError: the operating system refuses, or a sum of the profile's figures
+            does not fit the tables' 64 bits; what was there is unchanged.
         IndexError: the log has no such calls.
     """
-    _pyarrow()
+    pa, _ = _pyarrow()
     walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
-    with contextlib.suppress(OSError):  # `output` says it in our words.
-        os.makedirs(folder, exist_ok=True)
     tables = {
         "calls": (CALLS, _calls(profile, walks)),
         "events": (EVENTS, _events(walks)),
@@ -95,11 +98,29 @@ def write_parquet(
         "snapshots": (SNAPSHOTS, _snapshots(profile)),
         "operations": (OPERATIONS, _operations(profile)),
     }
-    paths = []
-    for name, (columns, rows) in tables.items():
-        paths.append(os.path.join(folder, f"{name}.parquet"))
-        _write(paths[-1], columns, rows)
+    paths = table_paths(folder)
+    made = not os.path.exists(folder)
+    with contextlib.suppress(OSError):  # `replacing_all` says it in our words.
+        os.makedirs(folder, exist_ok=True)
+    try:
+        with replacing_all(paths, "the tables", folder) as files:
+            for fd, name in zip(files, TABLES, strict=True):
+                with open(fd, "wb", closefd=False) as file:
+                    _write(file, *tables[name])
+    except (OverflowError, pa.ArrowInvalid) as e:
+        raise ProfileNotWritableError(
+            folder, "cannot write the tables: a figure does not fit 64 bits; nothing was changed"
+        ) from e
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # It is not empty: all is well.
+                os.rmdir(folder)
     return paths
+
+
+def table_paths(folder: str | os.PathLike[str]) -> list[str]:
+    """Where the tables of a folder are."""
+    return [os.path.join(folder, f"{name}.parquet") for name in TABLES]
 
 
 def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
@@ -189,7 +210,7 @@ def _operations(profile: Profile) -> Rows:
             )  # fmt: skip
 
 
-def _write(path: str, columns: list[Column], rows: Rows) -> None:
+def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:
     pa, pq = _pyarrow()
     types = {
         "int": pa.int64(),
@@ -197,7 +218,7 @@ def _write(path: str, columns: list[Column], rows: Rows) -> None:
         "text": pa.dictionary(pa.int32(), pa.string()),
     }
     schema = pa.schema([(name, types[kind]) for name, kind in columns])
-    with output(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         batch: list[tuple[Any, ...]] = []
 
         def flush() -> None:

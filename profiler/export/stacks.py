@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..attribution import Attribution, Site, View
+from ..attribution import Attribution, Site, View, module_parts
 from ..live import Instant, LiveItem
 from ..model import DataFlowDevice, SourceFrame
 from ..timeline import Timeline
@@ -115,7 +115,7 @@ def _stack(site: Site, item: LiveItem) -> Stack:
 
 
 def _module(path: str) -> Stack:
-    parts = path.split(".") if path else []
+    parts = module_parts(path)
     return (Frame("(root)"), *(Frame(".".join(parts[: i + 1])) for i in range(len(parts))))
 
 

@@ -1,9 +1,9 @@
 """memprof's data model: plain data, no torch, no I/O."""
 
 from .category import Category
-from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowStorage
+from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowFailure, DataFlowStorage
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
-from .ledger import LedgerEntry, LedgerKind, TreeDetail
+from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 from .placement import PlacedBlock, Placement
 from .process import Process
 from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
@@ -40,6 +40,7 @@ __all__ = [
     "Category",
     "DataFlowColumns",
     "DataFlowDevice",
+    "DataFlowFailure",
     "DataFlowStorage",
     "DeviceMemory",
     "DeviceSummary",
@@ -81,5 +82,6 @@ __all__ = [
     "TensorInfo",
     "TrackerMetadata",
     "TrackerRecord",
+    "TreeCause",
     "TreeDetail",
 ]

@@ -60,11 +60,34 @@ class DataFlowDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class DataFlowFailure:
+    """An allocation that failed for want of memory; the program may have caught the error.
+
+    Attributes:
+        time_ns: clock of ``CallColumns``.
+        device: that had no more, None if unknown.
+        live_bytes: what was live on it then, None if the device is unknown.
+        op: operator that asked for it, None if unknown.
+        module: path of the module whose call it was in, ``""`` for the root, None if unknown.
+        frame: innermost line of user code, None if unknown.
+    """
+
+    time_ns: int
+    device: str | None = None
+    live_bytes: int | None = None
+    op: str | None = None
+    module: str | None = None
+    frame: SourceFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DataFlowColumns:
     """The data-flow profile of one ``torch.profiler`` run, eager and compiled code alike.
 
     Attributes:
         devices: one entry a device, ordered by name.
+        failures: allocations that failed, in order of time.
     """
 
     devices: list[DataFlowDevice] = field(default_factory=list)
+    failures: list[DataFlowFailure] = field(default_factory=list)

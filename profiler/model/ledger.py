@@ -17,8 +17,12 @@ class LedgerKind(str, Enum):
     NOT_OBSERVED = "not_observed"
     NOT_GRAPHED = "not_graphed"
     """Compiled code that no CUDA graph holds, or on the CPU no arena."""
+    NOT_STORED = "not_stored"
+    """Provenance that could not be written beside Inductor's cache: a process that finds the graph
+    there will compile it again. This one's profile is whole."""
     FALLBACK = "fallback"
-    """memprof failed inside and the plain Inductor callable runs in its place."""
+    """memprof failed inside and the plain Inductor callable runs in its place, or a fact is
+    missing in the profile."""
     RESET = "reset"
     WARM_UP = "warm_up"
     """A function ran in a tree's pool without being recorded."""
@@ -55,6 +59,16 @@ _OF_TREES = frozenset(
 )
 
 
+class TreeCause(str, Enum):
+    """What made graph trees do what an entry says, where readers want to tell that apart."""
+
+    MOVED = "moved"
+    """Inputs whose address a recording relies on are somewhere else."""
+    KEEPS_MOVING = "keeps_moving"
+    """They are somewhere else again and again: they are copied from now on, or nothing is
+    recorded any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class TreeDetail:
     """What graph trees add to a ledger entry.
@@ -69,6 +83,9 @@ class TreeDetail:
         duration_ns: how long it took on the host, all repeats together; 0 if not measured.
         pool_before, pool_after: bytes that the pool had from the system, -1 if not measured.
         marginal: bytes by which recording this node made the pool grow, 0 for other kinds.
+        cause: what made the trees do it, None where the reason alone says so.
+        inputs: inputs of the graph that are the cause.
+        nbytes: bytes of these inputs, 0 if there are none.
     """
 
     device: str
@@ -81,6 +98,9 @@ class TreeDetail:
     pool_before: int = -1
     pool_after: int = -1
     marginal: int = 0
+    cause: TreeCause | None = None
+    inputs: tuple[int, ...] = ()
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

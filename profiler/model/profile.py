@@ -80,6 +80,9 @@ class Profile:
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         complete: False if the process never came to the end of its session: a streamed
             file of a job that was killed, or that still runs.
+        left_out: what a reader could not use, a line each: which part, why, and where in the
+            document. A part that contradicts itself, or a damaged piece of a stream, costs that
+            part and not the profile.
     """
 
     format: str = FORMAT
@@ -99,6 +102,7 @@ class Profile:
     tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
     complete: bool = True
+    left_out: list[str] = field(default_factory=list)
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

@@ -49,6 +49,8 @@ class SnapshotKind(str, Enum):
     PERIODIC = "periodic"
     CHECKPOINT = "checkpoint"
     """``memory_checkpoint(name)``."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A device's allocator had no more to give, whether or not the program caught the error."""
     START = "start"
     END = "end"
 
@@ -235,7 +237,7 @@ class MemorySnapshot:
     Attributes:
         time_ns: when.
         kind: why.
-        name: of a checkpoint, else "".
+        name: of a checkpoint; of a failed allocation device, bytes and what was free; else "".
         total_bytes, total_tensors: all devices' ``tensor_bytes`` and ``tensors``.
         resident_bytes: of the process, None where the system does not say.
         devices: by device, e.g. ``cpu``, ``cuda:0``, ``mps:0``.

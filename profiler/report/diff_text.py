@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from ..diff import ProfileDiff, Quantity
@@ -14,6 +16,11 @@ _TITLES = {
     "saved": "saved for the backward, a step",
     "allocated": "allocated, a step",
     "pool": "pool of graph trees",
+    "tracker peak": "most allocated",
+    "tracker reserved": "most reserved",
+    "tracker tensors": "most in Python tensors",
+    "tracker end": "allocated at the end",
+    "data-flow peak": "peak of the data flow",
 }
 
 
@@ -21,25 +28,26 @@ def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
     """The comparison as text."""
     page = Page(style)
     before, after = diff.devices
-    page.line(f"Memory on {before}" if before == after else f"Memory on {before} → {after}", "bold")
-    page.line()
-    table = page.table("", ">before", ">after", ">change", ">")
-    for q in diff.quantities:
-        color = "red" if q.change > 0 else "green" if q.change < 0 else ""
-        table.add_row(
-            _TITLES[q.name],
-            page.bytes(q.before),
-            page.bytes(q.after),
-            signed(page, q.change),
-            percent(q),
-            style=color,
-        )
-    page.show(table)
+    if before or after:
+        both = before if before == after else f"{before} → {after}"
+        page.line(f"Memory on {both}", "bold")
+        page.line()
+    _quantities(page, [(_title(q), q) for q in diff.quantities])
+    if diff.operations:
+        page.section("Operations")
+        rows = [q for q in diff.operations if q.change]
+        rows.sort(key=lambda q: (-abs(q.change), q.label))
+        if rows:
+            _quantities(page, [(q.label, q) for q in rows[: page.top]])
+        same = len(diff.operations) - len(rows)
+        page.line(f"{max(0, len(rows) - page.top)} smaller changes, {same} figures without any")
+    for note in diff.notes:
+        page.line(f"not compared: {note}", "yellow")
     for q in diff.quantities:
         for view, changes in q.views.items():
             if not changes:
                 continue
-            page.section(f"{_TITLES[q.name]}: what changed, by {view}")
+            page.section(f"{_title(q)}: what changed, by {view}")
             table = page.table(">change", ">before", ">after", view)
             for c in changes[: page.top]:
                 table.add_row(
@@ -53,6 +61,32 @@ def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
                 table.add_row(signed(page, n), "", "", f"{len(rest)} smaller changes")
             page.show(table)
     return page.text()
+
+
+def _quantities(page: Page, rows: Sequence[tuple[str, Quantity]]) -> None:
+    table = page.table("", ">before", ">after", ">change", ">")
+    for title, q in rows:
+        color = "red" if q.change > 0 else "green" if q.change < 0 else ""
+        table.add_row(
+            Text(title),
+            _amount(page, q.before),
+            _amount(page, q.after),
+            signed(page, q.change),
+            percent(q),
+            style=color,
+        )
+    page.show(table)
+
+
+def _title(q: Quantity) -> str:
+    name = _TITLES[q.name]
+    if q.device == "cpu" and q.name == "tracker peak":
+        name = "most resident"  # the process's, which is what the tracker knows of the CPU
+    return f"{name}, {q.device}" if q.device else name
+
+
+def _amount(page: Page, n: int) -> str:
+    return page.bytes(n) if n >= 0 else f"-{page.bytes(-n)}"
 
 
 def signed(page: Page, n: int) -> str:

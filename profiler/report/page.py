@@ -1,17 +1,22 @@
-"""A page of text under construction: lines, sections, tables of fixed width."""
+"""A page of text under construction: lines, sections, tables of fixed width.
+
+Whatever is put on a page passes ``visible``, see Note [What may reach a terminal]: those who write
+here need not think of it, and styles come from the page alone."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .._text import visible
 from ..model import SourceFrame
 from .format import fit_path, format_bytes, shorten_path
 
@@ -52,6 +57,21 @@ PLAIN = Style()
 """For what is no terminal: 100 characters a line, no colour."""
 
 
+class _Table(Table):
+    """One whose cells are plain text: no markup of a profile's making, no control characters."""
+
+    def add_row(self, *cells: RenderableType | None, **more: Any) -> None:
+        super().add_row(*map(_cell, cells), **more)
+
+
+def _cell(cell: RenderableType | None) -> Text | None:
+    """A cell of ``str`` or ``Text`` as text that can be shown."""
+    if cell is None:
+        return None
+    style = cell.style if isinstance(cell, Text) else ""
+    return Text(visible(str(cell)), style=style)
+
+
 class Page:
     """Text under construction."""
 
@@ -78,11 +98,11 @@ class Page:
         return format_bytes(n, self.exact)
 
     def line(self, text: str = "", style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=False)
+        self._console.print(Text(visible(text), style=style), soft_wrap=False)
 
     def indented(self, text: str, by: int, style: str = "") -> None:
         """A paragraph, folded and indented by so many characters."""
-        self._console.print(Padding(Text(text, style=style), (0, 0, 0, by)))
+        self._console.print(Padding(Text(visible(text), style=style), (0, 0, 0, by)))
 
     def section(self, title: str) -> None:
         self.line()
@@ -91,11 +111,11 @@ class Page:
     def table(self, *columns: str, fold: bool = False) -> Table:
         """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
         fit is cut; with ``fold``, that of the last column is folded."""
-        table = Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        table = _Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for i, name in enumerate(columns):
             folds = fold and i == len(columns) - 1
             table.add_column(
-                name.lstrip(">"),
+                Text(visible(name.lstrip(">"))),
                 justify="right" if name.startswith(">") else "left",
                 no_wrap=not folds,
                 overflow="fold" if folds else "ellipsis",

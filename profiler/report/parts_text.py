@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 from ..advice import Finding
+from ..out_of_memory import OutOfMemory
 from .format import format_ns, format_share
 from .page import Page
 from .summary import Summary
@@ -21,6 +24,45 @@ def render_process(page: Page, s: Summary) -> None:
             "incomplete: the process was killed or still runs; this is what it had written",
             "yellow",
         )
+
+
+def render_left_out(page: Page, s: Summary) -> None:
+    """What of the file is not in the report."""
+    if not s.left_out:
+        return
+    n = len(s.left_out)
+    parts = f"{n} part{'s' if n > 1 else ''}"
+    page.line(f"left out, since the file is damaged or contradicts itself: {parts}", "yellow")
+    for text in s.left_out[: page.top]:
+        page.indented(text, 2, "yellow")
+    if (more := len(s.left_out) - page.top) > 0:
+        page.line(f"  {more} more: report --json", "yellow")
+
+
+def render_out_of_memory(page: Page, s: Summary) -> None:
+    """Allocations that failed, whether or not the program caught the error."""
+    if not s.out_of_memory:
+        return
+    page.section(f"Out of memory: {sum(e.count for e in s.out_of_memory):,} times")
+    for e in s.out_of_memory[: page.top]:
+        page.indented(_failure(page, e), 2, "red")
+    if rest := s.out_of_memory[page.top :]:
+        page.line(f"  {sum(e.count for e in rest):,} more: report --json")
+
+
+def _failure(page: Page, e: OutOfMemory) -> str:
+    said = [f"{e.count:,} x {e.what}" if e.count > 1 else e.what]
+    if e.module is not None:
+        said.append(e.module or "(root)")
+    if e.frame is not None:
+        said.append(page.location(e.frame))
+    if e.device is not None:
+        said.append(e.device + (f", {page.bytes(e.live)} live" if e.live is not None else ""))
+    if e.time_ns is not None:
+        when = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
+        said.append(f"{when:%Y-%m-%d %H:%M:%S} UTC")
+    text = f": {e.text}" if e.text else ""
+    return f"{' · '.join(said)} ({e.source}){text}"
 
 
 def render_dataflow(page: Page, s: Summary) -> None:

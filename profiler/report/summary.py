@@ -18,6 +18,7 @@ from ..model import (
     Profile,
     SourceFrame,
 )
+from ..out_of_memory import OutOfMemory, out_of_memory
 from ..timeline import Timeline, UnobservedCalls
 from ..trees import GraphedFunction, graphed_functions, pool_bytes
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
@@ -152,6 +153,8 @@ class Summary:
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
         advice: what could be changed, most bytes first.
+        left_out: parts of the file that could not be used, and why, a line each.
+        out_of_memory: allocations that failed.
     """
 
     memprof: str
@@ -184,6 +187,8 @@ class Summary:
     dataflow: list[DataFlowPeak] = field(default_factory=list)
     tracker: TrackerSummary | None = None
     advice: list[Finding] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)
 
 
 def summarize(
@@ -244,6 +249,8 @@ def summarize(
         dataflow=data_flow_peaks(profile),
         tracker=tracker_summary(profile.tracker),
         advice=advise(profile, timeline, attribution),
+        left_out=profile.left_out,
+        out_of_memory=out_of_memory(profile),
     )
 
 

@@ -13,7 +13,13 @@ from ..model import GraphRecord, LedgerEntry, Profile
 from ..trees import pool_growth, short_reason
 from .format import format_bytes, format_ns, format_share
 from .page import PLAIN, Page, Style
-from .parts_text import render_advice, render_dataflow, render_process
+from .parts_text import (
+    render_advice,
+    render_dataflow,
+    render_left_out,
+    render_out_of_memory,
+    render_process,
+)
 from .summary import Reason, Summary
 
 __all__ = ["render_ledger", "render_text"]
@@ -33,6 +39,7 @@ def render_text(summary: Summary, style: Style = PLAIN) -> str:
     """A report as text, ending in a newline."""
     page = Page(style)
     _header(page, summary)
+    render_out_of_memory(page, summary)
     if summary.peak is not None:
         _category(page, summary.views[View.CATEGORY])
         _modules(page, summary.views[View.MODULE], summary.modules)
@@ -95,6 +102,7 @@ def _header(page: Page, s: Summary) -> None:
         calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
     page.line(calls)
     render_process(page, s)
+    render_left_out(page, s)
     if s.options:
         page.line("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
     page.line()

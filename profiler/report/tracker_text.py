@@ -116,7 +116,8 @@ def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
         return snapshots
     peak = max(range(len(snapshots)), key=lambda i: _height(snapshots[i]))
     chosen = {0, peak, len(snapshots) - 1}
-    named = [i for i, s in enumerate(snapshots) if s.kind is SnapshotKind.CHECKPOINT]
+    marked = (SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY)
+    named = [i for i, s in enumerate(snapshots) if s.kind in marked]
     steps = (
         [round(i * (len(snapshots) - 1) / (limit - 1)) for i in range(limit)] if limit > 1 else []
     )

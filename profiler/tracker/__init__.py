@@ -5,9 +5,10 @@ Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (wha
 the system say), ``snapshots.py`` (the two put together), ``operations.py`` with ``lanes.py`` and
 ``tracked_operation.py`` (what the user names), ``operators.py`` and ``operator_calls.py`` (what
 torch runs), ``thinning.py`` (how it stays bounded), ``journal.py``
-and ``document.py`` (what is on the disk), ``tracker.py`` (the whole), ``lifecycle.py`` (signals,
+and ``document.py`` (what is on the disk), ``read_journal.py``, ``writer.py`` and ``recovery.py``
+(what killed trackers left there), ``tracker.py`` (the whole), ``lifecycle.py`` (signals,
 exit, fork), ``api.py`` (what users call).
 
-``document``, ``journal``, ``settings``, ``naming``, ``operator_calls`` and ``thinning`` need no
-torch.
+``document``, ``files``, ``journal``, ``read_journal``, ``recovery``, ``settings``, ``naming``,
+``operator_calls``, ``ration``, ``thinning`` and ``writer`` need no torch.
 """

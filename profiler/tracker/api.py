@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 from collections.abc import Mapping
 
 from .lifecycle import LIFECYCLE
-from .settings import SettingsError, TrackerSettings, configured
+from .settings import Configured, SettingsError, TrackerSettings, configured
 from .tracker import MemoryTracker
 
 __all__ = [
@@ -43,6 +44,7 @@ def initialize_memory_tracker(
     largest: int | None = None,
     max_snapshots: int | None = None,
     max_operations: int | None = None,
+    operation_share: float | None = None,
     scan_at_start: bool | None = None,
     cpu_allocator: bool | None = None,
 ) -> MemoryTracker:
@@ -58,9 +60,9 @@ def initialize_memory_tracker(
     Args:
         output_dir: folder of the file, default ``.``; must exist.
         enabled: default True. False makes a tracker that does nothing until its ``enable()``.
-        interval: seconds between snapshots, default 5.0, at least 0.01.
-        largest, max_snapshots, max_operations, scan_at_start, cpu_allocator: see
-            ``TrackerSettings``.
+        interval: seconds between snapshots, default 5.0, 0.01 to 1,000,000.
+        largest, max_snapshots, max_operations, operation_share, scan_at_start, cpu_allocator:
+            see ``TrackerSettings``.
 
     Returns:
         The tracker of this process. While one runs, it is that one, unchanged, with a warning.
@@ -76,10 +78,11 @@ def initialize_memory_tracker(
         "largest": largest,
         "max_snapshots": max_snapshots,
         "max_operations": max_operations,
+        "operation_share": operation_share,
         "scan_at_start": scan_at_start,
         "cpu_allocator": cpu_allocator,
     }
-    settings = _configured(arguments)
+    settings = _configured(arguments).settings
     with _lock:
         former = _tracker
         if former is not None and former.started and _owner == os.getpid():
@@ -91,6 +94,7 @@ def initialize_memory_tracker(
             return former
         parent = _owner if former is not None and _owner != os.getpid() else None
         if former is not None and parent is None and former.fresh:
+            former.on_use = None
             former.configure(settings)
             _tracker = former
         else:
@@ -109,23 +113,32 @@ def _new(settings: TrackerSettings) -> MemoryTracker:
     return tracker
 
 
-def _configured(arguments: Mapping[str, object]) -> TrackerSettings:
-    own = configured(arguments, environment={}, file=False).settings
+def _configured(arguments: Mapping[str, object]) -> Configured:
+    own = configured(arguments, environment={}, file=False)
     try:
-        return configured(arguments).settings
-    except SettingsError as e:
+        return configured(arguments)
+    except Exception as e:
         # An argument is the caller's own, at this line; a file or a variable is not, and a job
         # must not end because of one.
-        log.error("%s. The tracker takes no setting from files and variables", str(e).rstrip("."))
+        what = str(e).rstrip(".") if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
+        log.error("%s. The tracker takes no setting from files and variables", what)
         return own
 
 
 def get_memory_tracker() -> MemoryTracker:
-    """The tracker of this process; one that does nothing if none was initialized."""
+    """The tracker of this process; one that does nothing if none was initialized.
+
+    Unless a file or variable says ``enabled = true`` in so many words: then it starts with the
+    first operation, checkpoint or operator window that goes through it, if none was initialized
+    until then. So code that is instrumented for good is switched on without being changed.
+    """
     global _tracker, _owner, _told
     with _lock:
         if _tracker is None:
-            _tracker, _owner = _new(_configured({})), os.getpid()
+            found = _configured({})
+            _tracker, _owner = _new(found.settings), os.getpid()
+            if found.settings.enabled and "enabled" in found.origin:
+                _tracker.on_use = functools.partial(_start_by_use, _tracker)
         elif _owner != os.getpid() and not _told:
             _told = True
             log.warning(
@@ -134,6 +147,12 @@ def get_memory_tracker() -> MemoryTracker:
                 _owner,
             )
         return _tracker
+
+
+def _start_by_use(tracker: MemoryTracker) -> None:
+    with _lock:
+        if tracker is _tracker and tracker.fresh and _owner == os.getpid():
+            tracker.start()
 
 
 def memory_checkpoint(name: str) -> None:

@@ -35,6 +35,8 @@ from ..model import (
     TrackerMetadata,
     TrackerRecord,
 )
+from ..repair import Notes
+from ..salvage import UNREADABLE, FromJson, salvage_tracked
 
 __all__ = [
     "TRACKER_FORMAT",
@@ -102,10 +104,15 @@ def is_document(data: bytes) -> bool:
     return _HEAD + b"," in head
 
 
-def decode_document(data: bytes, path: str | None = None) -> Profile:
+def decode_document(data: bytes, path: str | None = None, notes: Notes | None = None) -> Profile:
     """The profile, with ``tracker`` set, that the bytes of a tracker's file hold.
 
     It has not been validated: ``profiler.file`` does that.
+
+    Args:
+        data: the bytes.
+        path: to name in errors.
+        notes: get what is of another type than it should be, and is left out.
 
     Raises:
         ProfileTruncatedError, ProfileVersionError, ProfileInvalidError: they hold none.
@@ -123,7 +130,10 @@ def decode_document(data: bytes, path: str | None = None) -> Profile:
         raise ProfileInvalidError(path, f"damaged: {e}; copy it again") from e
 
     def plain(name: str) -> Any:
-        return msgspec.json.decode(found[name]) if name in found else None
+        try:
+            return msgspec.json.decode(found[name]) if name in found else None
+        except UNREADABLE:
+            return "something that cannot be read"
 
     check_version(plain("schema_version"), plain("memprof"), path)
     missing = [name for name in _NEEDED if name not in found]
@@ -135,12 +145,9 @@ def decode_document(data: bytes, path: str | None = None) -> Profile:
         )
     try:
         document = msgspec.json.decode(data, type=TrackerDocument)
-    except msgspec.ValidationError as e:
-        message = str(e)
-        where = message.rpartition(" - at `")[2].rstrip("`") if " - at `" in message else "$"
-        raise ProfileInvalidError(
-            path, f"not a valid tracker's file: {message}; see docs/profile-format.md", where
-        ) from e
+    except UNREADABLE:
+        record, profile = salvage_tracked(found, FromJson(), Notes() if notes is None else notes)
+        return with_tracker(profile, record)
     record = TrackerRecord(**{name: getattr(document, name) for name in _PARTS})
     return with_tracker(document.profile, record)
 

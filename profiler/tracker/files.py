@@ -1,21 +1,17 @@
-"""Names of a tracker's files, and what trackers that were killed left behind; no torch."""
+"""Names of a tracker's files; no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import ProfileError
+from ..claims import names_beside
+from ..errors import ProfileExistsError
 from ..file import write_whole
-from .document import encode_document
-from .journal import JOURNAL_SUFFIX, Entry, Header, Journal, decode_header, decode_journal, journals
-
-log = logging.getLogger("memprof")
+from .journal import JOURNAL_SUFFIX, Entry, Header, Journal
 
 
 def names(folder: Path, now: float | None = None) -> Iterator[Path]:
@@ -38,11 +34,13 @@ def open_journal(
         OSError: a file cannot be made in ``folder``.
     """
     for path in names(folder):
-        if path.exists():
+        if os.path.lexists(path):
             continue
         with contextlib.suppress(FileExistsError):
             journal = Journal(journal_of(path), header, everything)
-            if not path.exists():  # as it would if another tracker had ended since we looked
+            if not os.path.lexists(
+                path
+            ):  # as it would if another tracker had ended since we looked
                 return path, journal
             journal.remove()
     raise FileExistsError(f"a thousand trackers started in {folder} within this second")
@@ -53,51 +51,17 @@ def journal_of(path: Path) -> Path:
     return path.with_name(path.name + JOURNAL_SUFFIX)
 
 
-def started(pid: int) -> int:
-    """When a process started, in ticks since the system's start; 0 if it is not known."""
-    try:
-        # The second field, the name, may hold anything, brackets and blanks included.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def left_behind(header: Header) -> bool:
-    """Whether the process that wrote a journal is certainly gone."""
-    if header.host != platform.node() or header.pid <= 0 or header.pid == os.getpid():
-        return False
-    if header.started and started(header.pid):
-        return started(header.pid) != header.started
-    try:
-        os.kill(header.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def recover(folder: Path) -> list[Path]:
-    """Write the final files of trackers in ``folder`` whose process was killed.
+def write_record(path: Path, data: bytes) -> Path:
+    """Write a tracker's final file at a name that nothing else has: ``path`` if it is free.
 
     Returns:
-        The files written. What cannot be read or written is left as it is, and logged.
+        The file's path.
+
+    Raises:
+        ProfileNotWritableError: it cannot be written.
     """
-    written = []
-    for journal in journals(folder):
-        path = journal.with_name(journal.name.removesuffix(JOURNAL_SUFFIX))
-        try:
-            data = journal.read_bytes()
-            if not left_behind(decode_header(data, str(journal))):
-                continue
-            write_whole(path, encode_document(decode_journal(data, str(journal))), "the record")
-            journal.unlink()
-        except FileNotFoundError:
-            continue  # another tracker that starts just now has done it
-        except (OSError, ProfileError) as e:
-            log.warning("The journal of a tracker that was killed stays as it is: %s", e)
-            continue
-        log.warning("A tracker was killed here; what it had recorded is in %s.", path)
-        written.append(path)
-    return written
+    for name in (str(path), *names_beside(str(path))):
+        with contextlib.suppress(ProfileExistsError):
+            write_whole(name, data, "the tracker's record", new=True)
+            return Path(name)
+    raise ProfileExistsError(path, "it and all names beside it are taken")

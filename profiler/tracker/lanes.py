@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from memprof.profiler.model import Lane, LaneKind
 
-MAX_LANES = 256
-"""Threads, and likewise tasks at a time, with a lane of their own."""
+from .limits import MAX_LANES
 
 
 class Lanes:

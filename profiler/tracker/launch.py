@@ -61,7 +61,9 @@ def _run(arguments: list[str]) -> None:
         __builtins__=__builtins__,
     )
     sys.modules["__main__"] = main
-    initialize_memory_tracker()
+    # As an argument: who asks for a run with the tracker has decided, whatever a file says; and the
+    # processes that the script starts have not.
+    initialize_memory_tracker(enabled=True)
     exec(code, main.__dict__)
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 from memprof.profiler.model import DeviceSummary, OperationSummary
 from memprof.profiler.model.tracker import path_of
 
-MAX_NAMES = 2_000
-"""Distinct places in the tree; operations at further ones are counted together."""
+from .limits import MAX_NAMES
+
 OTHER = "(other operations)"
 
 

@@ -7,10 +7,11 @@ microseconds together, 50 and more where the system calls are cold. Edges with h
 between (a parent begins and its first child, one ends and the next begins) share a reading of
 resident bytes, which change with pages that are touched, no faster than some hundred KiB in
 ``_SAME_INSTANT_NS``; an allocator's count can change by any amount, and is read each time. Live
-tensors must be looked for, which takes some 0.1 ms. Each is done only as long as it took less than
-its share of the time, ``READING_SHARE`` and ``COUNTING_SHARE``, so that many short operations cost
-no more than few long ones; where it was not done the figure is unknown, never guessed, and sums
-say how many invocations are in them.
+tensors must be looked for, which takes 13 µs, and some 0.1 ms where caches are cold. Both are done
+for every operation that lasts long enough to bear it, and for others as the setting
+``operation_share`` allows: Note [Which operations are looked at] in ``ration``. What is done at the
+beginning is done at the end; where it was not the figure is unknown, never guessed, and sums say
+how many invocations are in them.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -36,7 +37,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextvars import ContextVar
 
 from memprof.profiler.model import OperationSummary
@@ -44,13 +45,16 @@ from memprof.profiler.model import OperationSummary
 from .lanes import Lanes, current_task
 from .memory import Accelerators, ProcessMemory
 from .operation_tree import OperationTree
-from .ration import Ration
+from .ration import Allowance
 from .rows import OperationRow
+from .settings import TrackerSettings
 from .tensors import LiveTensors
 from .thinning import operations_to_drop
 
-READING_SHARE = 0.003
-COUNTING_SHARE = 0.001
+READINGS_PART = 0.2
+"""Of ``operation_share`` for resident bytes and allocators; the rest is for live tensors."""
+LOCK_WAIT_S = 0.05
+"""Longest that an edge waits for the thread that takes a snapshot."""
 _SAME_INSTANT_NS = 20_000
 """Time outside of edges."""
 _READING_LASTS_NS = 200_000
@@ -59,7 +63,6 @@ MAX_WAITING = 512
 """Edges that wait to be digested."""
 
 _UNKNOWN = (-1, -1)
-_clock = time.perf_counter_ns
 
 Reading = dict[str, tuple[int, int]]
 """By device: bytes in use and the highest mark."""
@@ -75,6 +78,7 @@ class Operation:
     __slots__ = (
         "after",
         "before",
+        "counting_ns",
         "end_ns",
         "failed",
         "lane",
@@ -84,6 +88,7 @@ class Operation:
         "number",
         "owner",
         "parent",
+        "reading_ns",
         "start_ns",
         "summary",
         "task",
@@ -104,6 +109,7 @@ class Operation:
         self.start_ns = now
         self.end_ns = -1
         self.failed = False
+        self.reading_ns = self.counting_ns = 0  # spent on it
         self.tensors_before = self.tensors_after = _UNKNOWN
         self.before: Reading | None = None
         self.after: Reading = {}
@@ -153,6 +159,8 @@ class OperationLog:
     Args:
         tensors, process, accelerators: the sources.
         limit: invocations kept one by one.
+        share: of the time, for what is read at the edges.
+        clock: ns.
 
     Attributes:
         enabled: whether operations that begin are tracked.
@@ -167,6 +175,8 @@ class OperationLog:
         process: ProcessMemory,
         accelerators: Accelerators,
         limit: int,
+        share: float = TrackerSettings().operation_share,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.enabled = True
         self.lanes = Lanes()
@@ -176,9 +186,11 @@ class OperationLog:
         self._process = process
         self._accelerators = accelerators
         self._limit = limit
+        self._clock = clock
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
-        self._readings, self._counts = Ration(READING_SHARE), Ration(COUNTING_SHARE)
+        self._readings = Allowance(share * READINGS_PART)
+        self._counts = Allowance(share * (1 - READINGS_PART))
         self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
         self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
@@ -197,7 +209,7 @@ class OperationLog:
         """Start operation ``name`` on this thread and task; None while not enabled."""
         if not self.enabled:
             return None
-        entered = _clock()
+        entered = self._clock()
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
@@ -207,27 +219,30 @@ class OperationLog:
             operation.lane = parent.lane
         else:
             operation.lane = self._take_lane(task)
-        if entered >= self._counts.next_ns:
-            operation.tensors_before = self._count_tensors(entered)
-        if entered >= self._readings.next_ns:
-            operation.before = self._in_use(entered)
+        if self._counts.allows(name, entered):
+            operation.tensors_before = self._count_tensors(operation)
+        if self._readings.allows(name, entered):
+            operation.before = self._in_use(operation, entered)
         self._waiting.append(operation)
         CURRENT.set(operation)
-        self._left_at = operation.start_ns = _clock()
+        self._left_at = operation.start_ns = self._clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
     def end(self, operation: Operation, failed: bool) -> None:
         """End it."""
-        entered = _clock()
+        entered = self._clock()
         if operation.owner is None:
             return
         operation.owner = None
         operation.failed = failed
         if operation.before is not None:
-            operation.after = self._in_use(entered)
-        if entered >= self._counts.next_ns:
-            operation.tensors_after = self._count_tensors(entered)
+            operation.after = self._in_use(operation, entered)
+        if operation.tensors_before[0] >= 0:
+            operation.tensors_after = self._count_tensors(operation)
+        lasted = entered - operation.start_ns
+        self._readings.settle(operation.name, lasted, operation.reading_ns)
+        self._counts.settle(operation.name, lasted, operation.counting_ns)
         parent = operation.parent
         if operation.task and (parent is None or parent.task != operation.task):
             with self._lock:
@@ -241,7 +256,7 @@ class OperationLog:
                 self._digest()
             finally:
                 self._lock.release()
-        self._left_at = _clock()
+        self._left_at = self._clock()
         self.cost_ns += self._left_at - entered
 
     def _take_lane(self, task: int) -> int:
@@ -251,27 +266,31 @@ class OperationLog:
                 lane = self.lanes.take(task)
         return lane
 
-    def _in_use(self, now: int) -> Reading:
-        """What each device has in use."""
-        begin = _clock()
+    def _in_use(self, operation: Operation, entered: int) -> Reading:
+        """What each device has in use; the time is charged to ``operation``."""
+        begin = self._clock()
         found = self._accelerators.brief()
-        if now - self._left_at > _SAME_INSTANT_NS or now - self._read_at > _READING_LASTS_NS:
+        old = (
+            entered - self._left_at > _SAME_INSTANT_NS
+            or entered - self._read_at > _READING_LASTS_NS
+        )
+        if old:
             resident = self._process.resident()
             self._resident = (
                 None if resident is None else (resident, self._process.highest() or resident)
             )
-            self._read_at = now
-            self._readings.spend(begin, _clock())
-        elif found:
-            self._readings.spend(begin, _clock())
+            self._read_at = entered
+        if old or found:
+            operation.reading_ns += self._readings.spend(begin, self._clock())
         if self._resident is not None:
             found["cpu"] = self._resident
         return found
 
-    def _count_tensors(self, now: int) -> tuple[int, int]:
-        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for. Sets
-        when it may be done again."""
-        if not self._tensors.lock.acquire(blocking=False):
+    def _count_tensors(self, operation: Operation) -> tuple[int, int]:
+        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; the time
+        is charged to ``operation``."""
+        begin = self._clock()
+        if not self._tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
         try:
             if not self._tensors.look(self.made_in()):
@@ -280,7 +299,7 @@ class OperationLog:
             return self._tensors.sums()
         finally:
             self._tensors.lock.release()
-            self._counts.spend(now, _clock())
+            operation.counting_ns += self._counts.spend(begin, self._clock())
 
     # --- what follows from them -----------------------------------------------------------
 

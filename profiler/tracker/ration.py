@@ -1,8 +1,27 @@
-"""How much of the time something may take."""
+"""How much of the time something may take.
+
+Note [Which operations are looked at]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+To read memory at both edges of an operation costs time, and in a loop of very short ones more than
+they do. When one begins nobody knows how long it will last. So two accounts are kept:
+
+* *its name's own*: the share of the time that operations of this name last, less what was spent on
+  them. A name whose operations last ``1 / share`` times as long as it takes to look at them never
+  runs out, whatever the others do: each of them has figures.
+* *everybody's*: the share of all time, less what was spent on any. It is for short operations
+  that are seldom, and for as many of those that are many as it reaches.
+
+An operation is looked at if either has something left; both are charged. So the cost is at most the
+share of the time, and once more for each operation around another whose own account pays. What
+was not used may be used later, up to ``SAVED_NS`` of time (of an operation's own account
+``Allowance.SAVED_NS``): a run that is short, or has just begun, is looked at closely.
+"""
 
 from __future__ import annotations
 
 import random
+
+from .limits import MAX_NAMES
 
 
 class Ration:
@@ -31,4 +50,48 @@ class Ration:
         """It was done, from ``begin`` to ``end``, ns."""
         saved = max(self.next_ns, begin - self.SAVED_NS)
         took = min(end - begin, self.LONGEST_NS)
-        self.next_ns = saved + round(took / self._share * self._dice.uniform(0.5, 1.5))
+        due = saved + round(took / self._share * self._dice.uniform(0.5, 1.5))
+        # Others than this one may let it be done: what they spend is not owed for ever.
+        self.next_ns = min(due, end + self.SAVED_NS)
+
+
+class Allowance:
+    """The two accounts of Note [Which operations are looked at], for one kind of look.
+
+    Args:
+        share: of the time, 0 to 1; 0 allows nothing.
+    """
+
+    SAVED_NS = 20_000_000
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._of_all = Ration(share)
+        self._own: dict[str, int] = {}
+        self._dice = random.Random(1)
+
+    def allows(self, name: str, now: int) -> bool:
+        """Whether an operation of this name that begins now is to be looked at."""
+        if not self._share:
+            return False
+        return self._own.get(name, 0) >= 0 or now >= self._of_all.next_ns
+
+    def spend(self, begin: int, end: int) -> int:
+        """One look was made. What it counts for, ns."""
+        self._of_all.spend(begin, end)
+        return min(end - begin, Ration.LONGEST_NS)
+
+    def settle(self, name: str, lasted: int, spent: int) -> None:
+        """An operation has ended.
+
+        Args:
+            name: of it.
+            lasted: how long, ns.
+            spent: on looks at it, ns.
+        """
+        if name not in self._own and len(self._own) >= MAX_NAMES:
+            return
+        earned = lasted * self._share
+        if earned < spent:  # uneven, as the other account is
+            spent = round(spent * self._dice.uniform(0.5, 1.5))
+        self._own[name] = min(self._own.get(name, 0) + round(earned) - spent, self.SAVED_NS)

@@ -5,10 +5,11 @@ Later wins: defaults < file < environment < arguments of a call or flags of the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,10 +49,13 @@ class TrackerSettings:
     Attributes:
         enabled: whether to track at all.
         output_dir: folder of the file; must exist.
-        interval: seconds between periodic snapshots, 0.01 or more.
-        largest: how many of the largest tensors a snapshot describes.
-        max_snapshots: how many are kept, older ones merged; 10 or more.
-        max_operations: how many invocations of operations are kept one by one.
+        interval: seconds between periodic snapshots, 0.01 to 1,000,000.
+        largest: how many of the largest tensors a snapshot describes, at most 10,000.
+        max_snapshots: how many are kept, older ones merged; 10 to 100,000.
+        max_operations: how many invocations of operations are kept one by one, at most 1,000,000.
+        operation_share: the part of the time, 0 to 1, that reading memory at the edges of
+            operations may take. Each operation that lasts ``1 / operation_share`` times as long
+            as that has figures, of shorter ones as many as fit.
         scan_at_start: find the tensors that exist already by one walk over all Python objects
             (40 ms a million, once). Without it, only what is made from then on is known.
         cpu_allocator: count all of torch's CPU allocations, those held by autograd alone
@@ -64,6 +68,7 @@ class TrackerSettings:
     largest: int = 10
     max_snapshots: int = 1_000
     max_operations: int = 20_000
+    operation_share: float = 0.05
     scan_at_start: bool = True
     cpu_allocator: bool = False
 
@@ -73,12 +78,18 @@ class TrackerSettings:
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
-_LEAST: dict[str, float] = {
-    "interval": 0.01,
-    "largest": 0,
-    "max_snapshots": 10,
-    "max_operations": 0,
+_BOUNDS: dict[str, tuple[float, float]] = {
+    # Upper ones so that no value is beyond what waiting, counting or memory can take.
+    "interval": (0.01, 1_000_000),
+    "largest": (0, 10_000),
+    "max_snapshots": (10, 100_000),
+    "max_operations": (0, 1_000_000),
+    "operation_share": (0, 1),
 }
+MAX_FILE_BYTES = 256 << 10
+_MAX_DEPTH = 200
+"""Of brackets, and dots in a line: ``tomllib`` takes time with the square of a key's parts, and
+calls itself for each bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,8 @@ def find_file(start: Path | None = None) -> Path | None:
     a table ``[tool.memprof]``, in the folder or one above it.
 
     Raises:
-        SettingsError: ``MEMPROF_CONFIG`` names no file, or a ``pyproject.toml`` is no TOML.
+        SettingsError: ``MEMPROF_CONFIG`` names no file, or a ``pyproject.toml`` that speaks of
+            memprof is no TOML.
     """
     named = os.environ.get(_CONFIG_VARIABLE)
     if named:
@@ -125,14 +137,42 @@ def find_file(start: Path | None = None) -> Path | None:
         if not path.is_file():
             raise SettingsError(f"{_CONFIG_VARIABLE} is {named!r}, which is no file")
         return path
-    folder = (start or Path.cwd()).absolute()
+    try:
+        folder = (start or Path.cwd()).absolute()
+    except OSError:  # the working folder was removed
+        return None
     for parent in (folder, *folder.parents):
-        if (parent / FILE_NAME).is_file():
-            return parent / FILE_NAME
-        project = parent / "pyproject.toml"
-        if project.is_file() and table_of(project, read_toml(project)) is not None:
-            return project
+        try:
+            if (parent / FILE_NAME).is_file():
+                return parent / FILE_NAME
+            project = parent / "pyproject.toml"
+            # Most projects' files are not ours to judge, nor to wait for.
+            ours = project.is_file() and "memprof" in read_text(project)
+            if ours and table_of(project, read_toml(project)) is not None:
+                return project
+        except OSError:  # a folder that may not be looked into
+            continue
     return None
+
+
+def read_text(path: Path) -> str:
+    """The text of a TOML file.
+
+    Raises:
+        SettingsError: it cannot be read, is too long, or is not UTF-8.
+    """
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise SettingsError(f"{path}: no regular file")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise SettingsError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes, so it is not read")
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except OSError as e:
+        raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
+    except UnicodeDecodeError as e:
+        raise SettingsError(f"{path}: not TOML: {e}") from e
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -141,25 +181,37 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         SettingsError: it cannot be read, or is no TOML; says the line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
-    except UnicodeDecodeError as e:
-        raise SettingsError(f"{path}: not TOML: {e}") from e
-    return toml_document(text, path)
+    return toml_document(read_text(path), path)
 
 
 def toml_document(text: str, path: Path) -> dict[str, Any]:
     """The document that ``text``, of the file ``path``, holds.
 
     Raises:
-        SettingsError: it is no TOML; says the line.
+        SettingsError: it is no TOML, says the line; or it is nested too deeply.
     """
+    if _depth(text) > _MAX_DEPTH:
+        raise SettingsError(
+            f"{path}: not read: more than {_MAX_DEPTH} brackets in each other or dots in a line"
+        )
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise SettingsError(f"{path}: not TOML: {e}") from e
+    # Not only TOMLDecodeError: a number of 5,000 digits is Python's ValueError.
+    except (ValueError, RecursionError, OverflowError) as e:
+        raise SettingsError(f"{path}: not TOML: {_short(str(e))}") from e
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once, and dots in a line; those in strings count too."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = max(0, depth + (1 if bracket in "[{" else -1))
+        deepest = max(deepest, depth)
+    return max(deepest, max((line.count(".") for line in text.split("\n")), default=0))
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def table_name(path: Path) -> str:
@@ -179,7 +231,8 @@ def table_of(path: Path, document: Mapping[str, Any]) -> dict[str, Any] | None:
             return None
         found = found[part]
     if not isinstance(found, dict):
-        raise SettingsError(f"{path}: `{table_name(path)}` is {found!r:.60}, it must be a table")
+        given = _short(_repr(found), 60)
+        raise SettingsError(f"{path}: `{table_name(path)}` is {given}, it must be a table")
     return found
 
 
@@ -196,7 +249,7 @@ def parse(name: str, text: str, where: str) -> Any:
             return True
         if word.lower() in ("0", "false", "no", "off"):
             return False
-        raise SettingsError(f"{where}: {name} is {text!r}, it must be true or false")
+        raise SettingsError(f"{where}: {name} is {_short(repr(text))}, it must be true or false")
     if kind is str:
         return check(name, text, where)
     try:
@@ -205,7 +258,7 @@ def parse(name: str, text: str, where: str) -> Any:
         if isinstance(e, SettingsError):
             raise
         what = "a whole number" if kind is int else "a number"
-        raise SettingsError(f"{where}: {name} is {text!r}, it must be {what}") from e
+        raise SettingsError(f"{where}: {name} is {_short(repr(text))}, it must be {what}") from e
 
 
 def check(name: str, value: Any, where: str) -> Any:
@@ -216,31 +269,49 @@ def check(name: str, value: Any, where: str) -> Any:
     """
     kind = _kind(name, where)
     if kind is float and type(value) is int:
-        value = float(value)
+        with contextlib.suppress(OverflowError):
+            value = float(value)
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if type(value) is not kind:
+    given = f"{where}: {name} is {_short(_repr(value))}"
+    if type(value) is not kind and not (kind is float and type(value) is int):
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise SettingsError(f"{where}: {name} is {value!r}, it must be {words[kind]}")
-    least = _LEAST.get(name)
-    if (
-        least is not None
-        and isinstance(value, (int, float))
-        and not (value >= least and math.isfinite(value))
-    ):
-        raise SettingsError(f"{where}: {name} is {value!r}, it must be {least:g} or more")
-    if kind is str and not value:
+        raise SettingsError(f"{given}, it must be {words[kind]}")
+    if name in _BOUNDS and isinstance(value, (int, float)):
+        least, most = _BOUNDS[name]
+        # Neither holds for NaN.
+        if not value >= least:
+            raise SettingsError(f"{given}, it must be {least:g} or more")
+        if not value <= most:
+            raise SettingsError(f"{given}, it must be {most:,} at most")
+    if isinstance(value, str) and not value:
         raise SettingsError(f"{where}: {name} is empty")
+    if isinstance(value, str) and "\0" in value:
+        raise SettingsError(f"{given}, it must not have a null character")
     return value
+
+
+def within_bounds(name: str, value: int) -> int:
+    """``value``, or the nearest one that setting ``name`` can have."""
+    least, most = _BOUNDS[name]
+    return int(min(max(value, least), most))
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError) as e:  # a number of too many digits, a deep table
+        return f"a {type(value).__name__} ({e})"
 
 
 def _kind(name: str, where: str) -> type:
     field = _FIELDS.get(name)
     if field is None:
-        near = difflib.get_close_matches(name, _FIELDS, 1)
+        near = difflib.get_close_matches(name[:40], _FIELDS, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
-            f"{where}: there is no setting {name!r}{hint} There are: {', '.join(_FIELDS)}"
+            f"{where}: there is no setting {_short(repr(name))}{hint} "
+            f"There are: {', '.join(_FIELDS)}"
         )
     return type(field.default)
 

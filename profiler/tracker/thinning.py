@@ -22,13 +22,16 @@ from memprof.profiler.model import MemorySnapshot, SnapshotKind
 
 
 def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
-    """``snapshots`` (in order of time) with at most ``limit`` left, which is 2 or more.
+    """``snapshots`` (in order of time) with at most ``limit`` left; the first and the last stay,
+    whatever ``limit`` is.
 
     To be called when there are some more than ``limit``: the work is linear in their number.
     """
-    kept = list(snapshots)
-    while len(kept) > limit:
-        kept = _merge_some(kept, len(kept) - limit)
+    kept, before = list(snapshots), -1
+    # A pass that merges nothing is the last one.
+    while len(kept) > limit and len(kept) != before:
+        before = len(kept)
+        kept = _merge_some(kept, before - limit)
     return kept
 
 

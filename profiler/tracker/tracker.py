@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
+from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import write_whole
 from memprof.profiler.model import (
     MemorySnapshot,
     Profile,
@@ -28,7 +28,7 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 
-from . import files, naming
+from . import files, naming, out_of_memory
 from ._torch_compat import CpuAllocatorCount, cuda_in_use
 from .document import encode_document, with_tracker
 from .journal import Entry, Header, Journal
@@ -36,6 +36,7 @@ from .memory import Accelerators, ProcessMemory
 from .operations import OperationLog
 from .operators import OperatorTable, OperatorWindow
 from .pace import Pace
+from .recovery import recover
 from .rows import as_columns
 from .settings import TrackerSettings
 from .snapshots import Photographer
@@ -43,6 +44,7 @@ from .sources import sources
 from .tensors import LiveTensors
 from .thinning import thin_snapshots
 from .tracked_operation import TrackedOperation
+from .writer import this_process
 
 log = logging.getLogger("memprof")
 
@@ -50,6 +52,8 @@ MAX_PROBLEMS = 100
 _ROWS = 500
 """Operations in one line of the journal: its JSON is written in one piece."""
 _METADATA_EVERY_NS = 60_000_000_000
+_OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
+"""A program that tries smaller and smaller batches fails many times in a row."""
 
 
 class MemoryTracker:
@@ -71,6 +75,8 @@ class MemoryTracker:
         """Called when its file is written."""
         self.ending = False
         """Whether it is just ending: its file is not written yet."""
+        self.on_use: Callable[[], None] | None = None
+        """Called, once, when it is used for the first time without having been started."""
         self.successor: MemoryTracker | None = None
         """The tracker after this one, which takes operations that were named through this one."""
         self.path: Path | None = None
@@ -92,6 +98,7 @@ class MemoryTracker:
         self._cost_ns = 0
         self._compiled = False
         self._call_threads: dict[int, int] = {}
+        self._out_of_memory_next = 0
         self.configure(settings or TrackerSettings())
 
     def configure(self, settings: TrackerSettings) -> None:
@@ -109,7 +116,12 @@ class MemoryTracker:
         self._cpu_count = CpuAllocatorCount()
         self._cpu_count_why = "off; the setting cpu_allocator switches it on"
         self._log = OperationLog(
-            self._tensors, self._process, self._accelerators, settings.max_operations
+            self._tensors,
+            self._process,
+            self._accelerators,
+            settings.max_operations,
+            settings.operation_share,
+            self._clock,
         )
         self._photographer = Photographer(
             self._tensors,
@@ -138,12 +150,23 @@ class MemoryTracker:
         return self.started and not self._paused
 
     def start(self, *, parent_pid: int | None = None, thread: bool = True) -> None:
-        """Begin to track.
+        """Begin to track; never raises. What fails is logged, and the tracker stays off.
 
         Args:
             parent_pid: of the tracked process that this one was forked from.
             thread: False takes no periodic snapshots; for tests, which call ``snapshot``.
         """
+        try:
+            self._start(parent_pid, thread)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+            log.error("The memory tracker cannot start, and stays off: %s", visible(why))
+            log.debug("why", exc_info=True)
+            self._state = RunState.STOPPED
+            self._log.enabled = False
+            self._tensors.unwatch()
+
+    def _start(self, parent_pid: int | None, thread: bool) -> None:
         with self._lock:
             if self._state is not None:
                 return
@@ -183,11 +206,9 @@ class MemoryTracker:
             memprof=self._metadata.memprof,
             max_snapshots=self.settings.max_snapshots,
             max_operations=self.settings.max_operations,
-            host=self._metadata.host,
-            pid=self._metadata.pid,
-            started=files.started(self._metadata.pid),
+            writer=this_process(),
         )
-        self._guard(lambda: files.recover(folder))
+        self._guard(lambda: recover(folder))
         try:
             self.path, self._journal = files.open_journal(folder, header, self._everything)
             self._write(Entry(metadata=self._current_metadata()))
@@ -250,6 +271,7 @@ class MemoryTracker:
                 self._guard(lambda: self.snapshot(SnapshotKind.END))
             self._state = state
             self._log.enabled = False
+            out_of_memory.listen(None)
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -265,14 +287,15 @@ class MemoryTracker:
         profile = self.profile()
         assert self.path is not None
         try:
-            write_whole(self.path, encode_document(profile), "the tracker's record")
+            # Usually its own name, which the journal has kept free of other trackers'.
+            self.path = files.write_record(self.path, encode_document(profile))
         except ProfileError as e:
             where = ""
             if self._journal is not None:
                 self._write(Entry(metadata=self._current_metadata()))
                 where = f" What was recorded is in {self._journal.path}."
                 self._journal.close()
-            log.error("%s.%s", e, where)
+            log.error("%s", visible(f"{e}.{where}"))
             return
         if self._journal is not None:
             self._journal.remove()
@@ -293,6 +316,9 @@ class MemoryTracker:
     # --- the thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._guard(self._take_snapshots)
+
+    def _take_snapshots(self) -> None:
         interval = self._metadata.interval_ns
         due = self._clock() + interval
         while self.started:
@@ -317,13 +343,14 @@ class MemoryTracker:
         """Note in the record, and log, what went wrong; each text once."""
         if text not in self._problems and len(self._problems) < MAX_PROBLEMS:
             self._problems[text] = None
-            log.warning("Memory tracker: %s.", text.rstrip("."))
+            log.warning("Memory tracker: %s.", visible(text.rstrip(".")))
 
     # --- recording ------------------------------------------------------------------------
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and hand it to the journal."""
         cpu = time.thread_time_ns()
+        out_of_memory.listen(self)
         pace = Pace() if kind is SnapshotKind.PERIODIC else None
         running = self._log.running()
         snapshot = self._photographer.take(
@@ -364,6 +391,14 @@ class MemoryTracker:
         self._write_operations(pace)
         self._cost_ns += time.thread_time_ns() - cpu
 
+    def out_of_memory(self, device: str, wanted: int, free: int) -> None:
+        """A device has no more memory: take a snapshot before everything is let go of."""
+        now = self._clock()
+        if self.enabled and now >= self._out_of_memory_next:
+            self._out_of_memory_next = now + _OUT_OF_MEMORY_EVERY_NS
+            name = f"{device}: {wanted:,} bytes asked for, {free:,} free"
+            self._guard(lambda: self.snapshot(SnapshotKind.OUT_OF_MEMORY, name))
+
     def _write_operations(self, pace: Pace | None) -> None:
         while True:
             with self._lock:
@@ -400,15 +435,26 @@ class MemoryTracker:
 
     def checkpoint(self, name: str) -> None:
         """Take a snapshot named ``name`` now."""
-        if not torch.compiler.is_compiling() and self.enabled:
+        if torch.compiler.is_compiling():
+            return
+        self._used()
+        if self.enabled:
             self._guard(lambda: self.snapshot(SnapshotKind.CHECKPOINT, str(name)))
 
     def track_operation(self, name: str) -> TrackedOperation:
         """Context manager and decorator: what runs inside is operation ``name``."""
         return TrackedOperation(self._operation_log, name)
 
+    def _used(self) -> None:
+        if self.on_use is not None:
+            start, self.on_use = self.on_use, None
+            start()
+
     def _operation_log(self) -> OperationLog | None:
         if self._state is RunState.RUNNING:
+            return self._log
+        self._used()
+        if self.started:
             return self._log
         return self.successor._operation_log() if self.successor is not None else None
 
@@ -422,6 +468,7 @@ class MemoryTracker:
         return OperatorWindow(self._operator_table, self.problem, shapes, memory)
 
     def _operator_table(self) -> OperatorTable | None:
+        self._used()
         if self.enabled:
             return self._operators
         return self.successor._operator_table() if self.successor is not None else None

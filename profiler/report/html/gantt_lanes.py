@@ -8,8 +8,10 @@ free: a server with a thousand requests, eight at a time, has eight rows and not
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 __all__ = ["Bar", "nested_rows", "packed_rows"]
 
@@ -41,19 +43,22 @@ class Bar:
 def nested_rows(bars: list[Bar]) -> int:
     """Sort bars by start and place each below those that still run; the number of rows."""
     bars.sort(key=lambda b: (b.start_ns, -b.end_ns))
-    ends: list[int] = []
+    # Rows in use, from the top: end and how many rows in a row have it. Ends do not grow downwards.
+    ends: list[tuple[int, int]] = []
+    used = 0
     for bar in bars:
-        while ends and ends[-1] <= bar.start_ns:
-            ends.pop()
+        while ends and ends[-1][0] <= bar.start_ns:
+            used -= ends.pop()[1]
         # Bars of a thread nest. Those that do not (calls that the log has on one thread number
-        # after it was given to another) go further down and hide nothing.
-        bar.row = len(ends)
+        # after it was given to another) go further down and hide nothing: what is above them stays
+        # in use for as long as they are.
+        bar.row = used
         bar.outermost = bar.row == 0
-        ends.append(bar.end_ns)
-        for i in range(len(ends) - 2, -1, -1):
-            if ends[i] >= bar.end_ns:
-                break
-            ends[i] = bar.end_ns
+        count = 1
+        while ends and ends[-1][0] <= bar.end_ns:
+            count += ends.pop()[1]
+        ends.append((bar.end_ns, count))
+        used += 1
     return 1 + max((b.row for b in bars), default=-1)
 
 
@@ -71,23 +76,32 @@ def packed_rows(bars: list[Bar]) -> int:
                 blocks.append([])
             blocks[-1].append(bar)
     blocks.sort(key=lambda block: block[0].start_ns)
-    free_from: list[int] = []
+    free: list[int] = []  # rows, in order
+    busy: list[tuple[int, int]] = []  # until when, and which row: a heap
+    rows = 0
     for block in blocks:
+        while busy and busy[0][0] <= block[0].start_ns:
+            insort(free, heappop(busy)[1])
         height = 1 + max(b.row for b in block)
-        base = _first_free(free_from, block[0].start_ns, height)
+        base = _first_free(free, rows, height)
+        at = bisect_left(free, base)
+        del free[at : at + min(height, rows - base)]
         end = max(b.end_ns for b in block)
-        free_from.extend([0] * (base + height - len(free_from)))
-        free_from[base : base + height] = [end] * height
+        for row in range(base, base + height):
+            heappush(busy, (end, row))
+        rows = max(rows, base + height)
         for bar in block:
             bar.row += base
     bars.sort(key=lambda b: (b.start_ns, b.row))
-    return len(free_from)
+    return rows
 
 
-def _first_free(free_from: Sequence[int], start: int, height: int) -> int:
-    run = 0
-    for row, end in enumerate(free_from):
-        run = run + 1 if end <= start else 0
+def _first_free(free: Sequence[int], rows: int, height: int) -> int:
+    """The first of ``height`` free rows side by side; below the last row all are free."""
+    run, before = 0, -1
+    for row in free:
+        run = run + 1 if row == before + 1 else 1
         if run == height:
             return row + 1 - height
-    return len(free_from) - run
+        before = row
+    return rows - run if before == rows - 1 else rows

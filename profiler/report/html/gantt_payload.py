@@ -15,6 +15,7 @@ from ...call_modes import CallMode, call_modes
 from ...devices import devices_of
 from ...export.walk import call_range
 from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TensorInfo
+from ...out_of_memory import out_of_memory
 from ...timeline import Timeline
 from .gantt_lanes import Bar, nested_rows, packed_rows
 
@@ -312,6 +313,15 @@ class _Payload:
         }
 
     def _marks(self) -> Iterator[dict[str, Any]]:
+        for f in self.profile.dataflow.failures if self.profile.dataflow else ():
+            if 0 <= f.time_ns - self.base <= self.end:
+                yield {
+                    "time": f.time_ns - self.base,
+                    "name": "out of memory",
+                    "of": f.device or "",
+                    "text": f.op or "",
+                    "count": 1,
+                }
         for e in self.profile.ledger if self.profile.perf_origin_ns else ():
             time = e.time_ns - self.profile.perf_origin_ns - self.base
             if e.kind is LedgerKind.COMPILED or not 0 <= time <= self.end:
@@ -358,7 +368,10 @@ class _Payload:
         ]
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = [f"Left out of the file: {text}" for text in self.profile.left_out]
+        for e in out_of_memory(self.profile):
+            times = f"{e.count:,} times" if e.count > 1 else "once"
+            notes.append(f"Out of memory {times}: {e.what} ({e.source}){e.text and ': '}{e.text}")
         tracker = self.profile.tracker
         if tracker is not None:
             m = tracker.metadata

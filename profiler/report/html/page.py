@@ -30,7 +30,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from ...file import write_whole
+from ...writing import write_whole
 
 __all__ = ["ECHARTS", "SHARED_SCRIPTS", "SHARED_STYLES", "Page", "build_page", "write_page"]
 

@@ -113,6 +113,9 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
     start = min(profile.calls.start_ns, default=0) or _first_time(profile)
     return {
         "header": _header(summary, source),
+        "out_of_memory": [
+            {**dataclasses.asdict(e), "frame": sites.frame(e.frame)} for e in summary.out_of_memory
+        ],
         "advice": [finding_payload(f, sites) for f in summary.advice],
         "dataflow": dataflow_payload(profile, start, sites),
         "tracker": tracker_payload(profile.tracker, summary, start),
@@ -151,6 +154,7 @@ def _header(s: Summary, source: str) -> dict[str, Any]:
     return {
         "process": dataclasses.asdict(s.process) if s.process else None,
         "complete": s.complete,
+        "left_out": s.left_out,
         "source": source,
         "memprof": s.memprof,
         "torch": s.torch,

@@ -48,6 +48,18 @@
           {},
           "Incomplete: the process was killed or still runs. This is what it had written.",
         ),
+      h.left_out.length > 0 &&
+        el(
+          "div.notice",
+          { id: "left-out" },
+          "Left out, since the file is damaged or contradicts itself:",
+          el(
+            "ul",
+            {},
+            h.left_out.map((text) => el("li", {}, text)),
+          ),
+        ),
+      outOfMemory(state),
       facts,
     );
     state.onDevice(() => {
@@ -103,6 +115,38 @@
           : null,
       );
     });
+  }
+
+  /** Allocations that failed, whether or not the program caught the error; null if none did. */
+  function outOfMemory(state) {
+    const failed = state.payload.out_of_memory;
+    if (!failed.length) return null;
+    const times = failed.reduce((n, e) => n + e.count, 0);
+    return el(
+      "div.notice.error",
+      { id: "out-of-memory" },
+      el("strong", {}, `Out of memory: ${count(times)} ${times === 1 ? "time" : "times"}`),
+      el(
+        "ul",
+        {},
+        failed.slice(0, 50).map((e) => {
+          const [file, line] = state.model.frame(e.frame);
+          const said = [
+            e.count > 1 ? `${count(e.count)} × ${e.what}` : e.what,
+            e.module === "" ? "(root)" : e.module,
+            file && `${file}:${line}`,
+            e.device && (e.live === null ? e.device : `${e.device}, ${bytes(e.live)} live`),
+            e.time_ns !== null &&
+              new Date(e.time_ns / 1e6).toISOString().replace("T", " ").slice(0, 19) + " UTC",
+          ];
+          return el(
+            "li",
+            {},
+            `${said.filter(Boolean).join(" · ")} (${e.source})${e.text ? `: ${e.text}` : ""}`,
+          );
+        }),
+      ),
+    );
   }
 
   function place(state, row) {

@@ -2,12 +2,15 @@
 (function (memprof) {
   "use strict";
 
-  /** The payload: base64 of gzip of JSON. */
+  /**
+   * The payload: base64 of gzip of JSON. What browsers learned last of all that pages use is the
+   * styles' light-dark(); one that cannot read the payload is older than that in any case.
+   */
   async function payload() {
     if (typeof DecompressionStream !== "function") {
       throw new Error(
-        "this browser cannot decompress the page's data: use one of 2023 or later " +
-          "(Chrome 80, Firefox 113, Safari 16.4)",
+        "this browser cannot decompress the page's data: use one of 2024 or later " +
+          "(Chrome 123, Firefox 120, Safari 17.5)",
       );
     }
     const holder = document.getElementById("payload");

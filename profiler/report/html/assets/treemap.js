@@ -8,6 +8,8 @@
   const MOST = 900;
   /** Pixels that the label "999 MiB" takes with its padding. */
   const NARROW = 56;
+  /** Levels of modules, as in attribution.py: every one is a level of recursion here. */
+  const DEEPEST = 64;
 
   /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
   function tree(model, live, total) {
@@ -44,11 +46,19 @@
     if (key.startsWith("(")) return child(root, key, key);
     let at = root;
     let path = "";
-    for (const part of key ? key.split(".") : []) {
+    for (const part of moduleParts(key)) {
       path = path ? `${path}.${part}` : part;
       at = child(at, part, path);
     }
     return at;
+  }
+
+  /** Names on the way from the root to a module, at most DEEPEST: the last has all that is left. */
+  function moduleParts(key) {
+    if (!key) return [];
+    const parts = key.split(".");
+    if (parts.length <= DEEPEST) return parts;
+    return [...parts.slice(0, DEEPEST - 1), parts.slice(DEEPEST - 1).join(".")];
   }
 
   function child(parent, name, path) {

@@ -1,0 +1,67 @@
+"""Text of somebody else's making, as a terminal may be given it.
+
+Note [What may reach a terminal]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Names, paths, source lines and reasons in a profile are whatever a program, or whoever edited the
+file, put there. A terminal obeys some characters: escape sequences move the cursor, set the
+window's title or the clipboard; line breaks forge rows; bidirectional controls show a name in
+another order than it has; invisible ones make two names look alike. So what is printed passes one
+of two functions, at the edge where it becomes text for people, and nowhere else: files keep what
+was recorded.
+
+* ``visible``: every such character as its Python escape, on one line, cut where it is longer than
+  anybody reads. Pages of text (``report/page.py``), errors and the lines of the command line use
+  it.
+* ``visible_json``: the same characters as JSON escapes, so that the value stays what it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["LONGEST", "visible", "visible_json"]
+
+LONGEST = 5_000
+"""Characters of one text that are shown; a ledger's longest reasons have some hundred."""
+
+# C0, DEL, C1; the soft hyphen, zero-width characters and joiners; bidirectional marks, embeddings,
+# overrides and isolates; line and paragraph separators; invisible operators; the byte order mark,
+# annotations, tags; surrogates, which stand for bytes that are no UTF-8.
+_OBEYED = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
+    "\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f\\ud800-\\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """``text`` on one line, without a character that a terminal would obey, at most about
+    ``LONGEST`` characters of it."""
+    cut = ""
+    if len(text) > LONGEST:
+        text, cut = text[:LONGEST], f"… ({len(text) - LONGEST:,} more characters)"
+    if text.isascii() and text.isprintable():
+        return text + cut
+    return _OBEYED.sub(_escaped, text) + cut
+
+
+def visible_json(text: str, encoding: str = "utf-8") -> str:
+    """A JSON document that says the same and shows as it is: line breaks between values stay, every
+    other character that a terminal would obey, or that ``encoding`` lacks, is escaped as JSON has
+    it."""
+    text = _OBEYED.sub(_json_escaped, text)
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return re.sub("[^\\x00-\\x7f]", _json_escaped, text)
+    return text
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    if match[0] == "\n":  # Inside a string it is escaped already.
+        return match[0]
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

@@ -1,0 +1,102 @@
+"""A comparison as plain data: what was compared, and by what it changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .model import SourceFrame
+
+__all__ = ["Change", "ProfileDiff", "Quantity", "changes", "place_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Bytes of one place before and after.
+
+    Attributes:
+        key: its name.
+        before, after: bytes, 0 where it is not there.
+    """
+
+    key: str
+    before: int
+    after: int
+
+    @property
+    def change(self) -> int:
+        """By how much it grew."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One thing that is compared, see Note [What is compared].
+
+    Attributes:
+        name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
+            ``peak of …``, ``kept by …`` and ``data-flow peak`` of the other parts.
+        before, after: bytes; what an operation keeps is negative where it gives memory back.
+        views: changes by ``category``, ``module`` and ``node`` (of a pool by ``function``),
+            largest change first; in each the changes add up to that of the quantity, but for
+            a pool, whose growth recordings do not explain alone. Places that did not change
+            are left out. The tracker's quantities have none.
+        device: whose memory; "" for compiled code, which is of ``ProfileDiff.devices``.
+    """
+
+    name: str
+    before: int
+    after: int
+    views: dict[str, tuple[Change, ...]]
+    device: str = ""
+
+    @property
+    def change(self) -> int:
+        """By how much it grew."""
+        return self.after - self.before
+
+    @property
+    def growth(self) -> float:
+        """The same as a part of ``before``; infinite where there was nothing."""
+        if not self.change:
+            return 0.0
+        return self.change / abs(self.before) if self.before else float("inf")
+
+    @property
+    def label(self) -> str:
+        """The name, and whose memory it is of."""
+        return f"{self.name}, {self.device}" if self.device else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDiff:
+    """Two profiles side by side.
+
+    Attributes:
+        devices: whose memory was compared of compiled code, before and after; "" where neither
+            profile has any.
+        quantities: in the order of Note [What is compared].
+        operations: of the tracker's operations, in order of their first.
+        notes: what could not be compared, in words.
+    """
+
+    devices: tuple[str, str]
+    quantities: tuple[Quantity, ...]
+    operations: tuple[Quantity, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[Change, ...]:
+    """What changed from one to the other, largest change first."""
+    found = [Change(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
+    return tuple(sorted((c for c in found if c.change), key=lambda c: (-abs(c.change), c.key)))
+
+
+def place_of(frame: SourceFrame | None) -> str:
+    """A source line by its file and its text, or its number where the text is not known."""
+    if frame is None:
+        return "?"
+    code = " ".join(frame.code.split())
+    name = os.path.basename(frame.file)
+    return f"{name}: {code}" if code else f"{name}:{frame.line}"

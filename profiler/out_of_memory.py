@@ -1,0 +1,109 @@
+"""Allocations that failed for want of memory, from everything that a profile knows, as data.
+
+A program that catches the error and goes on (a smaller batch, a fallback) leaves no trace of it but
+here: in the events of ``torch.profiler``, in memprof's ledger where a warm-up, a recording or a
+call of ours failed, and in how the tracked process ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .model import Profile, RunState, SnapshotKind, SourceFrame
+
+__all__ = ["OutOfMemory", "out_of_memory"]
+
+_SAYS_SO = re.compile(
+    r"out ?of ?memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|"
+    r"\bMemoryError\b",
+    re.IGNORECASE,
+)
+"""torch's errors of devices and of the CPU, the operating system's, C++'s and Python's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """An allocation that failed, or several alike.
+
+    Attributes:
+        source: who says so: ``torch.profiler``, ``ledger`` or ``tracker``.
+        what: what failed, in words: an operator, a graph and what was done with it.
+        text: the error, "" if it is not known.
+        count: how often.
+        time_ns: ``time.time_ns()`` of the first, None if not known.
+        device: that had no more, None if not known.
+        live: known live bytes of that device then, None if not known.
+        module: path of the module whose call it was in, None if not known.
+        frame: line of user code, None if not known.
+    """
+
+    source: str
+    what: str
+    text: str = ""
+    count: int = 1
+    time_ns: int | None = None
+    device: str | None = None
+    live: int | None = None
+    module: str | None = None
+    frame: SourceFrame | None = None
+
+
+def out_of_memory(profile: Profile) -> list[OutOfMemory]:
+    """All that are known, those of ``torch.profiler`` first, each source in order of time."""
+    return [*_of_events(profile), *_of_ledger(profile), *_of_tracker(profile)]
+
+
+def _of_events(profile: Profile) -> Iterator[OutOfMemory]:
+    origin = profile.perf_origin_ns
+    for f in profile.dataflow.failures if profile.dataflow else ():
+        yield OutOfMemory(
+            "torch.profiler",
+            f.op or "outside of operators",
+            time_ns=f.time_ns + origin if origin else None,
+            device=f.device,
+            live=f.live_bytes,
+            module=f.module,
+            frame=f.frame,
+        )
+
+
+def _of_ledger(profile: Profile) -> Iterator[OutOfMemory]:
+    labels = {g.id: g.label for g in profile.graphs}
+    for e in profile.ledger:
+        if _SAYS_SO.search(e.reason):
+            of = labels.get(e.graph, "") if e.graph is not None else ""
+            of = of or (e.tree.function if e.tree else "")
+            yield OutOfMemory(
+                "ledger",
+                f"{e.kind.value.replace('_', ' ')} of {of}" if of else e.kind.value,
+                e.reason,
+                e.count,
+                e.time_ns,
+                e.tree.device if e.tree else None,
+            )
+
+
+def _of_tracker(profile: Profile) -> Iterator[OutOfMemory]:
+    if profile.tracker is None:
+        return
+    about = profile.tracker.metadata
+    for s in profile.tracker.snapshots:
+        if s.kind is SnapshotKind.OUT_OF_MEMORY:
+            device = s.name.partition(": ")[0]
+            memory = s.devices.get(device)
+            yield OutOfMemory(
+                "tracker",
+                s.operations[-1] if s.operations else "outside of operations",
+                s.name,
+                time_ns=about.perf_origin_ns + s.time_ns if about.perf_origin_ns else None,
+                device=device,
+                live=memory.allocated_bytes if memory is not None else None,
+            )
+    if about.state is RunState.EXCEPTION and _SAYS_SO.search(about.reason):
+        end = about.perf_origin_ns + about.end_ns if about.perf_origin_ns else None
+        yield OutOfMemory("tracker", "the end of the process", about.reason, time_ns=end)
+    for problem in about.problems:
+        if _SAYS_SO.search(problem):
+            yield OutOfMemory("tracker", "the tracker itself", problem)

@@ -1,0 +1,319 @@
+"""Writing files whole or not at all.
+
+Note [Who may read what was replaced]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A file is replaced by a new one of the same name, so its mode is ours to choose. A new path gets
+what the umask allows. A path that was there keeps its mode, and its owner and group where the
+system lets us: somebody who had made a profile private (0600) has it private still. Where the group
+cannot be kept, the new group gets no more than everybody else had. The temporary file of a path
+that was there is its owner's alone until it has taken the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from .claims import claim_here_or_beside, locked_by_another, put_in_place
+from .errors import ProfileExistsError, ProfileNotWritableError
+
+__all__ = [
+    "check_writable",
+    "create_for_streaming",
+    "replacing",
+    "replacing_all",
+    "why",
+    "write_whole",
+]
+
+StrPath = str | os.PathLike[str]
+
+_O_BINARY: int = getattr(os, "O_BINARY", 0)
+
+
+def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
+    """Write a file, whole or not at all; see ``replacing``.
+
+    Args:
+        path: where to. Its folder must exist. A symbolic link is followed.
+        data: the content.
+        what: names the content in the error, e.g. ``the report``.
+        new: write it only where there is nothing yet.
+
+    Raises:
+        ProfileExistsError: ``new``, and there is something at ``path``, if only a link.
+        ProfileNotWritableError: the operating system refuses.
+    """
+    with replacing(path, f"{what} ({len(data):,} bytes)", new=new) as fd:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[int]:
+    """The descriptor of a new file that takes the path's place when the block ends well.
+
+    It lies in the same folder, reaches the disk, and then takes the place in one step. When
+    anything fails, an interrupt included, it is removed and what was at ``path`` before is as
+    it was. Its mode: Note [Who may read what was replaced].
+
+    Args:
+        path: where to. Its folder must exist. A symbolic link is followed.
+        what: names the content in the error.
+        new: the path must not exist. Nothing is replaced and no link is followed, also if it
+            appears while the block runs.
+
+    Raises:
+        ProfileExistsError: ``new``, and the path exists.
+        ProfileNotWritableError: the operating system refuses.
+    """
+    with replacing_all([path], what, new=new) as (fd,):
+        yield fd
+
+
+@contextlib.contextmanager
+def replacing_all(
+    paths: Sequence[StrPath], what: str, named: StrPath | None = None, *, new: bool = False
+) -> Iterator[list[int]]:
+    """Several files as ``replacing`` has one: all take their places, or none does.
+
+    All have reached the disk before the first takes its place. If one cannot take it, those that
+    did give it back.
+
+    Args:
+        paths: where to, in one folder or several.
+        what: names the content in the error.
+        named: the path to name in it; by default the first.
+        new: as for ``replacing``.
+
+    Raises:
+        ProfileExistsError: ``new``, and a path exists.
+        ProfileNotWritableError: the operating system refuses.
+    """
+    files: list[_Replacement] = []
+    name = paths[0] if named is None else named
+    try:
+        for path in paths:
+            try:
+                files.append(_Replacement(path, new))
+            except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+                raise _refused(path, what, e) from e
+        yield [file.fd for file in files]
+        for file in files:
+            file.settle()
+        _take_places(files)
+    except BaseException as e:
+        for file in files:
+            file.discard()
+        if isinstance(e, OSError):
+            raise _refused(name, what, e) from e
+        raise
+    # The renames themselves reach the disk with the folder; not every system can do this.
+    for folder in dict.fromkeys(os.path.dirname(file.target) for file in files):
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+class _Replacement:
+    """A file that is to take a place.
+
+    Attributes:
+        target: the place, links followed unless it is to be new.
+        new: nothing may be there.
+        fd: of the file, -1 once it is closed.
+        temporary: where it is meanwhile.
+    """
+
+    def __init__(self, path: StrPath, new: bool) -> None:
+        self.target = os.path.abspath(path) if new else os.path.realpath(path)
+        self.new = new
+        self.fd = -1
+        if new and os.path.lexists(self.target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.target)
+        self._before = _check_target(self.target)
+        self.temporary = _temporary(self.target)
+        mode = 0o666 if self._before is None else 0o600
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY
+        self.fd = os.open(self.temporary, flags, mode)
+
+    def settle(self) -> None:
+        """Make it the same to others as what was there before, and have it on the disk."""
+        if self._before is not None:
+            _keep_mode(self.fd, self.temporary, self._before)
+        os.fsync(self.fd)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+
+    def discard(self) -> None:
+        """Remove it, unless it has taken its place."""
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+        with contextlib.suppress(OSError):
+            os.unlink(self.temporary)
+
+
+def _take_places(files: Sequence[_Replacement]) -> None:
+    if len(files) == 1:
+        _take_place(files[0])
+        return
+    kept: list[tuple[str, str | None]] = []  # place, and where that is which was there
+    try:
+        for file in files:
+            before = None
+            if os.path.lexists(file.target):
+                before = _temporary(file.target)
+                _put_aside(file.target, before)
+            kept.append((file.target, before))
+            _take_place(file)
+    except BaseException:
+        for target, before in reversed(kept):
+            with contextlib.suppress(OSError):
+                os.replace(before, target) if before else os.unlink(target)
+        _remove(before for _, before in kept)  # A rename onto another link of a file does nothing.
+        raise
+    _remove(before for _, before in kept)
+
+
+def _remove(paths: Iterable[str | None]) -> None:
+    for path in paths:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _take_place(file: _Replacement) -> None:
+    if file.new:
+        put_in_place(file.temporary, file.target)
+    else:
+        os.replace(file.temporary, file.target)
+
+
+def _put_aside(target: str, before: str) -> None:
+    try:
+        os.link(target, before)  # So that the place is never empty.
+    except OSError:  # A file system without links.
+        os.rename(target, before)
+
+
+def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
+    """See Note [Who may read what was replaced]."""
+    mode = stat.S_IMODE(before.st_mode) & 0o777
+    ours = os.fstat(fd)
+    if hasattr(os, "fchown") and (ours.st_uid, ours.st_gid) != (before.st_uid, before.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(fd, -1, before.st_gid)
+        with contextlib.suppress(OSError):
+            os.fchown(fd, before.st_uid, -1)
+        if os.fstat(fd).st_gid != before.st_gid:
+            mode &= ~0o070 | (mode & 0o007) << 3
+    if hasattr(os, "fchmod"):
+        os.fchmod(fd, mode)
+    else:
+        os.chmod(path, mode)
+
+
+def check_writable(path: StrPath) -> None:
+    """Find out now, without touching ``path``, whether a file can be written there.
+
+    Raises:
+        ProfileNotWritableError: it cannot; a full disk shows only when writing.
+    """
+    try:
+        target = os.path.realpath(path)
+        _check_target(target)
+        probe = _temporary(target)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.unlink(probe)
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
+
+
+def create_for_streaming(path: StrPath) -> tuple[int, str]:
+    """A new, empty file for a profile that is written while its process runs.
+
+    It takes the place of what was at ``path``, unless that is a file that another live process
+    writes (a path without ``{rank}``, or a rank that nobody knows). Then it lies beside it, with
+    this process's number in its name. See Note [Files that are being written] in ``claims``.
+
+    Returns:
+        An open descriptor, which holds the file's lock, and the file's path.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses.
+    """
+    try:
+        _check_regular(os.path.realpath(path))
+        return claim_here_or_beside(os.fspath(path))
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
+
+
+def _check_target(path: str) -> os.stat_result | None:
+    """What is there, None if nothing is.
+
+    Raises:
+        OSError: it is no regular file, or a live process writes it, so it cannot be replaced.
+    """
+    found = _check_regular(path)
+    if found is not None and locked_by_another(path):
+        raise OSError(errno.EBUSY, "a process is writing it just now", path)
+    return found
+
+
+def _check_regular(path: str) -> os.stat_result | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        # As root, replacing /dev/null by a file would succeed.
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return found
+
+
+def _temporary(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
+
+
+def _refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
+    if isinstance(e, FileExistsError):
+        return ProfileExistsError(
+            path, f"cannot write {what}: something is there already, and stays as it is"
+        )
+    return ProfileNotWritableError(
+        path, f"cannot write {what}: {why(e)}. Nothing was changed there"
+    )
+
+
+_ADVICE = {
+    errno.ENOENT: "check the path; the folder must exist",
+    errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
+    errno.EISDIR: "give a file, not a folder",
+    errno.EACCES: "check the permissions or give another path",
+    errno.EPERM: "check the permissions or give another path",
+    errno.EROFS: "give a path on a file system that is not read-only",
+    errno.ENOSPC: "make room or give a path on another disk",
+    errno.EDQUOT: "make room in your quota or give a path on another disk",
+    errno.EBUSY: "give a path of its own, with {rank} or {pid} in it",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
+
+
+def why(e: Exception) -> str:
+    """Why a path cannot be read or written, and what to do, in words."""
+    if not isinstance(e, OSError):
+        return f"{e}; give the path of a regular file"
+    return f"{e.strerror or e}; {_ADVICE.get(e.errno or 0, 'give the path of a regular file')}"

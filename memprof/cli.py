@@ -6,11 +6,19 @@ Reading a profile must work, and at once, on a machine that has no torch: only `
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import logging
+import os
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import click
+
+from memprof.profiler._text import visible
 
 __all__ = ["COMMANDS", "main"]
 
@@ -29,7 +37,39 @@ COMMANDS = (
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``."""
 
 
+class _Failed(click.ClickException):
+    """Something outside of memprof that keeps a command from its end; exits with 2."""
+
+    exit_code = 2
+
+
 class _Commands(click.Group):
+    """Subcommands, and the one place where what goes wrong in them becomes a line of text."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            # What is still in the buffer would fail as the interpreter ends, with a traceback.
+            if sys.stdout is not None:  # It may be closed.
+                sys.stdout.flush()
+            return result
+        except click.ClickException as e:
+            shown: Any = e  # click says that nobody changes a message
+            shown.message = visible(e.message)
+            raise
+        except OSError as e:
+            if e.errno == errno.EPIPE:
+                raise  # Whoever reads has seen enough; click ends without a word.
+            if e.filename is not None:
+                raise _Failed(visible(f"{e.filename}: {e.strerror}")) from e
+            _discard_output()
+            raise _Failed(visible(f"cannot write to standard output: {e.strerror or e}")) from e
+        except MemoryError as e:
+            raise _Failed(
+                "there is not enough memory to show this file; see MEMPROF_MAX_READ in "
+                "docs/troubleshooting.md"
+            ) from e
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -40,6 +80,21 @@ class _Commands(click.Group):
         command = getattr(module, name)
         assert isinstance(command, click.Command)
         return command
+
+
+def _discard_output() -> None:
+    """Let go of what standard output did not take: it would not take it at the end, either."""
+    with contextlib.suppress(OSError, ValueError):  # One without a descriptor has no end, either.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class _Notes(logging.Handler):
+    """What memprof logs while a command runs, a line each on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"{record.levelname.capitalize()}: {visible(record.getMessage())}", err=True)
 
 
 def _version() -> str:
@@ -54,6 +109,10 @@ def _version() -> str:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Where the memory of compiled PyTorch code goes."""
+    notes = _Notes(logging.WARNING)
+    log = logging.getLogger("memprof")
+    log.addHandler(notes)
+    ctx.call_on_close(lambda: log.removeHandler(notes))
     # A profile is millions of objects in no cycle, and the collector would walk all of them again
     # and again: reading a .memprof file takes four times as long with it.
     if gc.isenabled():

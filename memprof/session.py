@@ -13,12 +13,13 @@ from typing import Any, TextIO
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_writable, read_profile, streams, write_profile
+from memprof.profiler.file import check_writable, read_profile, streams
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.tracker_text import render_tracker_record
 
+from .output import Output, write_own
 from .streaming import LOG_CALLS, Streamer
 
 log = logging.getLogger("memprof")
@@ -30,7 +31,8 @@ class ProfilingSession:
     """A span of a program whose compiled calls make one profile; see ``profile``.
 
     Attributes:
-        path: of the file, placeholders filled in; None if there is none.
+        path: of the file, placeholders filled in; None if there is none. Where another process
+            writes that file, or has written it meanwhile, it becomes the path of another one.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class ProfilingSession:
         self._max_calls = max_calls
         self._session: Session | None = None
         self._streamer: Streamer | None = None
+        self._output: Output | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
 
@@ -54,12 +57,15 @@ class ProfilingSession:
         if self.path is not None:
             self.path = fill_path(self.path, process())
             streamed = streams(self.path)
-            check_writable(self.path)
+            if not streamed:
+                check_writable(self.path)
+                self._output = Output(self.path)
         self._session = RUNTIME.open_session(LOG_CALLS if streamed else self._max_calls)
         if self.path is not None and streamed:
             try:
                 self._streamer = Streamer(RUNTIME, self._session, self.path)
                 self._streamer.start()
+                self.path = self._streamer.path
             except BaseException:
                 RUNTIME.close_session()
                 raise
@@ -76,8 +82,8 @@ class ProfilingSession:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
                 self._result = self._of_runtime()
-            if self._streamer is None and self.path is not None:
-                write_profile(self._result or Profile(), self.path)
+            if self._output is not None:
+                self.path = self._output.write(self._result or Profile())
         except ProfileError as failure:
             # The training that ran inside has succeeded; a full disk must not undo that.
             log.error("%s The profile is still in memory: session.save(PATH).", failure)
@@ -157,7 +163,7 @@ class ProfilingSession:
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_profile(self.profile(), fill_path(path, process()))
+        write_own(self.profile(), fill_path(path, process()))
 
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
         """Print the report of this session.

@@ -13,8 +13,19 @@ before we saw them are counted as ``CallColumns.dropped``.
 
 The thread holds the GIL while it collects (some µs a call) and not while it compresses and writes.
 A child that the process forks has no such thread and never writes: the file is its parent's.
-When writing fails (a full disk), the file is cut back to its last whole chunk, that is logged once,
-and the rest of the session stays in memory, as in a session that is not streamed.
+
+Note [When a stream fails]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+*Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
+nothing is lost: the encoder is as it was, and the next look says what this one would have said.
+
+*Writing* can fail (a full disk). The file is cut back to its last whole chunk; the chunk is kept
+and written at the next look, before anything newer, so that a stream goes on when there is room
+again. While something waits, ``failed`` is true and the session's profile comes from memory. More
+than ``MAX_UNWRITTEN`` bytes are not kept: then the stream ends there.
+
+Both are logged once, and both leave the rest of the session in memory if they last to its end, as
+in a session that is not streamed.
 """
 
 from __future__ import annotations
@@ -25,6 +36,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 
 from memprof.compile_backend.call_log import CallRecord
@@ -39,6 +51,9 @@ TICK_S = 0.25
 FLUSH_S = 5.0
 FLUSH_CALLS = 16_384
 LOG_CALLS = 262_144
+MAX_UNWRITTEN = 16 << 20
+LAST_TRIES = 3
+"""To collect the last chunk, as others may still run."""
 
 
 Join = Callable[[Profile, Mapping[int, int]], Profile]
@@ -50,7 +65,9 @@ class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
     Attributes:
-        failed: writing has failed; the file has what was written before.
+        path: of the file; after ``start`` another one than was given, where a live process writes
+            that one.
+        failed: the file lacks something that was tried to write; it has what came before.
         threads: numbers of threads in its calls, by ``threading.get_ident()``.
     """
 
@@ -62,6 +79,9 @@ class Streamer:
         self._encoder = StreamEncoder()
         self._fd = -1
         self._size = 0
+        self._unwritten = b""
+        self._given_up = False
+        self._logged: set[str] = set()
         self._pid = os.getpid()
         self._last: CallRecord | None = None
         self._seen = 0
@@ -76,7 +96,16 @@ class Streamer:
         Raises:
             ProfileNotWritableError: the file cannot be made.
         """
-        self._fd = create_for_streaming(self.path)
+        self._fd, path = create_for_streaming(self.path)
+        if path != os.fspath(self.path):
+            log.warning(
+                "%s: another process writes it just now, so this one writes %s. Put {rank} or "
+                "{pid} into the path.",
+                os.fspath(self.path),
+                path,
+            )
+            self.path = path
+        _streamers.add(self)
         self.flush()
         self._thread.start()
 
@@ -97,13 +126,21 @@ class Streamer:
         self._stop.set()
         self._thread.join()
         with self._lock:
-            self._write(join, end=True)
+            for _ in range(LAST_TRIES):
+                if self._write(join, end=True):
+                    break
             os.close(self._fd)
             self._fd = -1
 
+    def forked(self) -> None:
+        """In a child: the file, and its lock, are the parent's alone."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def _run(self) -> None:
         flushed, returned = time.monotonic(), self._runtime.returned()
-        while not (self._stop.wait(TICK_S) or self.failed):
+        while not (self._stop.wait(TICK_S) or self._given_up):
             # Counting is cheap, copying the log is not.
             new = self._runtime.returned() - returned
             if new >= FLUSH_CALLS or time.monotonic() - flushed >= FLUSH_S:
@@ -111,44 +148,78 @@ class Streamer:
                 self.flush()
                 flushed = time.monotonic()
 
-    def _new_calls(self) -> CallColumns:
-        records = self._runtime.calls.after(self._last)
-        if not records:
-            return CallColumns()
-        self._last = records[-1]
-        since = self._session.since_perf_ns
-        columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
-        if not columns:
-            return CallColumns()
-        graph, program, start, end, idents = columns
-        number = self.threads.setdefault
-        thread = [number(ident, len(self.threads)) for ident in idents]
-        self._seen += len(graph)
-        return CallColumns(graph, program, start, end, thread)
-
-    def _write(self, join: Join, *, end: bool) -> None:
-        if self.failed or self._fd < 0:
-            return
+    def _write(self, join: Join, *, end: bool) -> bool:
+        """Write what is new, see Note [When a stream fails]; False if it could not be collected."""
+        if self._given_up or self._fd < 0:
+            return True
         try:
-            # In this order: what is called is known by the time of the snapshot.
-            calls = self._new_calls()
-            profile = join(self._runtime.snapshot(self._session), self.threads)
-            if end:
-                dropped = max(0, sum(g.calls for g in profile.graphs) - self._seen)
-                calls = dataclasses.replace(calls, dropped=dropped)
-            data = memoryview(self._encoder.chunk(profile, calls, end=end))
-            written = 0
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
-            self._size += written
+            data = self._collect(join, end)
         except Exception as e:  # Whatever it is, the training goes on.
             self.failed = True
+            self._log_once(e, "cannot collect what is new", "It is tried again")
+            return False
+        self._unwritten += data
+        try:
+            self._append(self._unwritten)
+        except Exception as e:
+            self.failed = True
+            self._given_up = len(self._unwritten) > MAX_UNWRITTEN
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            log.error(
-                "%s: cannot write the profile on (%s: %s). It has what was written before; the "
-                "rest stays in memory: session.save(PATH).",
-                os.fspath(self.path),
-                type(e).__name__,
+            self._log_once(
                 e,
+                "cannot write the profile on",
+                "It has what was written before; the rest stays in memory: session.save(PATH)",
             )
+            return True
+        self._unwritten = b""
+        self.failed = False
+        return True
+
+    def _collect(self, join: Join, end: bool) -> bytes:
+        """The next chunk. What it says is taken to be known only when it is complete."""
+        # In this order: what is called is known by the time of the snapshot.
+        records = self._runtime.calls.after(self._last)
+        since = self._session.since_perf_ns
+        columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
+        calls = CallColumns()
+        if columns:
+            graph, program, start, finish, idents = columns
+            number = self.threads.setdefault
+            thread = [number(ident, len(self.threads)) for ident in idents]
+            calls = CallColumns(graph, program, start, finish, thread)
+        seen = self._seen + len(calls)
+        profile = join(self._runtime.snapshot(self._session), self.threads)
+        if end:
+            dropped = max(0, sum(g.calls for g in profile.graphs) - seen)
+            calls = dataclasses.replace(calls, dropped=dropped)
+        data = self._encoder.chunk(profile, calls, end=end)
+        self._seen = seen
+        if records:
+            self._last = records[-1]
+        return data
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        os.lseek(self._fd, self._size, os.SEEK_SET)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._size += len(data)
+
+    def _log_once(self, error: Exception, what: str, then: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            path, kind = os.fspath(self.path), type(error).__name__
+            log.error("%s: %s (%s: %s). %s.", path, what, kind, error, then)
+
+
+_streamers: weakref.WeakSet[Streamer] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for streamer in list(_streamers):
+        streamer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

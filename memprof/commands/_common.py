@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from memprof.profiler._json import to_json
+from memprof.profiler._text import visible, visible_json
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.terminal import printable
+from memprof.profiler.tracker.journal import JOURNAL_SUFFIX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -34,21 +39,52 @@ class OutputPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def file_argument(command: _Command) -> _Command:
-    """Add the FILE argument, and ``--rank`` for a file that ``memprof merge`` made.
+def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
+    """Refuse to write over what is read, before anything is read or written.
 
-    ``read`` asks for the rank itself.
+    Args:
+        outputs: paths that will be written.
+        inputs: paths that will be read; a tracker's file may be read from its journal.
+        name: of the parameter that gives the outputs.
+
+    Raises:
+        click.BadParameter: two are the same file, by whatever name: relative, linked, or in
+            letters of another case where these are the same.
     """
+    read = [path for given in inputs for path in (given, given + JOURNAL_SUFFIX)]
+    for output in outputs:
+        if any(_same_file(output, path) for path in read):
+            raise click.BadParameter(
+                f"{output} is the file to read, and would be overwritten: give another path",
+                param_hint=name,
+            )
+
+
+def _same_file(a: str, b: str) -> bool:
+    try:
+        return os.path.samefile(a, b)
+    except (OSError, ValueError):  # One is not there, or has no path that could be.
+        pass
+    with contextlib.suppress(OSError, ValueError):
+        return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
+    return False
+
+
+def file_argument(command: _Command) -> _Command:
+    """Add the FILE argument, and ``--rank``."""
     # Not click.Path(exists=True): read_profile's messages say more.
-    argument = click.argument("file", type=click.Path())
-    option = click.option(
+    return click.argument("file", type=click.Path())(rank_option(command))
+
+
+def rank_option(command: _Command) -> _Command:
+    """Add ``--rank``, for files that ``memprof merge`` made; ``read`` asks for the rank itself."""
+    return click.option(
         "--rank",
         type=click.IntRange(min=0),
         expose_value=False,
         callback=_keep_rank,
         help="Whose profile, in a file of several ranks.",
-    )
-    return argument(option(command))
+    )(command)
 
 
 _RANK = "memprof.rank"
@@ -148,10 +184,16 @@ def read_all(path: str) -> list[Profile]:
 
 
 def print_text(text: str) -> None:
-    """Print rendered text, in characters that standard output can show."""
+    """Print the text of a page, in characters that standard output can show."""
     click.echo(printable(text, sys.stdout), nl=False)
+
+
+def print_line(text: str) -> None:
+    """Print one line, of which a part may be anybody's: a path, a name."""
+    print_text(visible(text) + "\n")
 
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    text = msgspec.json.format(to_json(value), indent=2).decode()
+    click.echo(visible_json(text, getattr(sys.stdout, "encoding", None) or "utf-8"))

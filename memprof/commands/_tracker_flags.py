@@ -13,10 +13,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("output_dir", click.Path(), "Folder of the file."),
-    ("interval", float, "Seconds between snapshots, 0.01 or more."),
+    ("interval", float, "Seconds between snapshots, 0.01 to 1,000,000."),
     ("largest", int, "How many of the largest tensors a snapshot describes."),
     ("max_snapshots", int, "How many snapshots are kept; older ones are merged."),
     ("max_operations", int, "How many operations are kept one by one."),
+    ("operation_share", float, "Part of the time for memory at the edges of operations, 0 to 1."),
     ("scan_at_start", bool, "Find the tensors that exist already."),
     ("cpu_allocator", bool, "Count all CPU allocations, for 1.6 us each."),
 )

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import click
 
-from memprof.profiler.diff import ProfileDiff, compare
+from memprof.profiler._text import visible
+from memprof.profiler.diff import NothingToCompare, ProfileDiff, compare
 from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 
-from ._common import print_json, print_text, read, table_options
+from ._common import BadFile, print_json, print_text, rank_option, read, table_options
 
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -44,6 +45,7 @@ def _limit(
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
+@rank_option
 @table_options
 def diff(
     before: str,
@@ -56,12 +58,16 @@ def diff(
 ) -> None:
     """Print what grew from one profile to another, by category, module and node.
 
-    Compared are the peak of live memory, what forwards save for their backwards, what a step
-    allocates, and the pool of graph trees. Exits 2 if a file cannot be read.
+    Compared is every part that both files have: of compiled code the peak of live memory, what
+    forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
+    tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
+    flow its peaks. Exits 2 if a file cannot be read, or if there is nothing to compare.
     """
     old, new = read(before), read(after)
     try:
         found = compare(old, new, device)
+    except NothingToCompare as e:
+        raise BadFile(f"{before} and {after}: {e}") from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
     if as_json:
@@ -70,15 +76,23 @@ def diff(
         style = replace(style_of(sys.stdout), top=top, exact=exact)
         print_text(render_diff(found, style))
     if limit is not None:
+        for path, profile in ((before, old), (after, new)):
+            if profile.left_out:
+                raise BadFile(
+                    f"{path}: {len(profile.left_out)} parts of it cannot be used (memprof report "
+                    "says which), so --fail-over cannot judge it"
+                )
         _check(found, *limit)
 
 
 def _check(found: ProfileDiff, limit: float, relative: bool) -> None:
     over = [
-        q for q in found.quantities if q.change > 0 and (q.growth if relative else q.change) > limit
+        q
+        for q in (*found.quantities, *found.operations)
+        if q.change > 0 and (q.growth if relative else q.change) > limit
     ]
     if over:
         allowed = f"{100 * limit:g} %" if relative else format_bytes(int(limit))
-        grown = ", ".join(f"{q.name} by {format_bytes(q.change)}" for q in over)
-        click.echo(f"Grew by more than {allowed}: {grown}", err=True)
+        grown = ", ".join(f"{q.label} by {format_bytes(q.change)}" for q in over)
+        click.echo(f"Grew by more than {allowed}: {visible(grown)}", err=True)
         raise SystemExit(1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.export import FORMATS, devices_of, export_profile
+from memprof.profiler.export import FORMATS, export_paths, export_profile
 
 from ._common import (
     BadFile,
@@ -13,7 +14,9 @@ from ._common import (
     calls_option,
     chosen_rank,
     file_argument,
+    keep_apart,
     no_such_calls,
+    print_line,
     read,
     read_all,
 )
@@ -61,17 +64,14 @@ def export(
     FILE is a profile written by memprof. What the formats contain, in which units:
     docs/exports.md.
     """
+    keep_apart(export_paths(format_, output), [file], "--output")
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
     profiles = read_all(file) if several else [read(file)]
-    known = sorted({device for profile in profiles for device in devices_of(profile)})
+    known = sorted({device for profile in profiles for device in known_devices(profile)})
     for device in devices:
         if device not in known:
-            raise click.BadParameter(
-                f"no compiled graph of this profile has memory on {device!r}; "
-                f"devices in it: {', '.join(known) or 'none'}",
-                param_hint="--device",
-            )
+            raise click.BadParameter(str(no_such_device(device, known)), param_hint="--device")
     if allocated and format_ != "collapsed":
         raise click.BadParameter(
             "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
@@ -84,4 +84,4 @@ def export(
         raise BadFile(str(e)) from e
     except ImportError as e:
         raise click.ClickException(str(e)) from e
-    click.echo(f"{output}: {FORMATS[format_]}")
+    print_line(f"{output}: {FORMATS[format_]}")

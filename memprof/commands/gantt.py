@@ -12,8 +12,9 @@ from ._common import (
     OutputPath,
     calls_option,
     file_argument,
+    keep_apart,
     no_such_calls,
-    print_text,
+    print_line,
     read,
 )
 
@@ -30,6 +31,7 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them.
     """
+    keep_apart([output], [file], "--output")
     profile = read(file)
     try:
         nbytes = write_gantt(profile, output, file, *calls)
@@ -37,4 +39,4 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
         raise no_such_calls(profile) from e
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    print_text(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")
+    print_line(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")

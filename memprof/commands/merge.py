@@ -11,7 +11,7 @@ from memprof.profiler.file import read_profiles, streams, write_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 
-from ._common import BadFile, read_all
+from ._common import BadFile, keep_apart, print_line, read_all
 
 
 @click.command()
@@ -26,6 +26,7 @@ def merge(out: str, files: tuple[str, ...]) -> None:
         raise click.BadParameter(
             f"{out}: a merged file is a stream, so its name ends in .memprof", param_hint="OUT"
         )
+    keep_apart([out], files, "OUT")
     profiles = [profile for path in files for profile in read_all(path)]
     profiles.sort(key=lambda p: p.process.rank if p.process else 0)
     ranks = Counter(p.process.rank for p in profiles if p.process)
@@ -37,7 +38,7 @@ def merge(out: str, files: tuple[str, ...]) -> None:
     except ProfileError as e:
         raise BadFile(str(e)) from e
     world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
-    click.echo(f"{out}: {len(profiles)} profiles, of {world} ranks")
+    print_line(f"{out}: {len(profiles)} profiles, of {world} ranks")
 
 
 def _check_kept(out: str, profiles: list[Profile]) -> None:

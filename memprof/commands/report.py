@@ -20,7 +20,9 @@ from ._common import (
     OutputPath,
     chosen_rank,
     file_argument,
+    keep_apart,
     print_json,
+    print_line,
     print_text,
     read,
     read_all,
@@ -47,6 +49,8 @@ def report(
     """
     if html is not None and as_json:
         raise click.UsageError("--html and --json exclude each other: run the command twice.")
+    if html is not None:
+        keep_apart([html], [file], "--html")
     if chosen_rank() is None:
         profiles = read_all(file)
         if len(profiles) > 1 and html is None:
@@ -97,4 +101,4 @@ def _write_page(profiles: list[Profile], path: str, device: str | None, file: st
         nbytes = write_report(profiles, path, device, file)
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    print_text(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline\n")
+    print_line(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")

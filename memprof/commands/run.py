@@ -27,7 +27,8 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
 
     COMMAND is a script and its arguments, as after `python`. memory_profile_*.json is in the
     output folder when it has ended, however it ended. Settings that are not given come from
-    MEMPROF_* variables and from a TOML file, see `memprof config show`.
+    MEMPROF_* variables and from a TOML file, see `memprof config show`; but `enabled`, which this
+    command is.
     """
     if module is None and not command:
         raise click.UsageError("Missing a script: memprof run [OPTIONS] SCRIPT [ARGUMENT ...]")
@@ -40,10 +41,16 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         environment[ENVIRONMENT_PREFIX + name.upper()] = text
     try:
-        settings = configured(environment=environment).settings
-        check_writable(os.path.join(settings.output_dir, "memory_profile.json"))
+        found = configured(environment=environment)
+        check_writable(os.path.join(found.settings.output_dir, "memory_profile.json"))
     except (SettingsError, ProfileError) as e:
         raise BadFile(str(e)) from e
+    if not found.settings.enabled:
+        click.echo(
+            f"memprof run: tracking, although {found.origin['enabled']} says enabled = false; "
+            "start the script with python to run it without",
+            err=True,
+        )
     what = ["-m", module, *command] if module is not None else list(command)
     launch = [sys.executable, "-m", "memprof.profiler.tracker.launch", *what]
     sys.stdout.flush()

@@ -8,8 +8,8 @@
 # rebuild one and changing a pin does. torch is asked for by exact version in the same command as
 # memprof: left to `torch>=2.11`, pip would take the newest, which may be one that nobody has tested.
 #
-# Other torch versions are tested on the simulated GPU's torch where that is at hand
-# (../shared/simgpu, see CONTRIBUTING.md): only CUDA wheels of them can be had there, and those load
+# Other torch versions are tested on the simulated GPU's torch
+# (simulated_cuda/): only CUDA wheels of them can be had there, and those load
 # only under its run.sh. The CPU tests use CPU tensors there all the same. Its environments are
 # shared by every clone on the machine, so nothing is installed into them: ours is a layer on top,
 # which sees their packages through a .pth file.
@@ -28,7 +28,7 @@ PYTHON ?= python3
 JOBS ?= auto
 # Extra arguments for pytest, e.g. make test ARGS='-k provenance -x'
 ARGS ?=
-SIMGPU ?= ../shared/simgpu
+SIMGPU ?= simulated_cuda
 
 SIMGPU_THERE := $(wildcard $(SIMGPU)/run.sh)
 # Simulated tests default to the version that the simulated device was written against.
@@ -52,12 +52,15 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu test-gpu test-gpu-rehearsal bench-gpu bench-trees bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
+.PHONY: help demo test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-trees bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Benchmarks print as they go. With ARGS=--quick each takes less than three minutes on an idle"
+	@echo "machine (bench-gpu aside): fewer cases and rounds, and the recorded results are not touched."
 	@echo
 	@echo "On Linux, PyPI's torch carries CUDA packages of some gigabytes; for the CPU build add"
 	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
@@ -79,16 +82,10 @@ format: $(STAMP) ## rewrite the sources the way lint wants them
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# mypy cannot follow the editable install's folder mapping, so it is shown the installed layout,
-# made of links: nothing is copied, and its cache stays valid from run to run.
 typecheck: $(STAMP) ## mypy --strict, incremental
-	@rm -rf build/typecheck && mkdir -p build/typecheck/memprof
-	@ln -s $(CURDIR)/memprof/* build/typecheck/memprof/
-	@for folder in compile_backend cudagraph_trees compiled_autograd profiler; do \
-	  ln -s $(CURDIR)/$$folder build/typecheck/memprof/$$folder; done
-	MYPYPATH=build/typecheck $(VENV)/bin/mypy --strict -p memprof
+	$(VENV)/bin/mypy --strict -p memprof
 
-test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included (needs ../shared/simgpu)
+test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and not slow"
 
 test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of the zoo, half an hour
@@ -100,6 +97,12 @@ fuzz-trees: $(ENVIRONMENT) ## random programs on the graph trees: ARGS='--device
 fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, with values
 	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(or $(ARGS),--device cuda)
 
+fuzz-readers: $(ENVIRONMENT) ## broken and hostile profile files on everything that reads them: ARGS='--seconds 600 --seed 0'
+	PYTHONPATH=.:test $(PY) -m fuzz.readers $(or $(ARGS),--seconds 600)
+
+fuzz-tracker: $(ENVIRONMENT) ## broken and hostile journals or settings on a tracker that starts: ARGS='--target settings'
+	PYTHONPATH=.:test $(PY) -m fuzz.tracker $(or $(ARGS),--target journals --seconds 600)
+
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
 
@@ -109,8 +112,11 @@ test-gpu-rehearsal: $(SIMGPU_STAMP) ## the same tests on the simulated device, b
 bench-gpu: $(STAMP) ## values, step times and pools beside reduce-overhead, on a real CUDA device
 	$(VENV)/bin/python benchmarks/trees_gpu.py $(ARGS)
 
-bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees (needs ../shared/simgpu)
-	$(SIMGPU_PY) benchmarks/trees_replay.py
+bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside inductor and reduce-overhead (simulated)
+	$(SIMGPU_PY) benchmarks/device_memory.py $(ARGS)
+
+bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees
+	$(SIMGPU_PY) benchmarks/trees_replay.py $(ARGS)
 
 bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
 	$(PY) benchmarks/backend_overhead.py $(ARGS)

@@ -1,4 +1,4 @@
-"""memprof's compiled autograd beside torch's own, in one run: `make bench-autograd`.
+"""memprof's compiled autograd beside torch's own, in one run: `make bench-autograd [ARGS=--quick]`.
 
 For each model and forward (plain, compiled), medians of
 
@@ -29,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
 import torch._dynamo.compiled_autograd as torchs
 from backend_overhead import machine
 from compiled_autograd.support import peak_of
+from lines import Lines
 from models import zoo
 
 from memprof import compiled_autograd as ours
@@ -204,16 +205,19 @@ def steady(training: Training, figures: Figures, backend: str, rounds: int, dyna
                     figures.note(harness.who, f"steady, {backend} (ms)", took * 1e3)
 
 
-def measure(name: str, compile_forward: bool, args: Any) -> dict[str, dict[str, float]]:
-    figures = Figures()
+def measure(name: str, compile_forward: bool, args: Any) -> Iterator[tuple[str, dict[str, float]]]:
+    """Measures and the medians of both, as soon as they are known."""
     clock = time.thread_time if args.cpu_time else time.perf_counter
     if args.capture:
+        figures = Figures()
         training = Training(name, "aot_eager" if compile_forward else None, args.dynamic, clock)
         capture_and_peak(training, figures, args.rounds, args.dynamic)
+        yield from figures.medians().items()
     for backend in filter(None, args.backends.split(",")):
+        figures = Figures()
         training = Training(name, backend if compile_forward else None, args.dynamic, clock)
         steady(training, figures, backend, args.rounds, args.dynamic)
-    return figures.medians()
+        yield from figures.medians().items()
 
 
 def main() -> None:
@@ -233,18 +237,19 @@ def run(args: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]
         f"{about['cpu']}, {about['cores']} cores, torch {about['torch']}, "
         f"{about['threads']} threads, {args.rounds} rounds"
     )
-    print(f"{'model':8} {'forward':9} {'measure':22} {'torch':>12} {'memprof':>12} {'ratio':>7}")
+    table = Lines(
+        *(("model", -8), ("forward", -9), ("measure", -22), ("torch", 14), ("memprof", 14)),
+        ("ratio", 7),
+    )
+    table.header()
     results = []
     for name in args.models.split(","):
         for forward in ("plain", "compiled"):
-            for what, values in measure(name, forward == "compiled", args).items():
+            for what, values in measure(name, forward == "compiled", args):
                 ratio = values["memprof"] / values["torch"]
                 results.append({"model": name, "forward": forward, "measure": what, **values})
-                print(
-                    f"{name:8} {forward:9} {what:22} "
-                    f"{values['torch']:12,.3f} {values['memprof']:12,.3f} {ratio:7.3f}",
-                    flush=True,
-                )
+                both = (f"{values['torch']:,.3f}", f"{values['memprof']:,.3f}")
+                table.row([name, forward, what, *both, f"{ratio:.3f}"])
     return results
 
 
@@ -267,14 +272,25 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default="gpt2,bert,resnet")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="gpt2, eager and aot_eager, 3 rounds")
+    parser.add_argument("--models", help="gpt2,bert,resnet")
+    parser.add_argument("--rounds", type=int, help="9")
     parser.add_argument("--dynamic", action="store_true")
-    parser.add_argument("--backends", default="eager,aot_eager,inductor")
+    parser.add_argument("--backends", help="eager,aot_eager,inductor")
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"write results/{RESULTS.name}")
-    return parser.parse_args()
+    args = parser.parse_args()
+    quick, full = (
+        ("gpt2", 3, "eager,aot_eager"),
+        ("gpt2,bert,resnet", 9, "eager,aot_eager,inductor"),
+    )
+    for option, value in zip(
+        ("models", "rounds", "backends"), quick if args.quick else full, strict=True
+    ):
+        if getattr(args, option) is None:
+            setattr(args, option, value)
+    return args
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What memprof costs, measured beside the inductor backend in the same run.
 
-    python benchmarks/backend_overhead.py            # everything, some minutes
+    python benchmarks/backend_overhead.py            # everything, a quarter of an hour
+    python benchmarks/backend_overhead.py --quick    # one model, few rounds; writes no file
     python benchmarks/backend_overhead.py --only steady --models gpt2
 
 Note [How the figures are made]
@@ -37,14 +38,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+sys.path.insert(0, str(Path(__file__).parent))
+from lines import Lines
 from models import zoo
 
 CONTENDERS = {"inductor": "inductor", "memprof": "memprof", "control": "inductor"}
 MODELS = ("resnet", "gpt2", "llama")
+RESULTS = Path(__file__).parent / "results" / "backend_overhead.json"
 
 
 @dataclass
@@ -80,10 +82,13 @@ def main() -> None:
         print(json.dumps(compile_once(args.compile_once, args.backend)))
         return
     torch.set_num_threads(1)
-    console = Console(width=max(110, Console().width))
+    m = machine()
+    print(f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, Python {m['python']}", flush=True)
     steady: list[Steady] = []
     compiles: list[Compile] = []
     if args.only != "compile":
+        print("\nSteady state, medians a call")
+        STEADY.header()
         with tempfile.TemporaryDirectory(prefix="memprof-bench-") as cache:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             works: dict[str, Callable[[str], Callable[[], object]]] = {
@@ -92,16 +97,22 @@ def main() -> None:
                 **{f"{name}, training": training_step(name) for name in args.models},
             }
             for work, build in works.items():
-                console.print(f"steady state: {work} ...", style="dim")
-                steady += measure_steady(work, build, args.rounds)
+                found = measure_steady(work, build, args.rounds)
+                for s in found:
+                    STEADY.row(cells_of_steady(s))
+                steady += found
                 write(args.out, steady, compiles, args)
     if args.only != "steady":
+        print("\nFirst training step, compilation included, medians")
+        COMPILE.header()
         for name in args.models:
-            console.print(f"compile time: {name} ...", style="dim")
-            compiles += measure_compile(name, args.compile_rounds)
+            measured = measure_compile(name, args.compile_rounds)
+            for c in measured:
+                COMPILE.row(cells_of_compile(c))
+            compiles += measured
             write(args.out, steady, compiles, args)
-    show(console, steady, compiles)
-    console.print(f"written to {args.out}")
+    if args.out is not None:
+        print(f"written to {args.out}")
 
 
 # Work: each builder compiles for one backend, warms up, and returns what one call is.
@@ -281,54 +292,29 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(console: Console, steady: list[Steady], compiles: list[Compile]) -> None:
-    m = machine()
-    about = f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, Python {m['python']}"
-    if steady:
-        table = Table(title=f"Steady state, medians a call\n{about}")
-        for column in ("work", "backend"):
-            table.add_column(column)
-        for column in (
-            "wall µs",
-            "CPU µs",
-            "added wall µs",
-            "added CPU µs",
-            "wall ratio",
-            "CPU ratio",
-        ):
-            table.add_column(column, justify="right")
-        for s in steady:
-            figures = (s.wall_ns, s.cpu_ns, s.wall_added_ns, s.cpu_added_ns)
-            table.add_row(
-                s.work,
-                s.contender,
-                *(f"{ns / 1e3:,.2f}" for ns in figures),
-                f"{s.wall_ratio:.3f}",
-                f"{s.cpu_ratio:.3f}",
-                end_section=s.contender == "control",
-            )
-        console.print(table)
-    if compiles:
-        table = Table(title=f"First training step, compilation included, medians\n{about}")
-        for column in ("model", "backend"):
-            table.add_column(column)
-        for column in ("wall s", "CPU s", "wall ratio", "CPU ratio"):
-            table.add_column(column, justify="right")
-        for c in compiles:
-            table.add_row(
-                c.work,
-                c.contender,
-                f"{c.wall_s:.2f}",
-                f"{c.cpu_s:.2f}",
-                f"{c.wall_ratio:.3f}",
-                f"{c.cpu_ratio:.3f}",
-                end_section=c.contender == "memprof",
-            )
-        console.print(table)
+STEADY = Lines(
+    *(("work", -18), ("backend", -8), ("wall µs", 10), ("CPU µs", 10), ("added wall", 10)),
+    *(("added CPU", 10), ("wall ratio", 10), ("CPU ratio", 9)),
+)
+COMPILE = Lines(
+    *(("model", -8), ("backend", -8), ("wall s", 7), ("CPU s", 7)),
+    *(("wall ratio", 10), ("CPU ratio", 9)),
+)
+
+
+def cells_of_steady(s: Steady) -> list[str]:
+    figures = (s.wall_ns, s.cpu_ns, s.wall_added_ns, s.cpu_added_ns)
+    times = [f"{ns / 1e3:,.2f}" for ns in figures]
+    return [s.work, s.contender, *times, f"{s.wall_ratio:.3f}", f"{s.cpu_ratio:.3f}"]
+
+
+def cells_of_compile(c: Compile) -> list[str]:
+    figures = [f"{c.wall_s:.2f}", f"{c.cpu_s:.2f}", f"{c.wall_ratio:.3f}", f"{c.cpu_ratio:.3f}"]
+    return [c.work, c.contender, *figures]
 
 
 def write(
-    out: Path, steady: list[Steady], compiles: list[Compile], args: argparse.Namespace
+    out: Path | None, steady: list[Steady], compiles: list[Compile], args: argparse.Namespace
 ) -> None:
     content = {
         "benchmark": "backend_overhead",
@@ -338,6 +324,8 @@ def write(
         "steady": [asdict(s) for s in steady],
         "compile": [asdict(c) for c in compiles],
     }
+    if out is None:
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -347,18 +335,23 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("steady", "compile"), help="one half of it")
-    parser.add_argument("--models", nargs="*", choices=tuple(zoo.MODELS), default=MODELS)
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of blocks (200)")
-    parser.add_argument("--compile-rounds", type=int, default=3, help="processes each (3)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(__file__).parent / "results" / "backend_overhead.json",
-        help="file to write (benchmarks/results/backend_overhead.json)",
-    )
+    parser.add_argument("--quick", action="store_true", help="gpt2, 30 rounds, one process each")
+    parser.add_argument("--models", nargs="*", choices=tuple(zoo.MODELS))
+    parser.add_argument("--rounds", type=int, help="rounds of blocks (200)")
+    parser.add_argument("--compile-rounds", type=int, help="processes each (3)")
+    parser.add_argument("--out", type=Path, help=f"file to write ({RESULTS}; --quick: none)")
     parser.add_argument("--compile-once", help=argparse.SUPPRESS)
     parser.add_argument("--backend", default="memprof", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    full = (MODELS, 200, 3, RESULTS)
+    for name, value in zip(
+        ("models", "rounds", "compile_rounds", "out"),
+        (("gpt2",), 30, 1, None) if args.quick else full,
+        strict=True,
+    ):
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
 
 
 if __name__ == "__main__":

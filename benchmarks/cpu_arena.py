@@ -1,6 +1,7 @@
 """Compiled CPU code in memprof's arena, beside inductor on glibc and on tcmalloc.
 
     python benchmarks/cpu_arena.py                   # everything, some minutes
+    python benchmarks/cpu_arena.py --quick           # three cases, few rounds; writes no file
     python benchmarks/cpu_arena.py --cases softmax-64 mlp-64-training --rounds 10
 
 Note [How the figures are made]
@@ -35,12 +36,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+sys.path.insert(0, str(Path(__file__).parent))
 from backend_overhead import machine
+from lines import Lines
 from models import zoo
 
 Step = Callable[[], list[torch.Tensor]]
@@ -170,7 +170,8 @@ CASES: dict[str, Callable[[str], Step]] = {
     "mlp-64-training-eager-loss": thin_mlp(64, loss="eager"),
     **{f"{name}-training": zoo_training(name) for name in ("resnet", "gpt2", "llama")},
 }
-MEMORY_BOUND = [c for c in CASES if c.startswith(("softmax", "mlp"))]
+QUICK = ["softmax-4", "softmax-64", "mlp-64-training"]
+RESULTS = Path(__file__).parent / "results" / "cpu_arena.json"
 
 
 # The worker: builds a case for its contenders, then runs blocks on request.
@@ -335,19 +336,22 @@ def main() -> None:
     if args.work:
         work(args.work[0], args.work[1:])
         return
-    console = Console(width=max(120, Console().width))
+    m = machine()
+    print(f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, load {m['load_average']:.1f}")
     tcmalloc = find_tcmalloc()
     if tcmalloc is None:
-        console.print("no tcmalloc here (on Debian: libtcmalloc-minimal4); left out")
+        print("no tcmalloc here (on Debian: libtcmalloc-minimal4); left out")
+    TABLE.header()
     results = []
     for case in args.cases:
-        console.print(f"{case} ...", style="dim")
         results.append(measure(case, args.rounds, tcmalloc))
-        for line in results[-1].ledger:
-            console.print(f"  {line}", style="dim", highlight=False)
-        write(args.out, results, args.rounds)
-    show(console, results)
-    console.print(f"written to {args.out}")
+        TABLE.row(cells(results[-1]))
+        for line in results[-1].ledger if args.ledger else []:
+            print(f"  {line}", flush=True)
+        if args.out is not None:
+            write(args.out, results, args.rounds)
+    if args.out is not None:
+        print(f"written to {args.out}")
 
 
 def write(out: Path, results: list[Result], rounds: int) -> None:
@@ -361,53 +365,46 @@ def write(out: Path, results: list[Result], rounds: int) -> None:
     out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def show(console: Console, results: list[Result]) -> None:
-    m = machine()
-    table = Table(
-        title=f"memprof's arena, medians a call\n{m['cpu']}, {m['cores']} cores, "
-        f"torch {m['torch']}, load {m['load_average']:.1f}"
-    )
-    table.add_column("case")
-    table.add_column("equal")
-    for column in (
-        "inductor ms",
-        "memprof ms",
-        "tcmalloc ms",
-        "wall / inductor",
-        "CPU",
-        "control",
-        "wall / tcmalloc",
-        "CPU",
-        "pool MiB",
-    ):
-        table.add_column(column, justify="right")
-    for r in results:
-        figures = [
-            *(r.inductor_ms, r.memprof_ms, r.tcmalloc_ms),
+TABLE = Lines(
+    *(("case", -26), ("equal", -5), ("inductor ms", 11), ("memprof ms", 10), ("tcmalloc ms", 11)),
+    *(("wall / inductor", 15), ("CPU", 6), ("control", 7), ("wall / tcmalloc", 15), ("CPU", 6)),
+    ("pool MiB", 8),
+)
+
+
+def cells(r: Result) -> list[str]:
+    """One line."""
+
+    def text(figure: float | None, digits: int) -> str:
+        return "-" if figure is None else f"{figure:.{digits}f}"
+
+    times = [text(t, 2) for t in (r.inductor_ms, r.memprof_ms, r.tcmalloc_ms)]
+    ratios = [
+        text(f, 3)
+        for f in (
             *(r.wall_ratio, r.cpu_ratio, r.control_wall_ratio),
-            *(r.to_tcmalloc_wall, r.to_tcmalloc_cpu, r.reserved_bytes / MEGA),
-        ]
-        text = [
-            "-" if f is None else f"{f:.2f}" if i < 3 else f"{f:.3f}" for i, f in enumerate(figures)
-        ]
-        table.add_row(r.case, "yes" if r.equal else "NO", *text[:-1], f"{figures[-1]:.1f}")
-    console.print(table)
+            *(r.to_tcmalloc_wall, r.to_tcmalloc_cpu),
+        )
+    ]
+    return [r.case, "yes" if r.equal else "NO", *times, *ratios, text(r.reserved_bytes / MEGA, 1)]
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of blocks (20)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(__file__).parent / "results" / "cpu_arena.json",
-        help="file to write (benchmarks/results/cpu_arena.json)",
-    )
+    parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)}; 6 rounds")
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES))
+    parser.add_argument("--rounds", type=int, help="rounds of blocks (20)")
+    parser.add_argument("--out", type=Path, help=f"file to write ({RESULTS}; --quick: none)")
+    parser.add_argument("--ledger", action="store_true", help="print what went into the arena")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.cases = args.cases or (QUICK if args.quick else list(CASES))
+    args.rounds = args.rounds or (6 if args.quick else 20)
+    if args.out is None and not args.quick:
+        args.out = RESULTS
+    return args
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The data-flow memory profile beside torch's: time, memory, growth, compilation in the window.
 
-    make bench-profile
+    make bench-profile [ARGS=--quick]
 
 Note [How the figures are made]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -30,17 +30,17 @@ import select
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+sys.path.insert(0, str(Path(__file__).parent))
 from dataflow import models  # type: ignore[import-not-found]
+from lines import Lines
 
 from memprof.profiler import profile_memory
 from memprof.profiler.dataflow.over_time import by_category
@@ -150,16 +150,14 @@ def side_by_side(steps: int, rounds: int) -> dict[str, Any]:
     return out
 
 
-def growth(targets: list[int], per_step: float) -> list[dict[str, float]]:
-    out = []
+def growth(targets: list[int], per_step: float) -> Iterator[dict[str, float]]:
     for target in targets:
         prof = record(max(1, round(target / per_step)))
         seconds = min(cpu_seconds(partial(analyse_memprof, prof)) for _ in range(2))
         events = analyse_memprof(prof)[0].columns.events
-        out.append({"events": events, "seconds": seconds, "us_per_event": seconds / events * 1e6})
         del prof
         gc.collect()
-    return out
+        yield {"events": events, "seconds": seconds, "us_per_event": seconds / events * 1e6}
 
 
 def compilation(backend: str, rounds: int) -> dict[str, Any]:
@@ -186,46 +184,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=32, help="of the side-by-side recording")
+    parser.add_argument("--quick", action="store_true", help="shorter recordings, fewer of them")
+    parser.add_argument("--steps", type=int, help="of the side-by-side recording (32)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--growth", type=int, nargs="*", default=[125_000, 250_000, 500_000, 1_000_000]
-    )
+    parser.add_argument("--growth", type=int, nargs="*", help="events of longer recordings")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
+    steps = args.steps or (8 if args.quick else 32)
+    events = [125_000] if args.quick else [125_000, 250_000, 500_000, 1_000_000]
+    events = events if args.growth is None else args.growth
     torch.set_num_threads(1)
-    console = Console()
 
-    both = side_by_side(args.steps, args.rounds)
-    table = Table(title=f"analysis, timeline and coalescing of {both['events']:,} events")
-    for column in ("", "CPU s", "µs / event", "added memory at most", "held"):
-        table.add_column(column, justify="right")
+    print(f"analysis, timeline and coalescing of a recording of {steps} steps", flush=True)
+    both = side_by_side(steps, args.rounds)
+    print(f"{both['events']:,} events")
+    table = Lines(("", -8), ("CPU s", 7), ("µs / event", 10), ("added memory", 12), ("held", 10))
+    table.header()
     for name in ("torch", "memprof"):
         r = both[name]
-        table.add_row(
-            name,
-            f"{r['seconds']:.3f}",
-            f"{r['us_per_event']:.2f}",
-            f"{r['peak_bytes'] / 2**20:.1f} MiB",
-            f"{r['held_bytes'] / 2**20:.1f} MiB",
-        )
-    console.print(table)
-    console.print(
-        f"{both['times_faster']:.1f} times faster, 1/{both['memory_ratio']:.1f} of the memory"
+        memory = (f"{r[k] / 2**20:.1f} MiB" for k in ("peak_bytes", "held_bytes"))
+        table.row([name, f"{r['seconds']:.3f}", f"{r['us_per_event']:.2f}", *memory])
+    print(
+        f"{both['times_faster']:.1f} times faster, 1/{both['memory_ratio']:.1f} of the memory",
+        flush=True,
     )
-    rows = growth(args.growth, both["events"] / args.steps) if args.growth else []
-    for row in rows:
-        console.print(
+    rows = []
+    for row in growth(events, both["events"] / steps):
+        rows.append(row)
+        print(
             f"{row['events']:>9,.0f} events: {row['seconds']:.2f} s, "
-            f"{row['us_per_event']:.2f} µs an event"
+            f"{row['us_per_event']:.2f} µs an event",
+            flush=True,
         )
-    windows = [compilation(b, args.rounds) for b in ("inductor", "memprof")]
-    for w in windows:
-        console.print(
+    windows = []
+    for backend in ("inductor", "memprof"):
+        w = compilation(backend, args.rounds)
+        windows.append(w)
+        print(
             f"{w['backend']}: compilation in the window {w['cold']['seconds'] * 1e3:.0f} ms "
             f"({w['cold']['events']:,} events, {w['cold']['skipped_s']:.1f} s skipped), without "
             f"{w['warm']['seconds'] * 1e3:.0f} ms ({w['warm']['events']:,} events): "
-            f"{w['ratio']:.2f} times"
+            f"{w['ratio']:.2f} times",
+            flush=True,
         )
     if args.json:
         figures = {

@@ -1,6 +1,6 @@
 """What profiling adds to a step of a job of several ranks, beside inductor in the same run.
 
-    python benchmarks/ranks_overhead.py --ranks 4
+    python benchmarks/ranks_overhead.py --ranks 4 [--quick]
 
 Starts torchrun with gloo on the CPU. Every rank holds the same DDP model three times: with
 ``backend="inductor"``, a second time so (the control, which shows the noise), and with
@@ -30,6 +30,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memprof
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lines import Lines
 
 NAMES = ("inductor", "control", "memprof")
 
@@ -76,6 +79,10 @@ def rank_main(args: argparse.Namespace) -> None:
             for _ in range(args.warm_up):
                 trainer.step()
         turns: dict[str, list[float]] = {name: [] for name in NAMES}
+        table = Lines(("round of rank 0", 15), *((f"{name} ms", 12) for name in NAMES))
+        if rank == 0:
+            print(f"{world} ranks, DDP on gloo, torch {torch.__version__}, {args.rounds} rounds")
+            table.header()
         for round in range(args.rounds):
             for k in range(len(NAMES)):
                 name = NAMES[(k + round) % len(NAMES)]
@@ -88,6 +95,8 @@ def rank_main(args: argparse.Namespace) -> None:
                         trainers[name].step()
                         times.append(time.perf_counter() - start)
                 turns[name].append(fmean(times))
+            if rank == 0:
+                table.row([str(round), *(f"{turns[name][-1] * 1e3:.2f}" for name in NAMES)])
     gathered: list[dict[str, list[float]]] = [{} for _ in range(world)]
     dist.all_gather_object(gathered, turns)
     if rank == 0:
@@ -102,7 +111,7 @@ def rank_main(args: argparse.Namespace) -> None:
             )
             for name in NAMES
         }
-        print(f"{world} ranks, DDP on gloo, torch {torch.__version__}, {args.rounds} rounds")
+        print("slowest rank of each round, medians")
         for name in NAMES:
             print(f"  {name:<9} {figures[name] * 1e3:8.2f} ms a step   x {ratios[name]:.4f}")
         print(json.dumps({"ranks": world, "step_s": figures, "ratio": ratios}))
@@ -115,8 +124,9 @@ def rank_main(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=48, help="in a turn")
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 16 steps")
+    parser.add_argument("--rounds", type=int, help="8")
+    parser.add_argument("--steps", type=int, help="in a turn (48)")
     parser.add_argument("--warm-up", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -125,6 +135,8 @@ def main() -> None:
     parser.add_argument("--no-arena", action="store_true", help="memprof with graphs=False")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.rounds = args.rounds or (3 if args.quick else 8)
+    args.steps = args.steps or (16 if args.quick else 48)
     if args.rank:
         rank_main(args)
         return

@@ -320,19 +320,23 @@ def main() -> None:
     arguments = parser.parse_args()
     quick = arguments.quick
     torch.set_num_threads(1)
+    found: dict[str, Any] = {
+        "machine": platform.platform(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    print(json.dumps(found), flush=True)
+    blocks = 5 if quick else 60
     with tempfile.TemporaryDirectory() as folder:
-        found = {
-            "machine": platform.platform(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "snapshot": snapshot_cost(folder, 2 if quick else 10),
-            "operation": operation_cost(folder, 20 if quick else 200),
-            "training": training_ratio(folder, 5 if quick else 60, 2, operations=False),
-            "training_with_operations": training_ratio(
-                folder, 5 if quick else 60, 2, operations=True
-            ),
+        parts: dict[str, Callable[[], Any]] = {
+            "snapshot": lambda: snapshot_cost(folder, 2 if quick else 10),
+            "operation": lambda: operation_cost(folder, 20 if quick else 200),
+            "training": lambda: training_ratio(folder, blocks, 2, operations=False),
+            "training_with_operations": lambda: training_ratio(folder, blocks, 2, operations=True),
         }
-    print(json.dumps(found, indent=1))
+        for name, measure in parts.items():
+            found[name] = measure()
+            print(json.dumps({name: found[name]}, indent=1), flush=True)
     if arguments.save:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -5,7 +5,7 @@ figures are taken: the time inside the manager's ``run``, by a clock around it i
 unchanged calls, and the time of the whole call. "held" keeps the result in a variable
 while the next call runs, as ``loss = model(x)`` does; "dropped" does not.
 
-    make bench-trees
+    make bench-trees [ARGS=--quick]
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import argparse
 import gc
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ import torch._inductor.cudagraph_trees as torch_trees
 
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import use_in_inductor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lines import Lines
 
 SIZES = (1, 10, 50, 200)
 
@@ -123,18 +128,21 @@ def measure(fns: list[tuple[Callable[[], None], Clock]], rounds: int) -> list[tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="of 100 calls each")
+    parser.add_argument("--quick", action="store_true", help="two sizes, 10 rounds")
+    parser.add_argument("--rounds", type=int, help="of 100 calls each (40)")
     parser.add_argument("--json", help="write the figures there")
     args = parser.parse_args()
+    rounds = args.rounds or (10 if args.quick else 40)
     print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}")
-    print(
-        f"{'static inputs':>13} {'result':>8}  {'inside run, µs':>24}  {'whole call, µs':>24}\n"
-        f"{'':>13} {'':>8}  {'ours':>7} {'torch':>7} {'ratio':>7}   {'ours':>7} {'torch':>7} "
-        f"{'ratio':>7}"
+    print("µs inside the manager's run, and of the whole call")
+    table = Lines(
+        *(("static inputs", 13), ("result", -7), ("inside: ours", 12), ("torch", 7)),
+        *(("ratio", 5), ("whole: ours", 11), ("torch", 7), ("ratio", 5)),
     )
+    table.header()
     ratios = []
     rows = []
-    for n in SIZES:
+    for n in SIZES[::2] if args.quick else SIZES:
         ours, theirs = build(n, True), build(n, False)
         assert get_manager(0, create_if_none_exists=False) is not None
         gc.collect()
@@ -142,16 +150,14 @@ def main() -> None:
         for k, result in enumerate(("dropped", "held")):
             (a, wa), (b, wb) = measure(
                 [(ours[k], ours[2]), (theirs[k], theirs[2])],  # type: ignore[list-item]
-                args.rounds,
+                rounds,
             )
             ratios.append(a / b)
             rows.append(
                 {"static": n, "result": result, "ours": a, "torch": b, "call": wa, "torch_call": wb}
             )
-            print(
-                f"{n:>13} {result:>8}  {a:7.2f} {b:7.2f} {a / b:7.2f}   {wa:7.2f} {wb:7.2f} "
-                f"{wa / wb:7.2f}"
-            )
+            inside = (f"{a:.2f}", f"{b:.2f}", f"{a / b:.2f}")
+            table.row([str(n), result, *inside, f"{wa:.2f}", f"{wb:.2f}", f"{wa / wb:.2f}"])
         gc.enable()
         del ours, theirs
         torch._dynamo.reset()

@@ -1,0 +1,34 @@
+"""Tables that are printed one line at a time, as their figures become known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Lines:
+    """A table in Markdown, its columns of fixed width so that it reads well in a terminal too.
+
+    Args:
+        columns: names and widths; a width below zero aligns to the left.
+    """
+
+    def __init__(self, *columns: tuple[str, int]) -> None:
+        self._columns = columns
+
+    def header(self) -> None:
+        """Print the names."""
+        self.row([name for name, _ in self._columns])
+        dashes = ("-" * -w if w < 0 else "-" * (w - 1) + ":" for _, w in self._columns)
+        print(f"| {' | '.join(dashes)} |", flush=True)
+
+    def row(self, cells: Sequence[str]) -> None:
+        """Print one line."""
+        print(self.text(cells), flush=True)
+
+    def text(self, cells: Sequence[str]) -> str:
+        """One line; cells that are missing at its end are left out."""
+        padded = (
+            cell.ljust(-w) if w < 0 else cell.rjust(w)
+            for cell, (_, w) in zip(cells, self._columns, strict=False)
+        )
+        return f"| {' | '.join(padded)} |"

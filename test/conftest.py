@@ -15,10 +15,38 @@ Note [The compiler cache in tests]
 Inductor's caches would let what an earlier run left behind decide a test, so a session begins with
 an empty cache, which its workers share. MEMPROF_TEST_CACHE=DIR keeps one between runs, to develop
 faster.
+
+Note [What every process would do again]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Inductor compiles, and loads in another process, a probe for each of the processor's instruction
+sets before its first kernel: ten seconds of CPU time in an empty cache and one in a full one, for
+every worker and for every script that a test runs. (Up to torch 2.11 each probe imports torch: ten
+seconds in every process. A probe that takes a minute on a busy machine counts as failed, and then
+two processes compile different kernels.) ``TORCHINDUCTOR_VEC_ISA_OK=1`` says that the C++
+compiler knows the sets of this processor, as every one does that has C++20; set it to the empty
+string to have them probed.
+
+Python's collector walks 400,000 objects of torch, of its compiler and of the test modules whenever
+a test asks for a collection, a quarter of a second each time, and they never die: they are taken
+out of its sight once everything is imported.
+
+Note [Tests and the clock]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+A test judges the code, never the machine: a slow runner with other work on every core gives the
+same verdict as an idle one. So nothing here asserts a duration, sleeps for effect or gives up
+after some seconds; work is counted (``counting.py``) and time is measured in benchmarks/, which
+print it. Hypothesis has one profile, below, without a deadline and without the health checks
+that measure speed. Against a test that hangs there is pytest-timeout alone (pyproject.toml), far
+beyond what any test takes. ``test_suite.py`` looks for what would undo this.
+
+Where ``CI`` is set, Hypothesis draws the same examples in every run, so that a red run there can
+be repeated anywhere with ``CI=1``; everywhere else each run looks at new ones, and prints how to
+repeat a failure.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -27,14 +55,26 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ("browser.fixtures",)
 
 # Before torch is imported anywhere, and inherited by the workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Model libraries must not try to reach a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile(
+    "memprof",
+    deadline=None,
+    # Drawing is slow on a busy machine, and whether one draw of many is too large is chance.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize="CI" in os.environ,
+    print_blob=True,
+)
+settings.load_profile("memprof")
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can say `from models import zoo`
 
@@ -65,6 +105,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+
+
 def _real_or_rehearsed(simulated: bool) -> bool:
     """MEMPROF_REHEARSE_GPU=1 runs the tests for real devices on a simulated one."""
     if simulated:
@@ -78,6 +123,9 @@ def _real_or_rehearsed(simulated: bool) -> bool:
 def _clean_slate() -> None:
     """No test sees another's compiled code or settings; those without torch do not import it
     for this."""
+    if gc.get_freeze_count() == 0:
+        gc.collect()  # a test thawed them
+        gc.freeze()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     if "memprof.cudagraph_trees.settings" in sys.modules:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from browser.fixtures import open_file, watch
+from browser.fixtures import isolated, open_file, watch
 
 from memprof.profiler.file import read_profile
 from memprof.profiler.report import summarize
@@ -31,7 +31,6 @@ def test_the_demo_leaves_a_page_that_opens(browser: Browser, tmp_path: Path) -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=500,
         check=False,
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},
     )
@@ -43,7 +42,7 @@ def test_the_demo_leaves_a_page_that_opens(browser: Browser, tmp_path: Path) -> 
     assert summary.peak is not None
     for width in (1280, 390):
         size = {"width": width, "height": 900}
-        with browser.new_context(viewport=size, offline=True) as context:  # type: ignore[arg-type]
+        with isolated(browser, viewport=size) as context:
             page = context.new_page()
             problems = watch(page)
             open_file(page, Path(named[1]))

@@ -31,6 +31,15 @@ TORCH_FREE = [
 ]
 
 
+def _sources(folder: str) -> list[Path]:
+    """The files of one folder; memprof/ holds links to the others."""
+    return sorted(
+        path
+        for path in (ROOT / folder).rglob("*.py")
+        if path.relative_to(ROOT).parts[:2] not in {("memprof", other) for other in BELOW}
+    )
+
+
 def _package(path: Path) -> list[str]:
     package = ["memprof", *path.relative_to(ROOT).parts[:-1]]
     return package[1:] if package[1:2] == ["memprof"] else package
@@ -65,7 +74,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     paths = {
         ".".join([*_package(p), *([] if p.stem == "__init__" else [p.stem])]): p
         for folder in BELOW
-        for p in (ROOT / folder).rglob("*.py")
+        for p in _sources(folder)
     }
     uses: dict[str, set[str]] = {}
     for name, path in paths.items():
@@ -83,7 +92,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize("folder", sorted(BELOW))
 def test_imports_point_downwards(folder: str) -> None:
     wrong = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
+    for path in _sources(folder):
         for line, module in _imports(path):
             parts = module.split(".")
             if parts[0] != "memprof" or len(parts) < 2:
@@ -106,7 +115,7 @@ def test_private_torch_is_imported_in_the_compat_modules_alone() -> None:
     allowed = {"cudagraph_trees/inductor.py"}
     wrong = []
     for folder in BELOW:
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        for path in _sources(folder):
             name = str(path.relative_to(ROOT))
             if path.name == "_torch_compat.py" or name in allowed:
                 continue

@@ -49,10 +49,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def train(name: str, backend: str, steps: int = 3) -> Result:
-    """A few steps from a fresh Dynamo; the same seeds for every backend."""
-    torch._dynamo.reset()
-    trainer = Trainer(name, backend)
+def train(trainer: Trainer, steps: int = 3) -> Result:
+    """A few steps; the same for every backend, since a trainer sets the seeds."""
     model = trainer.case.model
     result = Result()
     for i in range(steps):

@@ -129,18 +129,29 @@ def test_an_error_of_the_compiler_is_the_compilers() -> None:
         compiled(torch.ones(2))
 
 
-def test_a_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(artifact: artifacts.Artifact, path: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "No space left on device", f"{path}.tmp")
 
     monkeypatch.setattr(provenance_stage.artifacts, "store", full)
     with memprof.profile() as session:
-        compiled = torch.compile(lambda x: (x * 3).sin(), backend="memprof")
-        compiled(torch.ones(5))
+        for factor in (3, 4):
+            torch._dynamo.reset()
+            torch.compile(lambda x, n=factor: (x * n).sin(), backend="memprof")(torch.ones(5))
     profile = session.profile()
-    assert profile.graphs[0].buffers
-    (fallback,) = [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
-    assert "No space left on device" in fallback.reason
+    # THEN nothing is missing in this process
+    assert len(profile.graphs) == 2
+    assert all(g.buffers and g.programs for g in profile.graphs)
+    # AND what is said is just that, for each graph in the ledger and once in the log
+    assert not [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
+    stored = [e for e in profile.ledger if e.kind is LedgerKind.NOT_STORED]
+    assert [e.graph for e in stored] == [g.id for g in profile.graphs]
+    assert "No space left on device" in stored[0].reason
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "memprof"]
+    assert "cannot store provenance beside the cache" in said
+    assert "compile them again" in said
 
 
 def _profile_of(function: Any, *args: torch.Tensor) -> Profile:

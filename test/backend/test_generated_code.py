@@ -138,7 +138,7 @@ call = runner.call
     clone = instrument(source, "generated.py", module)
     assert clone is not None
     hooks = _Hooks()
-    result = clone(hooks)([4])
+    result = clone(hooks).call([4])
     # THEN it has worked on the module's own globals and left nothing else there
     assert result == (41, 1)
     assert module["count"] == 1
@@ -159,7 +159,7 @@ def test_a_traceback_of_the_clone_points_into_the_generated_file() -> None:
     clone = instrument(source, "generated.py", module)
     assert clone is not None
     with pytest.raises(ValueError, match="1") as caught:
-        clone(_Hooks())([])
+        clone(_Hooks()).call([])
     last = caught.traceback[-1]
     assert (Path(str(last.path)).name, last.lineno + 1) == ("generated.py", 3)
 

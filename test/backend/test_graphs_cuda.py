@@ -12,7 +12,7 @@ import memprof
 from memprof.cudagraph_trees.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution
-from memprof.profiler.model import GraphKind, LedgerKind, Profile
+from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile
 from memprof.profiler.report import render_text, summarize
 
 pytestmark = pytest.mark.simgpu
@@ -43,13 +43,14 @@ def test_training_replays_from_the_fourth_step_on() -> None:
     profile = _train(8)
     assert not [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
     trees = [e for e in profile.ledger if e.tree is not None]
-    # THEN every graph is warmed up once and recorded once, in the first three steps
+    # THEN every graph is warmed up twice and recorded once, in the first three steps
     for graph in profile.graphs:
         mine = [e for e in trees if e.graph == graph.id]
         counts = {k: sum(e.count for e in mine if e.kind is k) for k in LedgerKind}
         assert counts[LedgerKind.RECORD] == 1, mine
         assert counts[LedgerKind.RERECORD] == 0, mine
-        # one call warms up, one is observed, one records; the rest are replays
+        # one call warms up, one more is observed, one records; the rest are replays
+        assert counts[LedgerKind.WARM_UP] == 2, mine
         assert counts[LedgerKind.REPLAY] == 8 - 3
     # AND what is not observed is the warm-up alone
     assert profile.calls.program.count(-1) == len(profile.graphs)
@@ -159,3 +160,37 @@ def test_a_program_holds_no_autotuning_and_no_workspace() -> None:
     assert parameters <= program.entry_bytes < parameters + (1 << 16)
     # torch 2.15 takes and gives back a cuBLAS workspace of 1 MiB around each matmul.
     assert program.peak()[1] < parameters + (4 << 20)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_being_observed_takes_no_memory_beside_the_pool(training: bool) -> None:
+    # GIVEN layers whose activations are far larger than their weights
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        *(m for _ in range(4) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
+    ).cuda()
+    x = torch.randn(1 << 14, 64, device="cuda")
+    compiled = torch.compile(model, backend="memprof")
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = []
+    with torch.set_grad_enabled(training), memprof.profile() as session:
+        for _ in range(5):
+            y = compiled(x).sum()
+            if training:
+                y.backward()
+                model.zero_grad()
+            del y
+            reserved.append(torch.cuda.max_memory_reserved())
+    # THEN each graph was observed and then recorded
+    profile = session.profile()
+    assert {g.kind for g in profile.graphs} == (
+        {GraphKind.FORWARD, GraphKind.BACKWARD} if training else {GraphKind.INFERENCE}
+    )
+    for graph in profile.graphs:
+        (program,) = graph.programs
+        assert program.internal_observed
+        assert max(s.nbytes for s in program.storages if s.origin is Origin.BUFFER) == x.nbytes
+        assert any(e.kind is LedgerKind.RECORD and e.graph == graph.id for e in profile.ledger)
+    # AND both took no more than the warm-up: a pool beside the pool would be twice as much
+    assert max(reserved) <= 1.25 * reserved[0]

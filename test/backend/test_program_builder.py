@@ -252,7 +252,7 @@ class _Machine:
             self.reports.append(Dropped((name,)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, 2**32),
     st.integers(0, 3),

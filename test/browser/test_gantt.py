@@ -11,13 +11,11 @@ from memprof.profiler.model import Profile, TrackerRecord
 from memprof.profiler.report.html.gantt_page import write_gantt
 from memprof.profiler.timeline import Timeline
 
-from .fixtures import open_file
+from .fixtures import COUNT_DRAWING, FRAME, isolated, open_file
 from .gantt_profiles import MS, Operations, server, training_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +26,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def show(page: Page, path: Path) -> float:
-    """Open a page and wait until it is drawn; seconds that took."""
+def show(page: Page, path: Path) -> None:
+    """Open a page and wait until it is drawn."""
     open_file(page, path)
     page.wait_for_selector("html[data-ready]")
     page.evaluate(FRAME)
-    return float(page.evaluate("performance.now()")) / 1000
 
 
 def window(page: Page) -> tuple[float, float]:
@@ -59,43 +56,35 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
     return found["x"], found["y"], found["name"]
 
 
-def test_twenty_thousand_bars_open_within_three_seconds(page: Page, pages: Path) -> None:
-    seconds = show(page, pages / "server.html")
-    assert page.evaluate("memprof.chart.model.bars") == 20_000
-    assert seconds < 3, f"{seconds:.2f} s"
-    assert page.get_by_text("20,000 bars over").is_visible()
-
-
-def test_hover_and_zoom_are_fast_with_twenty_thousand_bars(page: Page, pages: Path) -> None:
+def test_twenty_thousand_bars(page: Page, pages: Path) -> None:
     show(page, pages / "server.html")
-    # Time of the page's own work for one step, in ms: what a frame must hold.
-    costs: dict[str, list[float]] = page.evaluate(
-        """async () => {
+    assert page.evaluate("memprof.chart.model.bars") == 20_000
+    assert page.get_by_text("20,000 bars over").is_visible()
+    page.evaluate(COUNT_DRAWING)
+    drawn: dict[str, list[int]] = page.evaluate(
+        """() => {
           const { view, lanes } = memprof.chart;
-          const frame = () => new Promise(requestAnimationFrame);
           const node = document.querySelector(".gantt-scroll");
           const box = node.getBoundingClientRect();
           const hover = [], zoom = [];
           for (let i = 0; i < 30; i++) {
-            const t = performance.now();
+            window.drawn = 0;
             node.dispatchEvent(new PointerEvent("pointermove", {
               clientX: box.left + 40 + 30 * i, clientY: box.top + 30 + 3 * i, bubbles: true}));
-            hover.push(performance.now() - t);
+            hover.push(window.drawn);
           }
           for (let i = 0; i < 30; i++) {
-            await frame();
-            const t = performance.now();
+            window.drawn = 0;
             view.zoom(i < 15 ? 1.4 : 1 / 1.4, 300);
             lanes.draw(400);
-            zoom.push(performance.now() - t);
+            zoom.push(window.drawn);
           }
           return {hover, zoom};
         }"""
     )
-    hover, zoom = (sorted(costs[name])[15] for name in ("hover", "zoom"))
-    # Measured on two busy cores: 1 to 4 and 2 to 5 ms. The bound is for machines yet busier.
-    assert hover < 50, costs["hover"]
-    assert zoom < 50, costs["zoom"]
+    # What lies in one pixel is drawn once: as much as fits on the page, not what there is.
+    assert max(drawn["hover"]) < 100
+    assert 0 < max(drawn["zoom"]) < 20_000
 
 
 def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
@@ -300,9 +289,8 @@ def test_a_click_chooses_a_bar(page: Page, pages: Path) -> None:
 
 
 def test_touch_pinches_and_drags(browser: Any, pages: Path) -> None:
-    with browser.new_context(
-        viewport={"width": 390, "height": 844}, has_touch=True, offline=True
-    ) as context:
+    size = {"width": 390, "height": 844}
+    with isolated(browser, viewport=size, has_touch=True) as context:
         page = context.new_page()
         show(page, pages / "server.html")
         whole = window(page)

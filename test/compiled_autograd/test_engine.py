@@ -152,6 +152,19 @@ def test_torchs_own_switch_uses_ours_when_installed(model: nn.Linear) -> None:
     assert not found
 
 
+def test_installed_a_differentiable_backward_runs_normally() -> None:
+    """GIVEN install() and torch's own switch WHEN create_graph=True THEN the normal engine runs it
+    and the backward of that is captured: the second derivative of w^3 is 6 w."""
+    w = torch.arange(1.0, 4.0, requires_grad=True)
+    ca.install()
+    with captures() as found, torchs._enable(as_it_is, False):
+        (first,) = torch.autograd.grad((w**3).sum(), [w], create_graph=True)
+        assert not found
+        first.sum().backward()
+    assert len(found) == 1
+    assert torch.allclose(w.grad, 6 * w.detach())
+
+
 def test_torchs_own_context_inside_ours(model: nn.Linear) -> None:
     """Nested in either order, each captures its own and cached graphs never mix."""
     seen: list[str] = []

@@ -134,24 +134,6 @@ def test_saved_tensors_on_cpu(model: nn.Module, x: Tensor) -> None:
     check(step, parameters_of(model))
 
 
-def test_final_callbacks(model: nn.Module, x: Tensor) -> None:
-    """queue_callback needs a compiler that takes the whole graph."""
-    parameters = parameters_of(model)
-    seen: list[int] = []
-
-    def hook(grad: Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append(1))
-
-    def whole(graph: Any) -> Any:
-        return torch.compile(graph, backend="eager", fullgraph=True)
-
-    handle = parameters[0].register_hook(hook)
-    with ca.enable(whole, dynamic=False):
-        model(x).sum().backward()
-    handle.remove()
-    assert seen == [1]
-
-
 def test_what_grad_returns_of_a_tensor_with_hooks() -> None:
     """GIVEN hooks of a tensor whose gradient is asked for THEN it is what the normal engine
     returns: before the hooks if the tensor's node runs as well, after them if not."""

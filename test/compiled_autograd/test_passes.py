@@ -446,7 +446,7 @@ def run(graph: Graph) -> tuple[list[Tensor], list[Tensor | None], list[float]]:
     return [o.clone() for o in outputs], [p.grad for p in parameters], seen
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs())
 def test_memory_order_changes_no_result(program: list[tuple[str, int, int]]) -> None:
     """GIVEN any graph WHEN reordered THEN outputs, gradients and what hooks saw are the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,20 @@ class Result:
 
     def __init__(self, *roots: Event) -> None:
         self.roots = list(roots)
+        self.failures: list[tuple[int, str, int]] = []
+        """Time, type and index of the device of each allocation that failed."""
+
+    def events(self) -> list[Any]:
+        """Kineto's, of which only failed allocations are looked at."""
+        return [
+            SimpleNamespace(
+                name=lambda: "[OutOfMemory]",
+                start_ns=lambda time=time: time,
+                device_type=lambda kind=kind: kind,
+                device_index=lambda index=index: index,
+            )
+            for time, kind, index in self.failures
+        ]
 
     def experimental_event_tree(self) -> list[Event]:
         return self.roots

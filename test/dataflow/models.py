@@ -69,12 +69,6 @@ def transformer(width: int = 32, layers: int = 2) -> Case:
 
 
 MODELS: dict[str, Callable[[], Case]] = {"mlp": mlp, "convnet": convnet, "transformer": transformer}
-SHALLOW: dict[str, Callable[[], Case]] = {
-    "mlp": mlp,
-    "convnet": lambda: convnet(blocks=1),
-    "transformer": lambda: transformer(layers=1),
-}
-"""The same with fewer layers, for many steps: torch's own analysis takes its time."""
 
 
 def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -107,7 +101,7 @@ def profile_training(
 ) -> tuple[torch.profiler.profile, Case, torch.optim.Optimizer]:
     """Train ``steps`` steps under the profiler."""
     torch.manual_seed(0)
-    case = (MODELS if steps < 8 else SHALLOW)[name]()
+    case = MODELS[name]()
     opt = optimizer(kind, case.model)
     train(case, opt, warmup)
     with profiled() as prof:

@@ -26,14 +26,15 @@ worker.postMessage(channel.port1, [channel.port1]);
 (async () => {
   const request = new Uint8Array(await (await fetch("request")).arrayBuffer());
   channel.port2.onmessage = e => fetch("reply", {method: "POST", body: e.data});
-  // The worker has no way to say that its module is loaded: it is, once this is here.
-  await fetch("ENGINE/trace_processor.wasm");
-  setTimeout(() => channel.port2.postMessage(request), 3000);
+  // The worker has no way to say that its module is loaded; until then it fails at what comes.
+  const send = () => channel.port2.postMessage(request);
+  worker.onerror = () => setTimeout(send, 100);
+  send();
 })();
 </script>"""
 
 
-def query(trace: bytes, sql: str, folder: Path, timeout: float = 90) -> list[tuple[Any, ...]]:
+def query(trace: bytes, sql: str, folder: Path) -> list[tuple[Any, ...]]:
     """Rows of an SQL query over a trace. Skips the test where a tool is missing."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -90,10 +91,10 @@ def query(trace: bytes, sql: str, folder: Path, timeout: float = 90) -> list[tup
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        assert done.wait(timeout), f"no answer from the trace processor; {len(replies)} replies"
+        done.wait()
     finally:
         browser.terminate()
-        browser.wait(10)
+        browser.wait()
         server.shutdown()
     rows = _rows(stream, replies)
     assert rows is not None

@@ -181,7 +181,6 @@ def run_commands(page: Path, block: Block, folder: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
 

@@ -1,4 +1,8 @@
-"""Compiles a function with Inductor and keeps what AOTAutograd knew of each graph."""
+"""Traces a function as Inductor would and keeps what AOTAutograd knew of each graph.
+
+The metadata is complete before Inductor's part begins, so a graph then runs as it is, node by
+node; only where the question is what Inductor makes of it does Inductor compile it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch._functorch._aot_autograd import graph_compile
 from torch._inductor.compile_fx import compile_fx_inner
 
@@ -41,8 +46,13 @@ class Graph:
 
 @dataclass
 class Capture:
-    """Everything captured from all compilations of one test."""
+    """Everything captured from all compilations of one test.
 
+    Attributes:
+        inductor: compiles the graphs, which then know ``mutated_by_inductor``.
+    """
+
+    inductor: bool = False
     graphs: list[Graph] = field(default_factory=list)
     dynamo: list[tuple[DynamoInput, ...]] = field(default_factory=list)
     pairs: list[tuple[Any, ViewAndMutationMeta]] = field(default_factory=list)
@@ -100,6 +110,8 @@ class Capture:
                 forward.append((graph, io.as_forward()))
             elif forward:
                 graph.forward = forward[-1][0]
+            if not self.inductor:
+                return make_boxed_func(gm.forward)
             compiled = compile_fx_inner(gm, example_inputs, *args, **kw)
             graph.mutated_by_inductor = tuple(getattr(compiled, "mutated_input_idxs", ()))
             return compiled
@@ -108,9 +120,9 @@ class Capture:
 
 
 @contextlib.contextmanager
-def capturing() -> Iterator[Capture]:
+def capturing(inductor: bool) -> Iterator[Capture]:
     """A capture whose outer metadata, subclass metadata and states are collected too."""
-    capture = Capture()
+    capture = Capture(inductor)
     get_inner = graph_compile._get_inner_meta
     stage2 = graph_compile.aot_stage2_compile
 

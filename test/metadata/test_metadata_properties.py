@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._functorch._aot_autograd import schemas
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, TangentAOTInput
@@ -36,7 +36,7 @@ from memprof.compile_backend.metadata.view_and_mutation import (
 
 from .capture import derived_from_ours, derived_from_torch
 
-SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=100)
 
 
 def torchs(class_: Any, **values: Any) -> Any:

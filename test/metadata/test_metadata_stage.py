@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.metadata.compile_config import CompileConfig
 from memprof.compile_backend.metadata.compile_state import CompileState
 from memprof.compile_backend.metadata.stage import CompileStage, compile_through
 from memprof.profiler.model import GraphKind
@@ -18,7 +17,7 @@ Compiled = Callable[[list[str]], list[str]]
 
 def state() -> CompileState:
     gm = torch.fx.symbolic_trace(lambda x: x)
-    return CompileState(GraphKind.INFERENCE, CompileConfig(aot_id=0), gm)
+    return CompileState(GraphKind.INFERENCE, gm)
 
 
 class Recorder(CompileStage[Compiled]):

@@ -37,6 +37,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
     TrackerRecord,
+    TreeCause,
     TreeDetail,
 )
 
@@ -297,6 +298,29 @@ def test_an_input_that_moves() -> None:
     assert found.title == "0/0 forward was recorded 3 times again because an input has moved"
     (e,) = found.evidence
     assert (e.text, e.count, e.nbytes) == ("l1.weight was at another address", 3, 4 * MIB)
+
+
+def test_a_graph_that_is_not_recorded_any_more() -> None:
+    # GIVEN two recordings, and then 40 calls without one
+    again = entry(LedgerKind.RERECORD, MOVED, count=2, marginal=9 * MIB)
+    skipped = entry(LedgerKind.SKIP, "inputs keep moving", count=40)
+    assert skipped.tree is not None
+    tree = dataclasses.replace(
+        skipped.tree, cause=TreeCause.KEEPS_MOVING, inputs=(0,), nbytes=7 * MIB
+    )
+    (found,) = advise(on_trees(again, dataclasses.replace(skipped, tree=tree)))
+    # THEN one finding says so, and it does not rest on the sentence
+    assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 7 * MIB)
+    assert found.title.startswith("0/0 forward ran 40 times without a CUDA graph")
+    assert [e.text for e in found.evidence] == ["l1.weight was at another address"]
+
+
+def test_the_cause_of_another_recording_counts_not_its_sentence() -> None:
+    again = entry(LedgerKind.RERECORD, "in other words", count=2)
+    assert again.tree is not None
+    tree = dataclasses.replace(again.tree, cause=TreeCause.MOVED, inputs=(0,))
+    (found,) = advise(on_trees(dataclasses.replace(again, tree=tree)))
+    assert [e.text for e in found.evidence] == ["l1.weight was at another address"]
 
 
 def test_recordings_that_cost_no_pool_are_about_the_input() -> None:

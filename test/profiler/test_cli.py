@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,22 @@ from expecttest import TestCase
 from profile_builder import MIB, training
 
 from memprof.cli import main
-from memprof.profiler.file import encode_profile, profile_schema, write_profile
-from memprof.profiler.model import Profile
+from memprof.profiler._json import to_json
+from memprof.profiler.file import encode_profile, profile_schema, write_profile, write_profiles
+from memprof.profiler.model import (
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowStorage,
+    DeviceMemory,
+    MemorySnapshot,
+    Process,
+    Profile,
+    TrackerMetadata,
+    TrackerRecord,
+)
 from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.tracker.journal import Entry, Header
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -152,7 +168,8 @@ def test_schema() -> None:
         (b"\x80\x04\x95", "not JSON"),
         (b'{"traceEvents":[]}', "not a memprof profile"),
         (encode_profile(training()).replace(b'"schema_version":1', b'"schema_version":7'), "7"),
-        (encode_profile(training()).replace(b'"origin":"input"', b'"origin":"x"', 1), "$.graphs"),
+        (b'{"format":"memprof-profile","schema_version":"x\\u001b[31my\\nz"}', r"'x\x1b[31my\nz'"),
+        (b'{"format":"memprof-profile","schema_version":7,"memprof":"\\u001b]0;t"}', r"\x1b]0;t"),
     ],
 )
 def test_bad_files_give_one_line_and_exit_2(
@@ -170,6 +187,21 @@ def test_bad_files_give_one_line_and_exit_2(
     assert isinstance(result.exception, SystemExit)
 
 
+def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
+    content = encode_profile(training()).replace(b'"origin":"input"', b'"origin":"x"', 1)
+    (tmp_path / "p.json").write_bytes(content)
+    result = invoke("report", str(tmp_path / "p.json"))
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"Warning: {tmp_path / 'p.json'}: left out: a program: Invalid enum value 'x' - at "
+        "`$.graphs[0].programs[0].storages[0].origin`\n"
+    )
+    assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
+    assert "3 calls of 0/0 forward were not observed" in result.stdout
+    # AND nothing is left behind that would say it twice
+    assert logging.getLogger("memprof").handlers == []
+
+
 def test_folder_is_no_profile(tmp_path: Path) -> None:
     result = invoke("report", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
@@ -180,7 +212,7 @@ def test_bad_options(path: str) -> None:
     for args, says in (
         (["--top", "0"], "0 is not in the range x>=1"),
         (["--top", "x"], "'x' is not a valid integer"),
-        (["--device", "cuda:7"], "has memory on 'cuda:7'; devices in it: cpu"),
+        (["--device", "cuda:7"], "has no memory on 'cuda:7'; devices in it: cpu"),
         (["--json", "--nonsense"], "No such option"),
         (["--html", "-"], "writes files only"),
     ):
@@ -204,6 +236,112 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [os.path.basename(path)]
 
 
+# Writing over what is read
+
+
+@pytest.fixture
+def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the file ``path``, as a user could write them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "soft.json.gz").symlink_to(path)
+    (tmp_path / "folder").symlink_to(tmp_path)
+    os.link(path, tmp_path / "hard.json.gz")
+    name = os.path.basename(path)
+    return [path, name, f"./below/../{name}", "soft.json.gz", f"folder/{name}", "hard.json.gz"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["gantt", "-o"],
+        ["report", "--html"],
+        ["export", "-f", "perfetto", "-o"],
+        ["export", "-f", "memory-viz", "-o"],
+        ["export", "-f", "collapsed", "-o"],
+    ],
+)
+def test_an_output_that_is_the_input_is_refused(
+    command: list[str], path: str, names: list[str]
+) -> None:
+    before = Path(path).read_bytes()
+    for given in names:
+        for read in (path, given):
+            result = invoke(*command, given, read)
+            assert result.exit_code == 2
+            assert "is the file to read, and would be overwritten" in result.stderr
+    assert Path(path).read_bytes() == before
+
+
+def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_path: Path) -> None:
+    write_profile(training(), tmp_path / "calls.parquet")
+    before = (tmp_path / "calls.parquet").read_bytes()
+    file = str(tmp_path / "calls.parquet")
+    result = invoke("export", file, "-f", "parquet", "-o", str(tmp_path))
+    assert "calls.parquet is the file to read" in result.stderr
+    write_profile(training(), tmp_path / "a.memprof")
+    a = str(tmp_path / "a.memprof")
+    assert "is the file to read" in invoke("merge", a, a, file).stderr
+    assert (tmp_path / "calls.parquet").read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["a.memprof", "calls.parquet"]
+
+
+def test_an_output_that_is_the_journal_that_is_read_is_refused(tmp_path: Path) -> None:
+    record = TrackerRecord(TrackerMetadata(end_ns=5), [MemorySnapshot(3)])
+    entry = Entry(metadata=record.metadata, snapshot=record.snapshots[0])
+    final = tmp_path / "memory_profile.json"
+    journal = tmp_path / "memory_profile.json.journal"
+    lines = [to_json(Header()), to_json(entry)]
+    journal.write_bytes(b"\n".join(lines) + b"\n")
+    for output in (final, journal):
+        result = invoke("gantt", str(final), "-o", str(output))
+        assert "is the file to read" in result.stderr
+    assert invoke("gantt", str(final), "-o", str(tmp_path / "page.html")).exit_code == 0
+    assert not final.exists()
+
+
+# Devices and ranks
+
+
+def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -> None:
+    tracked = Profile(
+        tracker=TrackerRecord(
+            TrackerMetadata(end_ns=5),
+            [MemorySnapshot(3, devices={"cuda:0": DeviceMemory(allocated_bytes=7)})],
+        )
+    )
+    flowing = Profile(
+        dataflow=DataFlowColumns(
+            [DataFlowDevice("cuda:0", [1], {Category.INPUT: [4]}, 0,
+                            [DataFlowStorage(4, Category.INPUT)])]
+        )
+    )  # fmt: skip
+    for n, profile in enumerate((tracked, flowing)):
+        path, out = str(tmp_path / f"{n}.json"), str(tmp_path / "out")
+        write_profile(profile, path)
+        for args in (
+            ["report", path],
+            ["report", path, "--json"],
+            ["report", path, "--html", out],
+            ["diff", path, path],
+            *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "speedscope")),
+        ):
+            assert invoke(*args, "--device", "cuda:0").exit_code == 0, args
+            refused = invoke(*args, "--device", "cuda:1")
+            assert refused.exit_code == 2
+            assert "no memory on 'cuda:1'; devices in it: cuda:0" in refused.stderr
+
+
+def test_diff_of_one_rank_of_merged_files(tmp_path: Path) -> None:
+    merged = str(tmp_path / "all.memprof")
+    ranks = [replace(training(n + 1), process=Process(n, n, 2)) for n in range(2)]
+    write_profiles(ranks, merged)
+    whole = invoke("diff", merged, merged)
+    assert "on the command line --rank" in whole.stderr
+    assert invoke("diff", merged, merged, "--rank", "1", "--fail-over", "0").exit_code == 0
+    assert "it has no rank 5, but 0, 1" in invoke("diff", merged, merged, "--rank", "5").stderr
+
+
 # As a process
 
 
@@ -212,7 +350,6 @@ def process(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "memprof", *args],
         capture_output=True,
-        timeout=60,
         check=False,
         env={**environment, **env},
     )
@@ -234,6 +371,42 @@ def test_locale_without_utf8(path: str, encoding: str) -> None:
 
 def test_reader_that_stops_early(path: str) -> None:
     command = f'"{sys.executable}" -m memprof report "{path}" --top 100 | head -1'
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stdout.decode().startswith("memprof 0.1.0")
     assert b"Traceback" not in done.stderr
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_standard_output_that_takes_nothing(path: str, more: list[str]) -> None:
+    # GIVEN a full disk behind standard output
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memprof", "report", path, *more],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"Error: cannot write to standard output: No space left on device\n"
+
+
+def test_closed_standard_output_and_a_reader_that_is_gone(path: str) -> None:
+    for shell in (f'"{sys.executable}" -m memprof report "{path}" >&-',
+                  f'"{sys.executable}" -m memprof report "{path}" | true'):  # fmt: skip
+        done = subprocess.run(shell, shell=True, capture_output=True, check=False)
+        assert b"Traceback" not in done.stderr
+    # AND where nobody has told Python to ignore the signal, it ends the process as it does others
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "memprof", "report", path],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert done.stderr == b""
+    assert done.returncode in (1, -signal.SIGPIPE)

@@ -270,4 +270,4 @@ def test_bad_input(files: tuple[str, str], tmp_path: Path) -> None:
     assert "not JSON" in result.stderr
     result = invoke(*files, "--device", "cuda:3")
     assert result.exit_code == 2
-    assert "no compiled graph of this profile has memory on 'cuda:3'" in result.stderr
+    assert "this profile has no memory on 'cuda:3'" in result.stderr

@@ -61,7 +61,7 @@ def counters(trace: bytes) -> dict[int, dict[str, int]]:
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(profiles())
 def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile) -> None:
     timeline = Timeline(profile, "cpu")
@@ -124,7 +124,7 @@ def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile
         assert sum(int(line.rpartition(" ")[2]) for line in lines) == peak.nbytes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(profiles())
 def test_tables_agree_with_the_timeline(profile: Profile) -> None:
     pq = pytest.importorskip("pyarrow.parquet")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from profile_builder import training
 
-from memprof.profiler import file as profile_file
+from memprof.profiler import reading, writing
 from memprof.profiler.errors import (
     ProfileError,
     ProfileForeignError,
@@ -35,6 +35,8 @@ from memprof.profiler.file import (
     write_profile,
 )
 from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
+from memprof.profiler.report import render_text, summarize
+from memprof.profiler.validate import findings
 
 
 @pytest.fixture
@@ -292,22 +294,85 @@ PLACED = {"pool": "cuda:0", "key": [], "node": 1, "segments": [[0, 64]], "lines"
         (put("released", {"1": 10}), "$.released['1']", "released after call 10, of 9 calls"),
     ],
 )
-def test_invalid_content(
+def test_what_contradicts_itself_is_left_out_and_named(
     document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
 ) -> None:
     edit(document)
-    with pytest.raises(ProfileInvalidError) as e:
-        decode_profile(json.dumps(document).encode(), "p.json")
-    assert e.value.where == where
-    assert says in str(e.value)
-    assert f"`{where}`" in str(e.value)
-    assert str(e.value).startswith("p.json: not a valid profile: ")
+    found = decode_profile(json.dumps(document).encode(), "p.json")
+    # THEN the part is named, with place and reason
+    assert says in found.left_out[0]
+    assert f"`{where}`" in found.left_out[0]
+    # AND what is left is a profile like any other, which has nearly everything
+    assert list(findings(found)) == []
+    assert len(found.graphs) >= 2 or where == "$.graphs"
+    assert encode_profile(decode_profile(encode_profile(found))) == encode_profile(found)
+    render_text(summarize(found))
 
 
 def test_two_programs_with_one_key(document: dict[str, Any]) -> None:
     document["graphs"][0]["programs"] *= 2
-    with pytest.raises(ProfileInvalidError, match=r"two programs have the key \[\]"):
-        decode_profile(json.dumps(document).encode())
+    found = decode_profile(json.dumps(document).encode())
+    assert "two programs have the key []" in found.left_out[0]
+    found.left_out.clear()
+    assert found == training()
+
+
+def test_calls_of_a_program_that_is_left_out_have_none(document: dict[str, Any]) -> None:
+    # GIVEN three programs of a graph, of which the second contradicts itself
+    (program,) = document["graphs"][0]["programs"]
+    document["graphs"][0]["programs"] = [{**program, "key": [n]} for n in range(3)]
+    broken = json.loads(json.dumps(program["events"]))
+    broken[0]["storage"] = 99
+    document["graphs"][0]["programs"][1] |= {"events": broken}
+    document["calls"]["program"] = [0, 0, 0, 1, 0, 0, 2, 0, 0]
+    found = decode_profile(json.dumps(document).encode())
+    # THEN the others are there, and the calls know them
+    assert [p.key for p in found.graphs[0].programs] == [(0,), (2,)]
+    assert found.calls.program == [0, 0, 0, -1, 0, 0, 1, 0, 0]
+    assert len(found.left_out) == 1
+
+
+def test_releases_are_counted_in_the_calls_that_are_left(document: dict[str, Any]) -> None:
+    # GIVEN a release after eight calls, of which two cannot be
+    document["calls"]["dropped"] = 5
+    document["calls"]["thread"][2] = document["calls"]["thread"][8] = -1
+    document["released"] = {"1": 8, "2": 5, "3": 14, "4": 2}
+    found = decode_profile(json.dumps(document).encode())
+    assert len(found.calls) == 7
+    assert found.released == {1: 7, 2: 5, 3: 12, 4: 2}
+    assert "2 calls: -1 is no thread number" in found.left_out[0]
+
+
+def test_a_profile_of_which_nothing_is_left_is_none(document: dict[str, Any]) -> None:
+    for name in ("graphs", "ledger", "calls"):
+        document[name] = 3
+    with pytest.raises(ProfileInvalidError, match="nothing of it can be used: graphs") as e:
+        decode_profile(json.dumps(document).encode(), "p.json")
+    assert e.value.where == "$.graphs"
+
+
+def test_what_was_left_out_is_logged(
+    tmp_path: Path, document: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    document["ledger"][1]["count"] = 0
+    document["ledger"][2]["reason"] = 7
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    assert len(read_profile(path).ledger) == 2
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: left out: a ledger entry: Expected `str`, got `int` - at `$.ledger[2].reason`",
+        f"{path}: left out: a ledger entry: 0 is not a count; it is at least 1 - at "
+        "`$.ledger[1].count`",
+    ]
+
+
+@pytest.mark.parametrize("name", ["graphs.0.calls", "calls.start_ns.0", "created_ns", "released.1"])
+def test_numbers_that_do_not_fit_64_bits_are_left_out(document: dict[str, Any], name: str) -> None:
+    document["released"] = {"1": 4}
+    put(name, 1 << 63)(document)
+    found = decode_profile(json.dumps(document).encode())
+    assert len(found.left_out) == 1
+    assert list(findings(found)) == []
 
 
 def test_damaged_json_is_not_called_truncated() -> None:
@@ -318,16 +383,23 @@ def test_damaged_json_is_not_called_truncated() -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.memprof"])
 def test_text_that_is_not_utf8_is_damage(tmp_path: Path, name: str) -> None:
-    profile = Profile(torch="2.13.0", ledger=[LedgerEntry(1, LedgerKind.COMPILED, None, "because")])
+    ledger = [
+        LedgerEntry(i, LedgerKind.COMPILED, None, w) for i, w in enumerate(("why", "because"))
+    ]
     path = tmp_path / name
-    write_profile(profile, path)
+    write_profile(Profile(torch="2.13.0", ledger=ledger), path)
     data = path.read_bytes()
     if name == "run.json":
         path.write_bytes(data.replace(b"because", b"be\xffause"))
     else:
         path.write_bytes(gzip.compress(gzip.decompress(data).replace(b"because", b"be\xffause")))
-    with pytest.raises(ProfileInvalidError, match=r"damaged: .*'utf-8' codec"):
-        read_profile(path)
+    if name == "run.memprof":  # both are in one record
+        with pytest.raises(ProfileInvalidError, match=r"nothing of it can be used: a record"):
+            read_profile(path)
+        return
+    found = read_profile(path)
+    assert found.ledger == ledger[:1]
+    assert "'utf-8' codec" in found.left_out[0]
 
 
 def test_damaged_gzip() -> None:
@@ -361,10 +433,11 @@ def test_unreadable(tmp_path: Path, make: Callable[[Path], Path], says: str) -> 
 
 def test_no_permission_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests run as root, whom no mode stops.
-    def refuse(self: Path) -> bytes:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    (tmp_path / "p.json").write_text("")
+    monkeypatch.setattr(reading.os, "open", refuse)
     with pytest.raises(ProfileUnreadableError, match="Permission denied; check the permissions"):
         read_profile(tmp_path / "p.json")
 
@@ -420,7 +493,7 @@ def test_the_system_refuses_at_any_step(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(profile_file.os, step, refuse)
+        patch.setattr(writing.os, step, refuse)
         with pytest.raises(ProfileNotWritableError) as e:
             write_profile(training(), path)
 
@@ -445,7 +518,7 @@ def test_disk_fills_up_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return n
 
     with monkeypatch.context() as patch:
-        patch.setattr(profile_file.os, "write", write_some)
+        patch.setattr(writing.os, "write", write_some)
         with pytest.raises(ProfileNotWritableError, match="No space left"):
             write_profile(training(), path)
     assert written > 1000
@@ -456,7 +529,7 @@ def test_disk_fills_up_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(profile_file.os, "write", lambda fd, data: real_write(fd, data[:100]))
+        patch.setattr(writing.os, "write", lambda fd, data: real_write(fd, data[:100]))
         write_profile(training(), tmp_path / "p.json")
     assert read_profile(tmp_path / "p.json") == training()
 
@@ -469,7 +542,7 @@ def test_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(profile_file.os, "fsync", interrupt)
+        patch.setattr(writing.os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_profile(training(), path)
     assert read_profile(path).memprof == "old"

@@ -15,7 +15,7 @@ from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.stream import encode_stream
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(profiles())
 def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
     summary = summarize(profile)
@@ -36,7 +36,7 @@ def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
         assert f"{peak:,} B" in render_text(summary, style) or summary.peak is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(profiles())
 def test_a_profile_does_not_differ_from_itself(profile: Profile) -> None:
     diff = compare(profile, profile)
@@ -47,7 +47,7 @@ def test_a_profile_does_not_differ_from_itself(profile: Profile) -> None:
     assert all(figure.lowest == figure.mean == figure.highest for figure in alone.imbalance)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(profiles())
 def test_what_is_read_is_what_was_written(profile: Profile) -> None:
     assert decode_profile(encode_profile(profile)) == profile

@@ -16,7 +16,7 @@ BLOCK = "import sys; sys.modules['torch'] = None\n"
 
 def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=False
     )
 
 

@@ -13,23 +13,36 @@ from profile_builder import MIB, training
 from test_file import put
 from test_stream import full
 
-from memprof.profiler.errors import ProfileInvalidError
+from memprof.profiler._json import to_json
 from memprof.profiler.file import decode_profile, encode_profile, profile_schema
 from memprof.profiler.model import (
+    DataFlowFailure,
     DeviceMemory,
     Lane,
     LaneKind,
+    LedgerEntry,
+    LedgerKind,
     MemorySnapshot,
     OperationColumns,
     OperationSummary,
     Process,
     Profile,
+    RunState,
+    SourceFrame,
     Span,
     TrackerMetadata,
     TrackerRecord,
+    TreeDetail,
 )
+from memprof.profiler.out_of_memory import out_of_memory
+from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.report.html.gantt_payload import gantt_payload
+from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
+from memprof.profiler.stream import encode_stream
+from memprof.profiler.validate import findings
+from memprof.profiler.validate_parts import LONGEST_PATH
 
 
 def everything() -> Profile:
@@ -66,7 +79,8 @@ def test_everything_comes_back(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["released", "process", "perf_origin_ns", "tracker", "dataflow", "complete"]
+    "field",
+    ["released", "process", "perf_origin_ns", "tracker", "dataflow", "complete", "left_out"],
 )
 def test_files_of_older_memprof_lack_the_parts(field: str, document: dict[str, Any]) -> None:
     del document[field]
@@ -136,13 +150,119 @@ def test_contradictions(
     document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
 ) -> None:
     edit(document)
-    with pytest.raises(ProfileInvalidError) as e:
-        decode_profile(json.dumps(document).encode(), "p.json")
-    assert e.value.where == where
-    assert says in str(e.value)
+    found = decode_profile(json.dumps(document).encode(), "p.json")
+    # THEN the part is named with its place and the reason,
+    assert len(found.left_out) == 1
+    assert says in found.left_out[0]
+    assert f"`{where.rpartition('.live[')[0] or where}" in found.left_out[0]
+    # and nothing else is lost
+    whole = everything()
+    assert list(findings(found)) == []
+    assert (found.graphs, found.calls, found.ledger) == (whole.graphs, whole.calls, whole.ledger)
+    parts = {name: getattr(found, name) for name in ("process", "dataflow", "tracker")}
+    parts.pop(where.split(".")[1])
+    assert parts == {name: getattr(whole, name) for name in parts}
+
+
+def test_a_contradiction_in_the_tracker_costs_that_part(document: dict[str, Any]) -> None:
+    put(f"{OPERATIONS}.failed", [])(document)
+    put("tracker.operation_summary.1.parent", 5)(document)
+    put("tracker.snapshots.0.total_bytes", "many")(document)
+    put("tracker.pytorch_operations.peak_cpu_bytes", 1 << 70)(document)
+    found = decode_profile(json.dumps(document).encode())
+    assert found.tracker is not None
+    assert [s.time_ns for s in found.tracker.snapshots] == [20]
+    assert [o.parent for o in found.tracker.operation_summary] == [-1, -1]
+    assert len(found.tracker.operation_allocations) == 0
+    assert found.tracker.pytorch_operations.peak_cpu_bytes is None
+    assert len(found.left_out) == 4
+
+
+def test_paths_of_operations_have_a_bound(document: dict[str, Any]) -> None:
+    # GIVEN a tree of long names, of which every one below shows all above
+    n = 1000
+    document["tracker"]["operation_summary"] = [
+        {"name": "n" * 100, "parent": i - 1} for i in range(n)
+    ]
+    found = decode_profile(json.dumps(document).encode())
+    assert found.tracker is not None
+    record = found.tracker
+    assert len(record.operation_summary) == n
+    assert max(len(record.path(i)) for i in range(n)) <= LONGEST_PATH
+    assert found.left_out
 
 
 # Reports
+
+
+def test_every_report_says_what_was_left_out() -> None:
+    profile = everything()
+    profile.left_out = [f"part {n}: a reason - at `$.x[{n}]`" for n in range(12)]
+    text = render_text(summarize(profile))
+    assert "left out, since the file is damaged or contradicts itself: 12 parts" in text
+    assert "  part 9: a reason - at `$.x[9]`\n  2 more: report --json\n" in text
+    assert summarize(profile).left_out == profile.left_out
+    assert report_payload(profile)["header"]["left_out"] == profile.left_out
+    assert "Left out of the file: part 3: a reason - at `$.x[3]`" in gantt_payload(profile)["notes"]
+    other = dataclasses.replace(training(), process=Process(1, 0, 4))
+    assert compare_ranks([profile, other]).warnings[1] == (
+        "rank 2: left out: part 0: a reason - at `$.x[0]` and 11 parts more"
+    )
+    assert "left out" not in render_text(summarize(everything()))
+
+
+def out_of_memory_everywhere() -> Profile:
+    """One that ran out of memory in every way that a profile can know of."""
+    profile = everything()
+    assert profile.dataflow is not None
+    assert profile.tracker is not None
+    frame = SourceFrame("train.py", 12, "step", "loss.backward()")
+    profile.dataflow.failures.append(
+        DataFlowFailure(15, "cuda:0", 3 * MIB, "aten::mm", "blocks.0", frame)
+    )
+    profile.ledger.append(
+        LedgerEntry(
+            8 * 10**9, LedgerKind.TREE_FAILURE, 0, "OutOfMemoryError: CUDA out of memory. Tried to "
+            "allocate 20.00 MiB", 3, TreeDetail("cuda:0", "0/0 forward"),
+        )
+    )  # fmt: skip
+    profile.tracker.metadata.state = RunState.EXCEPTION
+    profile.tracker.metadata.reason = "RuntimeError: DefaultCPUAllocator: can't allocate memory"
+    return profile
+
+
+def test_every_report_says_that_memory_ran_out() -> None:
+    profile = out_of_memory_everywhere()
+    found = out_of_memory(profile)
+    assert [(e.source, e.what, e.count, e.device, e.live) for e in found] == [
+        ("torch.profiler", "aten::mm", 1, "cuda:0", 3 * MIB),
+        ("ledger", "tree failure of 0/0 forward", 3, "cuda:0", None),
+        ("tracker", "the end of the process", 1, None, None),
+    ]
+    summary = summarize(profile)
+    text = " ".join(render_text(summary).split())
+    assert "Out of memory: 5 times" in text
+    assert (
+        "aten::mm · blocks.0 · train.py:12 · cuda:0, 3.00 MiB live · 1970-01-01 00:00:00 UTC "
+        "(torch.profiler) 3 x tree failure of 0/0 forward · cuda:0 · 1970-01-01 00:00:08 UTC "
+        "(ledger): OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB the end of "
+        "the process (tracker): RuntimeError: DefaultCPUAllocator: can't allocate memory"
+    ) in text
+    assert json.loads(to_json(summary))["out_of_memory"][0]["what"] == "aten::mm"
+    assert [e["count"] for e in report_payload(profile)["out_of_memory"]] == [1, 3, 1]
+    notes = gantt_payload(profile)["notes"]
+    assert any(n.startswith("Out of memory 3 times: tree failure of 0/0 forward") for n in notes)
+    other = dataclasses.replace(training(), process=Process(1, 0, 4))
+    assert "rank 2 ran out of memory 5 times" in compare_ranks([profile, other]).warnings
+    # AND a profile that did not has no word of it
+    assert out_of_memory(everything()) == []
+    assert "Out of memory" not in render_text(summarize(everything()))
+
+
+def test_failed_allocations_come_back() -> None:
+    profile = out_of_memory_everywhere()
+    assert decode_profile(encode_profile(profile)) == profile
+    assert decode_profile(encode_stream(profile)) == profile
 
 
 def test_a_single_process_is_not_called_a_rank() -> None:

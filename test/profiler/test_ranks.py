@@ -233,7 +233,7 @@ def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
     for args, says in (
         (["ledger", out], "it holds 4 profiles, of ranks 0, 1, 2, 3: say whose is meant"),
         (["report", out, "--rank", "7"], "it has no rank 7, but 0, 1, 2, 3"),
-        (["report", out, "--device", "cuda:1"], "no compiled graph"),
+        (["report", out, "--device", "cuda:1"], "this profile has no memory on 'cuda:1'"),
     ):
         result = invoke(*args)
         assert result.exit_code == 2, args

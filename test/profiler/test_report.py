@@ -599,7 +599,7 @@ def test_long_lived_activations_come_first() -> None:
 
 
 def test_device() -> None:
-    with pytest.raises(ValueError, match="has memory on 'cuda:0'; devices in it: cpu"):
+    with pytest.raises(ValueError, match="has no memory on 'cuda:0'; devices in it: cpu"):
         summarize(training(), "cuda:0")
     assert summarize(training(), "cpu").device == "cpu"
 

@@ -1,4 +1,4 @@
-"""The report page in a real browser: sums, mouse and keyboard, widths, themes, speed."""
+"""The report page in a real browser: sums, mouse and keyboard, widths, themes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from big_profile import big_profile, count_allocations
-from browser.fixtures import open_file, watch
+from browser.fixtures import COUNT_DRAWING, FRAME, isolated, open_file, watch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from profile_builder import KIB, MIB, ProgramBuilder, calls, training
@@ -25,6 +25,7 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
+    DataFlowFailure,
     DataFlowStorage,
     GraphKind,
     GraphRecord,
@@ -71,8 +72,7 @@ def show(page: Page, path: Path) -> None:
 
 def shown(page: Page) -> tuple[str, int]:
     """The instant that the page names, and its bytes; all views have the same sum."""
-    page.evaluate("new Promise(requestAnimationFrame)")
-    page.evaluate("new Promise(requestAnimationFrame)")
+    page.evaluate(FRAME)
     # The treemap is drawn when it comes into sight.
     page.evaluate("document.getElementById('treemap').scrollIntoView({block: 'nearest'})")
     page.wait_for_selector("#treemap[data-bytes]")
@@ -153,7 +153,7 @@ def test_every_view_of_every_instant_is_what_the_timeline_says(page: Page, repor
 def test_every_view_of_random_profiles(page: Page, report: Path) -> None:
     show(page, report)
 
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=25, database=None)
     @given(profiles())
     def check(profile: Profile) -> None:
         check_everywhere(page, profile)
@@ -302,6 +302,30 @@ def test_a_click_chooses_what_is_drawn_there(page: Page, report: Path) -> None:
     assert len(names) == 5
 
 
+def test_what_was_left_out_and_what_failed_is_said_first(page: Page, tmp_path: Path) -> None:
+    profile = training()
+    profile.left_out = ["a program of 0/0 forward: <b>a reason</b> - at `$.graphs[0]`"]
+    profile.perf_origin_ns = 10**18
+    profile.dataflow = DataFlowColumns(
+        [],
+        [DataFlowFailure(5, "cuda:0", 3 * MIB, "aten::mm", "", SourceFrame("t.py", 7, "f", "x"))],
+    )
+    profile.ledger.append(LedgerEntry(1, LedgerKind.TREE_FAILURE, 0, "CUDA out of memory", 2))
+    write_report(profile, tmp_path / "p.html")
+    show(page, tmp_path / "p.html")
+    assert "a program of 0/0 forward: <b>a reason</b>" in page.inner_text("#left-out")
+    lines = page.inner_text("#out-of-memory").splitlines()
+    assert lines == [
+        "Out of memory: 3 times",
+        "aten::mm · (root) · t.py:7 · cuda:0, 3.00 MiB live · 2001-09-09 01:46:40 UTC "
+        "(torch.profiler)",
+        "2 × tree failure of 0/0 forward · 1970-01-01 00:00:00 UTC (ledger): CUDA out of memory",  # noqa: RUF001
+    ]
+    # AND both are on the page before anything else
+    first = page.locator("#main .summary .notice").all_inner_texts()
+    assert len(first) == 2
+
+
 def test_zoom(page: Page, report: Path) -> None:
     show(page, report)
     plot = page.locator(".timeline-plot")
@@ -378,12 +402,12 @@ def test_the_remainder_is_always_shown(page: Page, report: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_widths_and_themes(browser: Browser, report: Path, width: int, scheme: Any) -> None:
     size: Any = {"width": width, "height": 900}
-    with browser.new_context(viewport=size, color_scheme=scheme, offline=True) as context:
+    with isolated(browser, viewport=size, color_scheme=scheme) as context:
         page = context.new_page()
         problems = watch(page)
         show(page, report)
         page.evaluate("document.getElementById('live-set').scrollIntoView()")
-        page.wait_for_timeout(200)
+        page.evaluate(FRAME)
         # Nothing is wider than the window, and nothing failed.
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert problems == []
@@ -525,7 +549,7 @@ def test_a_page_asks_for_nothing_and_runs_no_other_script(browser: Browser, repo
     assert policy is not None
     assert policy[1].startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-eval" not in policy[1]
-    with browser.new_context(offline=True) as context:
+    with isolated(browser) as context:
         page = context.new_page()
         problems = watch(page)
         show(page, report)
@@ -730,26 +754,20 @@ def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     assert "the folder must exist" in refused.output
 
 
-def test_a_large_profile_opens_in_three_seconds(page: Page, tmp_path: Path) -> None:
+def test_a_large_profile(page: Page, tmp_path: Path) -> None:
     profile = big_profile()
     assert len(profile.calls) == 10_000
     assert count_allocations(profile) == 100_000
-    size = write_report(profile, tmp_path / "p.html")
-    seconds = []
-    for _ in range(3):
-        show(page, tmp_path / "p.html")
-        seconds.append(int(page.get_attribute("html", "data-ready") or 0) / 1000)
-    moves = page.evaluate(
-        """() => {
-          const times = [];
-          for (let i = 0; i < 20; i++) {
-            const start = performance.now();
-            memprof.report.select(99, 100 * i, true);
-            times.push(performance.now() - start);
-          }
-          return times.sort((a, b) => a - b)[10];
-        }"""
+    write_report(profile, tmp_path / "p.html")
+    show(page, tmp_path / "p.html")
+    page.evaluate(COUNT_DRAWING)
+    drawn: list[int] = page.evaluate(
+        """() => [...Array(20).keys()].map(i => {
+          window.drawn = 0;
+          memprof.report.select(99, 100 * i, true);
+          return window.drawn;
+        })"""
     )
-    print(f"{size / 1e6:.1f} MB, opens in {seconds} s, an instant is drawn in {moves:.0f} ms")
-    assert sorted(seconds)[1] <= 3
-    assert moves < 500
+    # An instant is drawn with what fits on the page, not with all calls.
+    print(drawn)
+    assert 0 < max(drawn) < 5_000

@@ -138,7 +138,7 @@ def test_every_live_set_of_a_training_loop() -> None:
     assert device["peak"] == [4, 1, 26 * MIB]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(profiles())
 def test_every_live_set_of_random_profiles(profile: Profile) -> None:
     check_everywhere(profile, json.loads(json.dumps(report_payload(profile))))

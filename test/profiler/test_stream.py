@@ -42,6 +42,7 @@ from memprof.profiler.model import (
     Profile,
 )
 from memprof.profiler.stream import StreamEncoder, encode_stream
+from memprof.profiler.validate import findings
 
 
 def members(data: bytes) -> list[bytes]:
@@ -167,7 +168,7 @@ class History:
 STEPS = ["graph", "observe", "learn", "count", "top", "call", "call", "call", "release", "chunk"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STEPS), max_size=60))
 def test_random_histories_come_back(seed: int, steps: list[str]) -> None:
     # GIVEN a history that is written whenever it says so
@@ -243,28 +244,185 @@ def test_an_idle_process_writes_nothing() -> None:
     assert b'"created_ns":1700000000000000005' in gzip.decompress(end)
 
 
-def test_a_damaged_chunk_is_not_passed_over() -> None:
+def test_a_chunk_that_could_not_be_made_is_said_by_the_next() -> None:
+    # GIVEN a graph whose last fields cannot be encoded while its first ones could
+    encoder, profile = StreamEncoder(), full()
+    columns = dataclasses.replace(profile.calls)
+    begin = encoder.chunk(Profile(memprof="0.1.0"), CallColumns())
+    broken = copy.deepcopy(profile)
+    broken.graphs[-1].metadata = {"a": object()}
+    with pytest.raises(TypeError):
+        encoder.chunk(broken, columns)
+    # WHEN it is tried again THEN nothing of it is missing
+    rest = encoder.chunk(profile, columns, end=True)
+    assert decode_profile(begin + rest) == decode_profile(encode_stream(profile))
+
+
+def chunks_of_training() -> list[bytes]:
+    """Four: what was compiled; calls; a second program and calls of it; the end with more calls."""
     profile, encoder = training(), StreamEncoder()
-    first, second = encoder.chunk(profile, CallColumns()), encoder.chunk(profile, calls((0, 0)))
-    broken = bytearray(first + second)
-    broken[len(first) // 2] ^= 0xFF
-    with pytest.raises(ProfileError, match="damaged"):
-        decode_profile(bytes(broken))
+    chunks = [encoder.chunk(profile, CallColumns()), encoder.chunk(profile, calls((0, 0), (1, 0)))]
+    profile.graphs[0].programs.append(
+        ProgramBuilder(7).alloc("buf0", MIB, 10, Category.OUTPUT).build()
+    )
+    profile.ledger.append(LedgerEntry(9, LedgerKind.OBSERVED, 0, "sizes (7,)"))
+    chunks.append(encoder.chunk(profile, calls((0, 1), (2, 0))))
+    profile.graphs[0].programs.append(
+        ProgramBuilder(8).alloc("buf0", MIB, 10, Category.OUTPUT).build()
+    )
+    profile.ledger.append(LedgerEntry(10, LedgerKind.OBSERVED, 0, "sizes (8,)"))
+    chunks.append(encoder.chunk(profile, calls((0, 2), (0, 1), (1, 0)), end=True))
+    return chunks
+
+
+def broken(chunk: bytes) -> bytes:
+    """A chunk with one bit turned over."""
+    out = bytearray(chunk)
+    out[len(out) // 2] ^= 0x10
+    return bytes(out)
+
+
+def test_a_damaged_chunk_costs_what_is_in_it() -> None:
+    first, second, third, last = chunks_of_training()
+    found = decode_profile(first + second + broken(third) + last)
+    # THEN calls before and after are there, and know their programs: that of sizes (7,) is lost
+    assert found.complete
+    assert found.calls.graph == [0, 1, 0, 0, 1]
+    assert found.calls.program == [0, 0, 1, -1, 0]
+    assert [p.key for p in found.graphs[0].programs] == [(), (8,)]
+    assert [e.reason for e in found.ledger][-1:] == ["sizes (8,)"]
+    # AND what was lost is said
+    at = len(first + second)
+    assert found.left_out[0].startswith(
+        f"a chunk, after {at:,} bytes: Error -3 while decompressing"
+    )
+    assert len(found.left_out) == 3
+    assert list(findings(found)) == []
+
+
+@pytest.mark.parametrize("what", ["gone", "zeros", "other bytes"])
+def test_a_missing_chunk_is_noticed(what: str) -> None:
+    first, second, third, last = chunks_of_training()
+    hole = {"gone": b"", "zeros": bytes(len(third)), "other bytes": b"x" * len(third)}[what]
+    found = decode_profile(first + second + hole + last)
+    assert len(found.calls) == 5
+    assert found.left_out[0].startswith("a chunk, after ")
+
+
+def test_a_damaged_first_chunk_leaves_what_came_later() -> None:
+    first, second, third, last = chunks_of_training()
+    found = decode_profile(broken(first) + second + third + last)
+    # THEN graphs of which only changes are known are left out with their calls
+    assert (found.graphs, len(found.calls)) == ([], 0)
+    assert [e.reason for e in found.ledger] == ["sizes (7,)", "sizes (8,)"]
+    assert found.left_out[0].startswith("a chunk, after 0 bytes: ")
+    assert list(findings(found)) == []
+    # AND alone it is an error
+    with pytest.raises(ProfileInvalidError, match="damaged after 0 bytes"):
+        decode_profile(broken(first))
+
+
+def test_a_damaged_chunk_costs_other_processes_nothing() -> None:
+    # GIVEN a file of three processes
+    profiles = [dataclasses.replace(training(n), process=Process(n, n, 3)) for n in range(3)]
+    streams = [encode_stream(p) for p in profiles]
+    # WHEN all of the second is damaged, or its end and the beginning of the third
+    middle = broken(streams[1])
+    found = decode_profiles(streams[0] + middle + streams[2])
+    assert [found[0].calls, found[-1]] == [profiles[0].calls, profiles[2]]
+    assert len(found[0].left_out) == 1
+    parts = [members(encode_stream(p)) for p in map(long_profile, range(3))]
+    assert [len(p) for p in parts] == [3, 3, 3]
+    kept = [*parts[0], *parts[1][:2], broken(parts[1][2]), broken(parts[2][0]), *parts[2][1:]]
+    one, two, *more = decode_profiles(b"".join(kept))
+    # THEN no process gets calls of another
+    assert len(one.calls) == 140_000
+    assert len(two.calls) == 2 * 65_536
+    assert not more  # what is left of the third belongs to no graph
+    assert one.left_out[0].startswith("the profile of another process: not a valid profile")
+    assert set(two.calls.thread) == {1}
+
+
+def long_profile(n: int) -> Profile:
+    """One of three chunks, whose calls are on thread ``n``."""
+    profile = dataclasses.replace(training(), process=Process(n, n, 3))
+    count = 140_000
+    columns = calls(*[(0, 0)] * count)
+    profile.calls = dataclasses.replace(columns, thread=[n] * count)
+    return profile
+
+
+def test_a_bit_anywhere_costs_no_more_than_its_chunk() -> None:
+    chunks = chunks_of_training()
+    data, rng = b"".join(chunks), random.Random(0)
+    for _ in range(300):
+        at = rng.randrange(len(data))
+        changed = bytearray(data)
+        changed[at] ^= 1 << rng.randrange(8)
+        try:
+            found = decode_profile(bytes(changed))
+        except ProfileError:
+            assert at < len(chunks[0])  # nothing is known without the first one
+            continue
+        assert list(findings(found)) == []
+        if at >= len(chunks[0]):
+            # Every graph is known, and the calls of all other chunks are there.
+            assert len(found.graphs) == 3
+            assert len(found.calls) >= 4 or not found.complete
 
 
 @pytest.mark.parametrize(
     "record",
-    [b"[]", b"{", b"3", b'{"graph":{}}', b'{"graph":[]}', b'{"ledger":{"length":9,"entries":[]}}',
+    [b"[]", b"{", b"3", b'{"graph":{}}', b'{"graph":[]}', b'{"ledger":{"length":9,"entries":3}}',
      b'{"calls":{"graph":[1]}}', b'{"calls":null}', b'{"set":3}', b'{"calls":{"start_ns":["x"]}}',
-     b'{"graph":{"id":"x"}}\n{"graph":{"id":0}}', b'{"end":false,"set":{"released":[1]}}',
+     b'{"graph":{"id":"x"}}', b'{"set":[["torch",3]]}', b"[" * 100_000,
+     b'{"ledger":{"length":1000000000000,"entries":[]}}', b'{"ledger":{"length":-1,"entries":[]}}',
+     b'{"graph":{"id":0,"programs":{"from":1000000000000,"items":[]}}}',
+     b'{"graph":{"id":0,"programs":{"from":-1,"items":[]}}}',
+     b'{"calls":{"graph":["a"],"program":[0],"start_ns":[0],"duration_ns":[0],"thread":[0]}}',
      b'{"calls":{"graph":[],"program":[],"start_ns":[],"duration_ns":[],"thread":[],"dropped":"x"}}'],
 )  # fmt: skip
-def test_a_strange_record_is_an_error_of_its_own(record: bytes) -> None:
-    data = encode_stream(training()) + gzip.compress(record + b"\n")
-    with pytest.raises(ProfileInvalidError, match="damaged: a record"):
-        decode_profile(data, "p")
-    with pytest.raises(ProfileInvalidError, match="damaged: a record"):
-        decode_profile(gzip.compress(b'{"format":"memprof-stream","schema_version":1}\n' + record))
+def test_a_strange_record_is_left_out(record: bytes) -> None:
+    whole = encode_stream(training())
+    found = decode_profile(whole + gzip.compress(record + b"\n"), "p")
+    (line,) = found.left_out
+    assert line.startswith(
+        f"a record of the chunk after {len(whole):,} bytes: not what it should be"
+    )
+    found.left_out.clear()
+    assert found == training()
+
+
+def test_a_strange_first_record_is_an_error_of_its_own() -> None:
+    with pytest.raises(ProfileInvalidError, match="damaged: its first record"):
+        decode_profile(gzip.compress(b'{"format":"memprof-stream",x\n{}'), "p")
+
+
+def test_fields_of_another_type_are_left_out() -> None:
+    data = encode_stream(training())
+    for record, says in (
+        (b'{"set":{"released":[1]}}', "released: Expected `object`, got `array`"),
+        (b'{"set":{"torch":3}}', "torch: Expected `str`, got `int`"),
+        (b'{"graph":{"id":1,"inputs":3}}', "inputs: Expected `array`, got `int`"),
+        (b'{"graph":{"id":1,"programs":{"from":0,"items":[3]}}}', "a program: Expected `object`"),
+        (b'{"graph":{"id":7}}', "a graph: Object missing required field `kind`"),
+    ):
+        found = decode_profile(data + gzip.compress(record))
+        assert found.left_out[0].startswith(says)
+        assert list(findings(found)) == []
+        assert len(found.graphs) == 3
+
+
+def test_chunks_of_older_memprof_have_no_numbers() -> None:
+    chunks = [
+        gzip.compress(b"\n".join(x for x in gzip.decompress(c).split(b"\n") if b'"chunk"' not in x))
+        for c in chunks_of_training()
+    ]
+    assert decode_profile(b"".join(chunks)) == decode_profile(b"".join(chunks_of_training()))
+    chunks[2] = broken(chunks[2])
+    found = decode_profile(b"".join(chunks))
+    assert found.calls.graph == [0, 1, 0, 0, 1]
+    assert found.left_out[0].startswith("a chunk, after ")
 
 
 def test_records_of_a_kind_that_is_not_known_are_ignored() -> None:
@@ -282,9 +440,10 @@ def test_another_version_is_refused_before_anything_is_read() -> None:
 def test_wrong_content_is_named(tmp_path: Path) -> None:
     profile = training()
     profile.graphs[0].kind = "sideways"  # type: ignore[assignment]
-    with pytest.raises(ProfileInvalidError) as e:
-        decode_profile(encode_stream(profile), "p")
-    assert e.value.where == "$.graphs[0].kind"
+    found = decode_profile(encode_stream(profile), "p")
+    assert found.left_out[0] == ("a graph: Invalid enum value 'sideways' - at `$.graphs[0].kind`")
+    assert [g.id for g in found.graphs] == [1, 2]
+    assert len(found.calls) == 6
 
 
 # Several processes in a file

@@ -3,11 +3,12 @@ implementation of Note [What is live between calls] on random ones."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from counting import lines_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, training
@@ -570,7 +571,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(graphs=graphs, calls=calls(*rows))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(profiles())
 def test_bytes_equal_the_plain_implementation(profile: Profile) -> None:
     assert list(findings(profile)) == []
@@ -580,7 +581,7 @@ def test_bytes_equal_the_plain_implementation(profile: Profile) -> None:
         assert (b.entry[k], b.peak[k]) == plain_entry_and_peak(profile, k), k
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(profiles())
 def test_live_sets_agree_with_the_timeline(profile: Profile) -> None:
     timeline = Timeline(profile)
@@ -635,21 +636,25 @@ def test_program_invariants(program: AllocationProgram) -> None:
     assert sum(d for d in program.deltas() if d > 0) == program.allocated_bytes
 
 
-# Speed
+# Work
 
 
-def test_half_a_million_calls_take_seconds() -> None:
-    profile = training()
-    n = 500_000
-    profile.calls = calls(*[(0, 0), (1, 0), (2, 0)] * (n // 3), step_ns=10)
-    start = time.process_time()
-    timeline = Timeline(profile)
-    peak = timeline.peak()
-    timeline.bytes_over_time()
-    seconds = time.process_time() - start
-    assert peak == Instant(4, 1, 26 * MIB)
-    # About 0.7 s where this was written; quadratic would be hours.
-    assert seconds < 20
+def test_work_is_in_proportion_to_calls() -> None:
+    def lines(steps: int) -> int:
+        profile = training()
+        profile.calls = calls(*[(0, 0), (1, 0), (2, 0)] * steps, step_ns=10)
+        peaks: list[Instant | None] = []
+
+        def look() -> None:
+            timeline = Timeline(profile)
+            peaks.append(timeline.peak())
+            timeline.bytes_over_time()
+
+        count = lines_run(look)
+        assert peaks == [Instant(4, 1, 26 * MIB)]
+        return count
+
+    assert lines(3_000) < 8.5 * lines(375)
 
 
 def test_many_waiting_forwards() -> None:
@@ -663,28 +668,25 @@ def test_many_waiting_forwards() -> None:
 
 
 def test_many_graphs_with_parameters_of_their_own() -> None:
-    # GIVEN 300 graphs of 20 parameters each: every call meets 6,000 of them
-    graphs = []
-    for g in range(300):
-        builder = ProgramBuilder()
-        for p in range(20):
-            builder.input(f"p{p}", MIB, Category.PARAMETER, 20 * g + p, [p])
-        inputs = [
-            GraphValue(p, f"p{p}", Role.PARAMETER, Category.PARAMETER, f"l{g}.p{p}")
-            for p in range(20)
-        ]
-        graphs.append(
-            GraphRecord(
-                g, GraphKind.INFERENCE, f"{g}/0", inputs=tuple(inputs), programs=[builder.build()]
-            )
-        )
-    rows = [(g, 0) for g in range(300)] * 3
-    profile = Profile(graphs=graphs, calls=calls(*rows), released={0: 600})
-    # WHEN the log is looked at
-    start = time.perf_counter()
-    timeline = Timeline(profile)
-    seconds = time.perf_counter() - start
-    # THEN they are there from their first call to their release, and nobody looked at each
-    between = timeline.bytes_over_time().between
+    # GIVEN graphs of 20 parameters each: every call meets those of all graphs
+    def many(count: int) -> Profile:
+        graphs = []
+        for g in range(count):
+            builder = ProgramBuilder()
+            for p in range(20):
+                builder.input(f"p{p}", MIB, Category.PARAMETER, 20 * g + p, [p])
+            inputs = [
+                GraphValue(p, f"p{p}", Role.PARAMETER, Category.PARAMETER, f"l{g}.p{p}")
+                for p in range(20)
+            ]
+            kind, programs = GraphKind.INFERENCE, [builder.build()]
+            graphs.append(GraphRecord(g, kind, f"{g}/0", inputs=tuple(inputs), programs=programs))
+        rows = [(g, 0) for g in range(count)] * 3
+        return Profile(graphs=graphs, calls=calls(*rows), released={0: 2 * count})
+
+    # WHEN the log is looked at, THEN they are there from their first call to their release,
+    between = Timeline(many(300)).bytes_over_time().between
     assert [between[k] // MIB for k in (0, 1, 299, 599, 600)] == [20, 40, 6000, 6000, 5999]
-    assert seconds < 4, seconds
+    # and nobody looked at each in every call.
+    few, more = (lines_run(partial(Timeline, many(n))) for n in (20, 160))
+    assert more < 8.5 * few

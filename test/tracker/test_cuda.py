@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.model import SnapshotKind
-from memprof.profiler.tracker.ration import Ration
+from memprof.profiler.model import Profile, SnapshotKind
+from memprof.profiler.out_of_memory import out_of_memory
+from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
@@ -24,7 +25,7 @@ def tracker(tmp_path: Path) -> MemoryTracker:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._log._readings = Ration(1e12)
+    found._log._readings = Allowance(1e12)
     return found
 
 
@@ -101,4 +102,34 @@ def test_pools(tracker: MemoryTracker) -> None:
     assert mine.allocated_bytes == 4 * MIB
     assert mine.reserved_bytes >= 4 * MIB
     tracker.stop()
+    del kept
+
+
+def test_a_snapshot_where_there_is_no_more_memory(tracker: MemoryTracker) -> None:
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    wanted = 1 << 44
+    # GIVEN a program that catches the error and goes on
+    with tracker.track_operation("step"), tracker.track_operation("forward"):
+        for _ in range(3):  # as one does that tries smaller batches
+            big = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(wanted, dtype=torch.uint8, device="cuda")
+            del big
+    record = tracker.record()
+    (found,) = [s for s in record.snapshots if s.kind is SnapshotKind.OUT_OF_MEMORY]
+    # THEN what was live then is known, once for attempts in a row
+    assert found.name.startswith(f"cuda:0: {wanted:,} bytes asked for, ")
+    assert found.operations == ("step", "step/forward")
+    now = found.devices["cuda:0"].allocated_bytes
+    assert now == torch.cuda.memory_allocated() + 32 * MIB
+    failures = out_of_memory(Profile(tracker=record))
+    assert [(f.source, f.what, f.device, f.live) for f in failures] == [
+        ("tracker", "step/forward", "cuda:0", now)
+    ]
+    # AND not after the tracker's end
+    tracker.stop()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(wanted, dtype=torch.uint8, device="cuda")
+    assert len(tracker.record().snapshots) == len(record.snapshots) + 1  # that of the end
     del kept

@@ -17,6 +17,7 @@ import torch
 import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
+from memprof.profiler.tracker import api
 from memprof.profiler.tracker import snapshots as snapshots_module
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
@@ -183,7 +184,7 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
         wait_for_line(process, "tracked")
     # GIVEN both at once WHEN they end
     for process in both:
-        process.communicate("\n", timeout=60)
+        process.communicate("\n")
     names = files(tmp_path)
     assert len(names) == 2
     assert {record(tmp_path, i).metadata.pid for i in range(2)} == {p.pid for p in both}
@@ -224,9 +225,129 @@ def test_made_disabled_it_starts_when_enabled(tmp_path: Path) -> None:
     assert record(tmp_path).metadata.settings["enabled"] == "true"
 
 
+def test_a_file_that_says_enabled_starts_what_is_only_instrumented(tmp_path: Path) -> None:
+    # GIVEN code that names operations and initializes nothing
+    program = """
+        tracker = memprof.get_memory_tracker()
+
+        @tracker.track_operation("work")
+        def work():
+            pass
+
+        print("made", tracker.started, flush=True)
+        work()
+        memprof.memory_checkpoint("after")
+        print("worked", tracker.started)
+        """
+    # WHEN nothing says it is on, or a file says it is off, THEN it stays off
+    assert run(program, tmp_path).stdout == "made False\nworked False\n"
+    (tmp_path / "memprof.toml").write_text("[memprof]\nenabled = false\n")
+    assert run(program, tmp_path).stdout == "made False\nworked False\n"
+    assert files(tmp_path) == []
+    # WHEN the file says it is on THEN it starts with the first operation
+    (tmp_path / "memprof.toml").write_text("[memprof]\nenabled = true\ninterval = 60\n")
+    assert run(program, tmp_path).stdout == "made False\nworked True\n"
+    found = record(tmp_path)
+    assert [(s.name, s.count) for s in found.operation_summary] == [("work", 1)]
+    assert found.metadata.settings["interval"] == "60.0"
+
+
+def test_what_initializes_a_tracker_is_not_overtaken_by_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(api, "_tracker", None)
+    monkeypatch.setenv("MEMPROF_ENABLED", "true")
+    early = memprof.get_memory_tracker().track_operation("early")
+    # WHEN the program itself decides, before anything named is run
+    tracker = memprof.initialize_memory_tracker(tmp_path, enabled=False, interval=60)
+    with early:
+        pass
+    # THEN that counts
+    assert not tracker.started
+    assert files(tmp_path) == []
+    tracker = memprof.initialize_memory_tracker(tmp_path, interval=30)
+    with early:
+        pass
+    assert tracker.settings.interval == 30
+    assert tracker.record().operation_summary[0].count == 1
+
+
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MEMPROF_ENABLED", "0")
     assert not memprof.initialize_memory_tracker(tmp_path).enabled
+
+
+@pytest.mark.parametrize("interval", ["1e300", "1e10", "nan", "-1", "inf", "soon"])
+def test_intervals_that_nobody_can_wait(
+    interval: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_INTERVAL", interval)
+    tracker = memprof.initialize_memory_tracker(tmp_path)
+    assert tracker.settings.interval == 5.0
+    assert tracker._thread is not None
+    assert tracker._thread.is_alive()
+    (said,) = messages(caplog)
+    assert "MEMPROF_INTERVAL: interval is" in said
+
+
+@pytest.mark.parametrize("interval", [0.01, 1_000_000.0])
+def test_the_extreme_intervals_can_be_waited(interval: float, tmp_path: Path) -> None:
+    tracker = memprof.initialize_memory_tracker(tmp_path, interval=interval)
+    memprof.stop_memory_tracker()
+    assert tracker.record().metadata.problems == []
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "x = " + "[" * 100_000,
+        "x = " + "[" * 190 + "]" * 190,
+        "[memprof]\n" + "a." * 150 + "b = 1",
+        '[memprof]\noutput_dir = "a\\u0000b"',
+        "[memprof]\ninterval = 1e300",
+    ],
+)
+def test_no_file_raises_into_the_training(
+    toml: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "memprof.toml").write_text(toml)
+    assert memprof.initialize_memory_tracker(interval=30).enabled
+    assert len(messages(caplog)) <= 1
+    assert all("memprof.toml" in m for m in messages(caplog))
+
+
+def test_a_tracker_that_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(MemoryTracker, "_open", broken)
+    tracker = memprof.initialize_memory_tracker(tmp_path)
+    with tracker.track_operation("work"):
+        memprof.memory_checkpoint("x")
+    assert not tracker.started
+    assert messages(caplog) == [
+        "The memory tracker cannot start, and stays off: ZeroDivisionError: inside"
+    ]
+    memprof.stop_memory_tracker()
+    monkeypatch.undo()
+    assert memprof.initialize_memory_tracker(tmp_path, interval=60).started
+
+
+def test_a_thread_that_dies_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise OverflowError("timeout value is too large")
+
+    monkeypatch.setattr(MemoryTracker, "_take_snapshots", broken)
+    tracker = memprof.initialize_memory_tracker(tmp_path)
+    assert tracker._thread is not None
+    tracker._thread.join(60)
+    memprof.stop_memory_tracker()
+    assert "the tracker failed: OverflowError" in messages(caplog)[0]
+    assert len(record(tmp_path).metadata.problems) == 1
 
 
 def test_a_tracker_that_fails_inside(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -31,8 +28,10 @@ from memprof.profiler.model import (
 from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
 from memprof.profiler.tracker.document import encode_document, tracker_schema
-from memprof.profiler.tracker.journal import Entry, Header, Journal, decode_journal
+from memprof.profiler.tracker.journal import Entry, Header, Journal
+from memprof.profiler.tracker.read_journal import decode_journal
 from memprof.profiler.tracker.rows import as_columns
+from memprof.profiler.validate import findings
 
 from .records import row, snapshot
 
@@ -115,10 +114,31 @@ def changed(path: list[str | int], value: object) -> bytes:
         (["operation_summary", 1, "parent"], 1, "$.tracker.operation_summary[1].parent"),
     ],
 )
-def test_contradictions_are_found(path: list[str | int], value: object, where: str) -> None:
-    with pytest.raises(ProfileInvalidError) as e:
-        decode_profile(changed(path, value))
-    assert e.value.where == where
+def test_contradictions_are_left_out(path: list[str | int], value: object, where: str) -> None:
+    found = decode_profile(changed(path, value))
+    assert f"at `{where}`" in found.left_out[0]
+    assert list(findings(found)) == []
+    # AND the rest of the record is there
+    assert found.tracker is not None
+    whole = profile().tracker
+    assert whole is not None
+    kept = [
+        name
+        for name in ("metadata", "snapshots", "operation_allocations", "operation_summary")
+        if getattr(found.tracker, name) == getattr(whole, name)
+    ]
+    assert len(kept) >= 3
+
+
+def test_a_part_of_another_type_costs_itself() -> None:
+    document = json.loads(encode_document(profile()))
+    document["metadata"] = 3
+    document["profile"]["torch"] = 7
+    found = decode_profile(json.dumps(document).encode())
+    assert found.tracker is not None
+    assert len(found.tracker.snapshots) == len(document["snapshots"])
+    assert [line.partition(":")[0] for line in found.left_out[:2]] == ["metadata", "torch"]
+    assert "at `$.profile.torch`" in found.left_out[1]
 
 
 def test_other_versions_and_missing_parts() -> None:
@@ -265,7 +285,7 @@ def test_foreign_files_and_versions(tmp_path: Path) -> None:
         read_profile(tmp_path / "j")
 
 
-# Names and recovery
+# Names
 
 
 def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
@@ -275,52 +295,3 @@ def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
     names = sorted(p.name for p, _ in found)
     assert len(set(names)) == 3
     assert all(n.startswith("memory_profile_2") and n.endswith(".json") for n in names)
-
-
-def dead_pid() -> int:
-    process = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
-    )
-    return int(process.stdout)
-
-
-def test_what_a_killed_process_left_becomes_a_file(tmp_path: Path) -> None:
-    header = Header(memprof="0.1.0", host=platform.node(), pid=dead_pid())
-    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
-    assert files.recover(tmp_path) == [tmp_path / "memory_profile_1.json"]
-    assert [p.name for p in tmp_path.iterdir()] == ["memory_profile_1.json"]
-    found = read_profile(tmp_path / "memory_profile_1.json")
-    assert found.tracker is not None
-    assert found.complete is False
-    assert len(found.tracker.snapshots) == 2
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        Header(host=platform.node(), pid=os.getppid()),
-        Header(host=platform.node(), pid=os.getpid()),
-        Header(host="elsewhere", pid=1),
-        Header(host=platform.node(), pid=os.getppid(), started=files.started(os.getppid())),
-    ],
-)
-def test_what_may_still_be_written_is_left_alone(tmp_path: Path, header: Header) -> None:
-    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
-    assert files.recover(tmp_path) == []
-    assert [p.name for p in tmp_path.iterdir()] == ["memory_profile_1.json.journal"]
-
-
-@pytest.mark.skipif(not files.started(os.getpid()), reason="needs /proc")
-def test_a_process_number_that_is_used_again(tmp_path: Path) -> None:
-    started = files.started(os.getppid()) - 1
-    header = Header(host=platform.node(), pid=os.getppid(), started=started)
-    written(tmp_path / "memory_profile_1.json.journal", ENTRIES, header).close()
-    assert len(files.recover(tmp_path)) == 1
-
-
-def test_damaged_journals_are_left_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "memory_profile_1.json.journal").write_bytes(b"hello")
-    assert files.recover(tmp_path) == []
-    assert "not a tracker's journal" in caplog.text

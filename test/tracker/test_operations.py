@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import mmap
@@ -18,8 +19,9 @@ from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
 from memprof.profiler.tracker import lanes as lanes_module
 from memprof.profiler.tracker import operation_tree
 from memprof.profiler.tracker import operations as operations_module
+from memprof.profiler.tracker import tensors as tensors_module
 from memprof.profiler.tracker.operations import Operation, OperationLog
-from memprof.profiler.tracker.ration import Ration
+from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
@@ -30,7 +32,7 @@ def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._log._readings, found._log._counts = Ration(1e12), Ration(1e12)
+    found._log._readings, found._log._counts = Allowance(1e12), Allowance(1e12)
     yield found
     found.stop()
 
@@ -117,7 +119,7 @@ def test_threads_have_lanes_and_no_common_parent(tracker: MemoryTracker) -> None
 
     def work() -> None:
         with tracker.track_operation("work"):
-            all_inside.wait(60)
+            all_inside.wait()
 
     with tracker.track_operation("main"):
         threads = [threading.Thread(target=work, name=f"worker {i}") for i in range(3)]
@@ -289,7 +291,7 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
     log = OperationLog(tracker._tensors, tracker._process, devices, 100)  # type: ignore[arg-type]
-    log._readings = Ration(1e12)
+    log._readings = Allowance(1e12)
     tracker._log = log
     with tracker.track_operation("first"):
         with tracker.track_operation("inner"):
@@ -313,38 +315,196 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     assert (summary.total_delta, summary.max_peak, summary.measured) == (40, 100, 1)
 
 
-def test_tensors_are_counted_as_long_as_it_is_cheap(
-    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tracker.track_operation("first"):
-        pass
-    monkeypatch.setattr(tracker._log._counts, "next_ns", 1 << 62)
-    with tracker.track_operation("later"):
-        pass
-    first, later = tracker.record().operation_summary
-    assert (first.tensors_measured, later.tensors_measured) == (1, 0)
-    assert tracker.record().operation_allocations.tensors_after[1] == -1
-    assert later.count == 1
+class Clock:
+    """A clock that only the program moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
 
 
-def test_memory_is_read_as_long_as_it_is_cheap(
-    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+class Timed:
+    """A tracker whose looks for tensors take a known time, and nothing else any."""
+
+    def __init__(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_ns: int, **settings: float
+    ) -> None:
+        self.clock = Clock()
+        self.looks = 0
+        gc.collect()
+        self.tracker = MemoryTracker(
+            TrackerSettings(output_dir=str(tmp_path), **settings),  # type: ignore[arg-type]
+            clock=self.clock,
+        )
+        self.tracker.start(thread=False)
+        look = self.tracker._tensors.look
+
+        def timed(*args: int) -> bool:
+            self.looks += 1
+            self.clock.now += look_ns
+            return look(*args)
+
+        monkeypatch.setattr(self.tracker._tensors, "look", timed)
+
+    @contextlib.contextmanager
+    def operation(self, name: str, lasts_ns: int) -> Iterator[None]:
+        with self.tracker.track_operation(name):
+            yield
+            self.clock.now += lasts_ns
+
+
+US, MS = 1_000, 1_000_000
+
+
+def test_every_operation_that_lasts_has_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tracker.track_operation("a"):
+    # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
+    timed = Timed(tmp_path, monkeypatch, 100 * US)
+    monkeypatch.setattr(timed.tracker._log._counts._of_all, "next_ns", 1 << 62)
+    # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
+    kept = []
+    for _ in range(60):
+        with timed.operation("step", 50 * MS):
+            kept.append(torch.empty(100_000))
+        for _ in range(100):
+            with timed.operation("short", 10 * US):
+                pass
+    step, short = timed.tracker.record().operation_summary
+    # THEN all of the first have figures, which add up
+    assert (step.count, step.tensors_measured) == (60, 60)
+    assert (step.tensor_bytes_delta, step.tensors_delta) == (24_000_000, 60)
+    # AND of the others as many as their own share pays for
+    assert short.count == 6_000
+    assert 1 <= short.tensors_measured <= 0.05 * 6_000 * 10 / 200 + 2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 1.0])
+def test_how_long_is_long_enough_follows_from_the_share(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN operations that last as long as the setting asks for, and a little less than half
+    timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
+    monkeypatch.setattr(timed.tracker._log._counts._of_all, "next_ns", 1 << 62)
+    enough = round(100 * US / (share * (1 - operations_module.READINGS_PART))) + 1
+    for _ in range(200):
+        with timed.operation("long enough", enough):
+            pass
+        with timed.operation("not", enough * 2 // 5):
+            pass
+    long, short = timed.tracker.record().operation_summary
+    assert long.tensors_measured == 200
+    assert 50 <= short.tensors_measured <= 110
+
+
+def test_short_operations_take_no_more_than_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
+    # GIVEN that what was saved is spent
+    while timed.tracker._log._counts._of_all.next_ns <= timed.clock.now:
+        with timed.operation("a", 10 * US):
+            pass
+    # WHEN a loop does nothing else for a second
+    begin, looks = timed.clock.now, timed.looks
+    while timed.clock.now - begin < 1_000 * MS:
+        for name in ("b", "c"):
+            with timed.operation(name, 10 * US):
+                pass
+    spent = (timed.looks - looks) * 100 * US
+    assert 0.02 < spent / (timed.clock.now - begin) <= 0.05 * 1.1
+    # THEN both have some of it
+    _, b, c = timed.tracker.record().operation_summary
+    assert 0.5 < b.tensors_measured / c.tensors_measured < 2
+
+
+def test_a_share_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(tmp_path, monkeypatch, US, operation_share=0.0)
+    for _ in range(3):
+        with timed.operation("a", 1_000 * MS):
+            pass
+    (a,) = timed.tracker.record().operation_summary
+    assert (a.count, a.tensors_measured, a.devices, timed.looks) == (3, 0, {}, 0)
+
+
+def test_a_few_operations_have_figures_however_short_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(tmp_path, monkeypatch, 100 * US)
+    for _ in range(100):
+        with timed.operation("a", US):
+            pass
+    assert timed.tracker.record().operation_summary[0].tensors_measured == 100
+
+
+def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Timed(tmp_path, monkeypatch, 100 * US)
+    log = timed.tracker._log
+    with timed.operation("a", MS):
+        # GIVEN that everything is used up while an operation runs whose beginning was read
+        for allowance in (log._readings, log._counts):
+            monkeypatch.setattr(allowance._of_all, "next_ns", 1 << 62)
+            allowance._own["a"] = -(1 << 62)
+    with timed.operation("a", MS):
         pass
-    # GIVEN that the ration is used up, also while an operation runs whose beginning was read
-    with tracker.track_operation("a"):
-        monkeypatch.setattr(tracker._log._readings, "next_ns", 1 << 62)
-        time.sleep(0.001)
-    with tracker.track_operation("a"):
-        time.sleep(0.001)
-    record = tracker.record()
-    # THEN no figure has only one side, and the sum says how many are in it
-    cpu = record.operation_allocations.memory["cpu"]
-    assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == [True, True, False]
-    assert cpu.peak[2] == -1
+    record = timed.tracker.record()
+    columns = record.operation_allocations
+    assert [n >= 0 for n in columns.tensors_before] == [True, False]
+    assert [n >= 0 for n in columns.tensors_after] == [True, False]
+    cpu = columns.memory["cpu"]
+    assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == [True, False]
+    assert cpu.peak[1] == -1
     (a,) = record.operation_summary
-    assert (a.count, a.devices["cpu"].measured) == (3, 2)
+    assert (a.count, a.devices["cpu"].measured, a.tensors_measured) == (2, 1, 1)
+
+
+def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTracker) -> None:
+    # GIVEN a snapshot that has found many tensors and pauses after the first ones
+    new = [torch.empty(10) for _ in range(10 * tensors_module.SLICE)]
+    before = tracker._tensors.sums()
+    paused, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        paused.set()
+        go_on.wait(60)
+
+    thread = threading.Thread(target=lambda: tracker._tensors.look(-1, pause))
+    thread.start()
+    assert paused.wait(60)
+    # WHEN an operation begins and ends meanwhile
+    with tracker.track_operation("a"):
+        kept = torch.empty(1000)
+    go_on.set()
+    thread.join()
+    # THEN it has its figures, and all that the snapshot had found
+    (a,) = tracker.record().operation_summary
+    assert (a.tensor_bytes_delta, a.tensors_delta, a.tensors_measured) == (4000, 1, 1)
+    assert tracker._tensors.sums() == (before[0] + len(new) * 40 + 4000, before[1] + len(new) + 1)
+    del kept
+
+
+def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations_module, "LOCK_WAIT_S", 0.001)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tracker._tensors.lock:
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    with tracker.track_operation("a"):
+        pass
+    release.set()
+    thread.join()
+    (a,) = tracker.record().operation_summary
+    assert (a.count, a.tensors_measured) == (1, 0)
 
 
 def test_edges_that_nobody_asks_for_do_not_pile_up(tracker: MemoryTracker) -> None:
@@ -372,7 +532,7 @@ def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
 def test_where_it_cannot_be_known_it_is_not_said(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker._log._counts, "next_ns", 1 << 62)
+    monkeypatch.setattr(tracker._log._counts, "allows", lambda *_: False)
     with tracker.track_operation("a"):
         kept = torch.empty(40_000_000)
         tracker.snapshot()
@@ -397,7 +557,7 @@ def test_more_names_and_lanes_than_allowed(
 
     def work(i: int) -> None:
         with tracker.track_operation(f"name {i}"):
-            all_inside.wait(60)
+            all_inside.wait()
 
     threads = [threading.Thread(target=work, args=(i,), name=f"t{i}") for i in range(9)]
     for t in threads:

@@ -49,9 +49,7 @@ def ended(command: list[str], folder: Path) -> tuple[int, str, str]:
     """Exit status, output and errors; without the frames of ``runpy``, which only ``python -m``
     and ``python FOLDER`` show."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MEMPROF_")}
-    p = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+    p = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return p.returncode, p.stdout, re.sub(r'  File "<frozen runpy>".*\n', "", p.stderr)
 
 
@@ -67,3 +65,16 @@ def test_a_script_sees_and_shows_what_it_does_under_python(program: str, tmp_pat
 
     assert python == ours
     assert bool(files(tmp_path)) == (program != "syntax error")
+
+
+def test_run_decides_whatever_a_file_says(tmp_path: Path) -> None:
+    (tmp_path / "memprof.toml").write_text("[memprof]\nenabled = false\n")
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    status, out, err = ended([sys.executable, "-m", "memprof", "run", "train.py"], tmp_path)
+    # THEN it tracks, and says that it was told otherwise and what to do
+    assert (status, out) == (0, "trained\n")
+    assert len(files(tmp_path)) == 1
+    assert err.splitlines() == [
+        f"memprof run: tracking, although {tmp_path / 'memprof.toml'} says enabled = false; "
+        "start the script with python to run it without"
+    ]

@@ -86,7 +86,19 @@ def test_which_file_counts(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("[memprof]\ninterval = 'x'\n", "interval is 'x', it must be a number"),
         ("[memprof]\ninterval = 0.001\n", "it must be 0.01 or more"),
         ("[memprof]\ninterval = nan\n", "it must be 0.01 or more"),
-        ("[memprof]\ninterval = inf\n", "it must be 0.01 or more"),
+        ("[memprof]\ninterval = inf\n", "it must be 1,000,000 at most"),
+        ("[memprof]\ninterval = 1e300\n", "it must be 1,000,000 at most"),
+        ("[memprof]\ninterval = -1\n", "interval is -1.0, it must be 0.01 or more"),
+        (f"[memprof]\ninterval = 1{'0' * 400}\n", "it must be 1,000,000 at most"),
+        (f"[memprof]\nlargest = {'9' * 5000}\n", "not TOML: Exceeds the limit"),
+        ("[memprof]\nlargest = 9999999999999999999999\n", "it must be 10,000 at most"),
+        ("[memprof]\nmax_operations = 9223372036854775808\n", "it must be 1,000,000 at most"),
+        ("[memprof]\noutput_dir = 'a\\u0000b'\n".replace("'", '"'), "must not have a null"),
+        (f"x = {'[' * 50_000}", "more than 200 brackets in each other"),
+        (f"x = {'[' * 150}", "not TOML"),
+        (f"[memprof]\n{'a.' * 20_000}b = 1\n", "more than 200 brackets in each other or dots"),
+        (f"[memprof]\n{'x' * 100_000} = 1\n", "there is no setting 'xxxxx"),
+        ("#" * 300_000, "longer than 262,144 bytes"),
         ("[memprof]\nlargest = 1.5\n", "largest is 1.5, it must be a whole number"),
         ("[memprof]\nlargest = true\n", "largest is True, it must be a whole number"),
         ("[memprof]\nenabled = 1\n", "enabled is 1, it must be true or false"),
@@ -102,6 +114,7 @@ def test_wrong_files(empty_folder: Path, text: str | bytes, says: str) -> None:
         configured()
     assert says in str(e.value)
     assert str(e.value).startswith(str(path))
+    assert len(str(e.value)) < 1_000
     result = invoke("config", "show")
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
 
@@ -113,6 +126,11 @@ def test_wrong_files(empty_folder: Path, text: str | bytes, says: str) -> None:
         ("MEMPROF_ENABLED", "maybe", "it must be true or false"),
         ("MEMPROF_MAX_SNAPSHOTS", "3", "it must be 10 or more"),
         ("MEMPROF_LARGEST", "1.5", "it must be a whole number"),
+        ("MEMPROF_INTERVAL", "1e300", "it must be 1,000,000 at most"),
+        ("MEMPROF_INTERVAL", "1e10", "it must be 1,000,000 at most"),
+        ("MEMPROF_INTERVAL", "nan", "it must be 0.01 or more"),
+        ("MEMPROF_INTERVAL", "-1", "it must be 0.01 or more"),
+        ("MEMPROF_LARGEST", "9" * 5000, "it must be a whole number"),
     ],
 )
 def test_wrong_variables(
@@ -122,6 +140,39 @@ def test_wrong_variables(
     with pytest.raises(SettingsError) as e:
         configured()
     assert says in str(e.value)
+
+
+def test_a_working_folder_that_is_gone(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = empty_folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert configured().file is None
+
+
+def test_folders_and_projects_that_are_not_ours(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a folder that may not be looked into, and a project file that is none
+    (empty_folder.parent / "memprof.toml").write_text("[memprof]\nlargest = 1\n")
+    (empty_folder / "pyproject.toml").write_text("[project\nname = 'x'\n")
+    looks = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path == empty_folder / "memprof.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return looks(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    # THEN the search goes on above it
+    assert configured().settings.largest == 1
+    monkeypatch.undo()
+    monkeypatch.chdir(empty_folder)
+    assert configured().settings.largest == 1
+    # AND a project file that speaks of us is named
+    (empty_folder / "pyproject.toml").write_text("[tool.memprof\n")
+    with pytest.raises(SettingsError, match=r"pyproject\.toml: not TOML"):
+        configured()
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])

@@ -306,3 +306,76 @@ def test_many_that_die_at_once(live: LiveTensors) -> None:
     del views
     assert grown(live, before) == (0, 0)
     assert len(live._storages) <= before[1]
+
+
+def test_the_second_generation_is_looked_through_when_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a look, no collection since, and a collector that comes when it is told
+    gc.collect()
+    gc.disable()
+    found = LiveTensors()
+    found.watch()
+    looked: list[int] = []
+    real = gc.get_objects
+
+    def noted(generation: int) -> list[object]:
+        looked.append(generation)
+        return real(generation)
+
+    monkeypatch.setattr(gc, "get_objects", noted)
+    try:
+        found.look()
+        before = found.sums()
+        looked.clear()
+        kept = [torch.empty(1000)]
+        found.look()
+        # THEN the next look takes the first generation alone
+        assert looked == [0]
+        assert found.sums() == (before[0] + 4000, before[1] + 1)
+        # WHEN a collection has moved a new one to the second
+        kept.append(torch.empty(1000))
+        gc.collect(0)
+        looked.clear()
+        found.look()
+        assert looked == list(tensors_module._YOUNG)
+        assert found.sums() == (before[0] + 8000, before[1] + 2)
+
+        # AND when one comes while it looks
+        def late(generation: int) -> list[object]:
+            monkeypatch.setattr(gc, "get_objects", noted)
+            kept.append(torch.empty(1000))
+            gc.collect(0)
+            return real(generation)
+
+        monkeypatch.setattr(gc, "get_objects", late)
+        found.look()
+        assert found.sums() == (before[0] + 12000, before[1] + 3)
+        # AND nobody watches
+        found.unwatch()
+        kept.append(torch.empty(1000))
+        gc.collect(0)
+        found.look()
+        assert found.sums() == (before[0] + 16000, before[1] + 4)
+    finally:
+        gc.enable()
+        found.unwatch()
+
+
+def test_a_tensor_in_the_place_of_one_that_died_is_another_one() -> None:
+    # GIVEN a tensor that a look has seen
+    found = LiveTensors()
+    found.look()
+    before = found.sums()
+    kept = torch.empty(1000)
+    found.look()
+    identity = id(kept)
+    # WHEN it dies and the next one gets its identity, as CPython gives memory again at once
+    for _ in range(100):
+        del kept
+        kept = torch.empty(500)
+        if id(kept) == identity:
+            break
+    # THEN that is counted for what it is
+    found.look()
+    assert found.sums() == (before[0] + 2000, before[1] + 1)

@@ -14,13 +14,39 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .programs import Program, run
+from .programs import Machine, Program, compare, run
 from .support import VALUES
+
+REPORT_EVERY = 30
+"""Seconds between lines of counts."""
+
+
+@dataclass
+class Counts:
+    """What was done."""
+
+    operations: int = 0
+    replays: int = 0
+    programs: int = 0
+    oracles: int = 0
+
+    def add(self, machine: Machine, operations: int) -> None:
+        self.operations += operations
+        self.replays += machine.replays
+        self.oracles += machine.oracles
+        self.programs += 1
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operations} operations, {self.replays} replays in {self.programs} programs, "
+            f"{self.oracles} comparisons"
+        )
 
 
 def random_program(rng: random.Random, operations: int) -> Program:
@@ -44,64 +70,138 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
         size = max(size // 2, 1)
 
 
+def run_all(program: Program, device: str, *, again: str, **how: Any) -> tuple[Machine, int]:
+    """Run a program, and perhaps once more, which must come to the same.
+
+    Args:
+        program, device, **how: of ``programs.run``.
+        again: "" for no, "graphs" for a second run like the first, "plain" for one without graphs.
+
+    Returns:
+        The first run's machine, and how often it was run.
+
+    Raises:
+        AssertionError: something was not as it must be.
+    """
+    if not again:
+        return run(program, device, **how), 1
+    # Only graphs are interrupted.
+    how["without"] = [*how.get("without", ()), "an interrupt"]
+    first = run(program, device, **how)
+    compare(first.notes, run(program, device, graphs=again == "graphs", **how).notes)
+    return first, 2
+
+
+def one(
+    seed: int, device: str, length: int, without: Sequence[str]
+) -> tuple[Program, dict[str, Any]]:
+    """The program of a seed, and how it is run."""
+    rng = random.Random(seed)
+    how = {
+        "outputs": rng.choice(["error", "clone"]),
+        "marks": rng.random() < 0.6,
+        "values": device == "cpu" or VALUES,
+        "budget": 1 if rng.random() < 0.1 else 0,
+        "without": without,
+        "again": rng.choice(["", "", "", "", "", "", "graphs", "plain", "plain"]),
+    }
+    return random_program(rng, rng.randrange(10, length + 1)), how
+
+
+def fuzz(
+    device: str, operations: int, seed: int = 0, length: int = 200, without: Sequence[str] = ()
+) -> Counts:
+    """Run programs until so many operations are done; shrink one that fails.
+
+    Raises:
+        AssertionError: one failed.
+    """
+    counts = Counts()
+    begin = last = time.monotonic()
+    first = seed
+    while counts.operations < operations:
+        program, how = one(seed, device, length, without)
+        try:
+            machine, times = run_all(program, device, **how)
+        except AssertionError as e:
+            traceback.print_exception(e.__cause__)
+            sys.stderr.write(f"after {counts}: seed {seed}, {how}: {e}\n")
+            _let_go(e)
+            shortest = shrink(program, functools.partial(_fails, device, how))
+            sys.stderr.write(f"run_all({shortest!r}, {device!r}, **{how!r})\n")
+            raise
+        if seed == first:
+            gc.freeze()  # imports are done: what programs leave behind is collected in no time
+        counts.add(machine, times * len(program))
+        seed += 1
+        now = time.monotonic()
+        if now - last > REPORT_EVERY:
+            last = now
+            print(f"{counts}, {now - begin:.0f} s, next seed {seed}", flush=True)
+    return counts
+
+
+def quiet() -> None:
+    """Failures on purpose need no warnings."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
 def main() -> None:
-    """Run programs from seeds until so many operations are done; shrink one that fails."""
+    """Run random programs on graph trees until so many operations are done."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--operations", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--length", type=int, default=200, help="most operations in a program")
+    parser.add_argument(
+        "--without",
+        default="",
+        metavar="NAME,...",
+        help="functions, pairs, operations and faults to leave out",
+    )
+    parser.add_argument(
+        "--sabotage",
+        metavar="NAME",
+        help="break the trees on purpose and say whether that is noticed; 'all' does so with each "
+        "sabotage in turn, 'list' names them",
+    )
     options = parser.parse_args()
-    values = options.device == "cpu" or VALUES
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    begin, done, replays, seed = time.monotonic(), 0, 0, options.seed
-    while done < options.operations:
-        rng = random.Random(seed)
-        how = {
-            "outputs": rng.choice(["error", "clone"]),
-            "marks": rng.random() < 0.6,
-            "values": values,
-            "budget": 1 if rng.random() < 0.1 else 0,
-        }
-        program = random_program(rng, rng.randrange(10, options.length + 1))
-        try:
-            replays += run(program, options.device, **how)
-        except AssertionError as e:
-            traceback.print_exception(e.__cause__)
-            sys.stderr.write(f"seed {seed}, {how}: {e}\n")
-            e.__cause__ = None
-            traceback.clear_frames(e.__traceback__)
-            gc.collect()
-            shortest = shrink(program, functools.partial(_fails, options.device, how))
-            sys.stderr.write(f"run({shortest!r}, {options.device!r}, **{how!r})\n")
-            raise
-        if seed == options.seed:
-            gc.freeze()  # imports are done: what programs leave behind is collected in no time
-        done += len(program)
-        seed += 1
-        if seed % 100 == 0:
-            print(f"{done} operations, {time.monotonic() - begin:.0f} s", flush=True)
+    quiet()
+    if options.sabotage:
+        from .sabotages import report
+
+        sys.exit(report(options.sabotage, options.device, options.operations))
+    begin = time.monotonic()
+    without = [w for w in options.without.split(",") if w]
+    counts = fuzz(options.device, options.operations, options.seed, options.length, without)
     print(
-        f"{options.device}, torch {torch.__version__}, values {values}: {done} operations, "
-        f"{replays} replays in {seed - options.seed} programs from seed {options.seed}, "
+        f"{options.device}, torch {torch.__version__}, "
+        f"values {options.device == 'cpu' or VALUES}: {counts} from seed {options.seed}, "
         f"{time.monotonic() - begin:.0f} s: no overlap, no wrong value, no leak"
     )
 
 
 def _fails(device: str, how: dict[str, Any], program: Program) -> bool:
     try:
-        run(program, device, **how)
+        run_all(program, device, **how)
     except AssertionError as e:
-        e.__cause__ = None
-        traceback.clear_frames(e.__traceback__)
+        _let_go(e)
         failed = True
     else:
         failed = False
     gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
     return failed
+
+
+def _let_go(error: BaseException) -> None:
+    """Frames of a failure hold its tensors."""
+    e: BaseException | None = error
+    while e is not None:
+        traceback.clear_frames(e.__traceback__)
+        e = e.__context__
+    error.__cause__ = error.__context__ = None
+    gc.collect()
 
 
 if __name__ == "__main__":

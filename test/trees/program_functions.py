@@ -1,6 +1,7 @@
 """What random programs call, see ``programs``: one function for each thing that trees care about.
 
-Values stay bounded and exact: halves, and small numbers added.
+Values stay bounded and exact: halves, and small numbers added. What is random is in
+``program_random``, what autograd goes through in ``program_pairs``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.arena_tensors import LeasedTensors, TensorShape
 
@@ -19,6 +21,10 @@ N = 300
 SIZES = (7, 200, N, 50)
 GRAPHED_SIZES = (7, 200, N)
 """``cudagraph_capture_sizes`` while programs run: the others run without a graph."""
+
+
+class Interrupt(BaseException):
+    """What Ctrl+C is."""
 
 
 def split(x: Tensor) -> list[Tensor]:
@@ -51,11 +57,6 @@ def odd_outputs(x: Tensor) -> list[Any]:
     return [None, y, 7, y[5:], x[: N // 2]]
 
 
-def noise(x: Tensor) -> list[Tensor]:
-    """What is random is the same with and without a graph, and so is what is drawn next."""
-    return [x * 0.5 + torch.rand_like(x), torch.rand_like(x)]
-
-
 def keep_nothing(x: Tensor, y: Tensor) -> list[Tensor]:
     z = (x - y) * 0.5
     return [z * 0.5, z.sum() * 0.0]
@@ -64,6 +65,27 @@ def keep_nothing(x: Tensor, y: Tensor) -> list[Tensor]:
 def write(x: Tensor, y: Tensor) -> list[Tensor]:
     x.mul_(0.5)
     return [x * 0.5 + y * 0.5]
+
+
+def view_chain(x: Tensor) -> list[Tensor]:
+    """Views of views, one of them expanded."""
+    y = (x * 0.5).view(3, N // 3)
+    return [y.t(), y[1].unsqueeze(0).expand(4, N // 3), y.t()[10:50].t()]
+
+
+def in_place(x: Tensor) -> list[Tensor]:
+    """Written to through views."""
+    y = x * 0.5
+    y[5:50].mul_(0.5)
+    z = y.add_(1).view(-1, 3)
+    z[:, 1].zero_()
+    return [y, z]
+
+
+def update_buffer(b: Tensor, x: Tensor) -> list[Tensor]:
+    """``b`` is static, and written to: running statistics."""
+    b.mul_(0.5).add_(x, alpha=0.25)
+    return [b * 0.5 + x * 0.5]
 
 
 def with_weight(w: Tensor, x: Tensor) -> list[Tensor]:
@@ -91,9 +113,12 @@ class Spec:
         inputs: how many tensors of N elements it takes.
         writes: inputs that it writes to.
         weight: its first input is the machine's weight, static.
+        buffer: its first input is the machine's buffer, static, which it writes to.
         sizes: what its last input, a number, can be.
         backward: it runs as a backward.
-        random: it draws random numbers.
+        random: it draws random numbers: its last tensor is nothing else, of ``N`` elements.
+        generator: which of the machine's own generators is its last input; None for none.
+        cuda: it runs there alone.
         clones: what it returned and is held beyond its step gets memory of its own.
     """
 
@@ -101,9 +126,12 @@ class Spec:
     inputs: int
     writes: tuple[int, ...] = ()
     weight: bool = False
+    buffer: bool = False
     sizes: tuple[int, ...] = ()
     backward: bool = False
     random: bool = False
+    generator: int | None = None
+    cuda: bool = False
     clones: bool = False
 
 
@@ -114,7 +142,9 @@ SPECS = (
     Spec(add, 2),
     Spec(late, 2),
     Spec(odd_outputs, 1, clones=True),
-    Spec(noise, 1, random=True),
+    Spec(view_chain, 1),
+    Spec(in_place, 1),
+    Spec(update_buffer, 1, buffer=True),
     Spec(keep_nothing, 2),
     Spec(write, 2, writes=(0,)),
     Spec(with_weight, 1, weight=True),
@@ -136,7 +166,7 @@ def leased(fn: Callable[..., list[Any]], leases: LeasePool) -> Callable[..., lis
                 out.append(t)
                 continue
             storage = t.untyped_storage()
-            if storage._cdata in theirs or storage.nbytes() == 0:
+            if storage._cdata in theirs or storage.nbytes() == 0 or t.dtype != torch.float32:
                 out.append(t)
                 continue
             if storage._cdata not in moved:
@@ -148,7 +178,8 @@ def leased(fn: Callable[..., list[Any]], leases: LeasePool) -> Callable[..., lis
                 moved[storage._cdata] = site()
                 moved[storage._cdata].copy_(t.as_strided((n,), (1,), 0))
             flat = moved[storage._cdata]
-            out.append(flat.as_strided(t.shape, t.stride(), t.storage_offset()))
+            # No view to autograd, as in compiled code.
+            out.append(compat.reinterpret_tensor(flat, t.shape, t.stride(), t.storage_offset()))
         return out
 
     return run

@@ -10,25 +10,30 @@ too. What must be true after every operation:
   ``outputs="clone"``, of a function with ``clone_outputs``, and of a backward, it has its
   value, with torch from 2.12 on;
 * a parameter's gradient has its value, over how many steps it may be accumulated;
-* random numbers are those that the function draws without a graph, and so are the next;
+* random numbers are those that the function draws without a graph, and so are the next; no
+  two calls draw the same;
 * a warm-up or a capture that fails changes none of this;
+* what the program holds the trees know to be live, and nothing else (``program_checks``);
+* gradients obey Euler's identity, and hooks run once (``program_training``);
 * held tensors share memory only where their mirrors do;
-* in the end nothing is left: no block, no pool, no lease.
+* in the end nothing is left: no block, no pool, no graph, no lease.
 
-``fuzz`` runs many of them, from a seed; ``make fuzz-trees``.
+``fuzz`` runs many of them, from a seed, some twice, some without graphs: that must come to the
+same (``Machine.notes``). ``make fuzz-trees``.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
-from torch import Tensor
+from torch import Generator, Tensor
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.arena import LeasePool
@@ -37,21 +42,28 @@ from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path_state import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
+from .program_checks import Leftovers, check_books, check_liveness, check_values
 from .program_functions import (
     BACKWARD,
     FORWARD,
     GRAPHED_SIZES,
     SPECS,
+    Interrupt,
     N,
     Spec,
     call_and_drop,
     leased,
     storage_of,
 )
+from .program_random import RANDOM_SPECS
+from .program_training import Training
 
 MOST_HELD = 14
+FAULTS = ("at its end", "at its beginning", "a synchronisation", "out of memory", "an interrupt")
+"""How a warm-up or a capture fails."""
 
 Program = Sequence["tuple[int, int]"]
+Note = tuple[str, list[float]]
 
 
 @dataclass(eq=False)
@@ -84,6 +96,14 @@ class Machine:
         marks: steps are marked; otherwise each is an invocation of a compiled function.
         values: the device computes.
         budget: of the pool, bytes; 0 for none.
+        graphs: False to run every function as it is.
+        without: names of functions, pairs, operations and faults that are left out.
+
+    Attributes:
+        held: what the program holds.
+        notes: what every call and step came to; the same for the same program and seed.
+        replays: calls that were replays: programs without are no test of trees.
+        oracles: how many comparisons were made.
     """
 
     def __init__(
@@ -94,13 +114,18 @@ class Machine:
         marks: bool = True,
         values: bool = True,
         budget: int = 0,
+        graphs: bool = True,
+        without: Sequence[str] = (),
     ) -> None:
         configure(outputs=outputs, pool_budget=budget)
         reset_cudagraph_trees()
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.on_cpu = device == "cpu"
+        self.leftovers = Leftovers(self.device)
         self.marks = marks
         self.values = values
+        self.graphs = graphs
+        self.without = without
         self.moves_out = compat.can_swap_storage() and not self.on_cpu
         self.keeps_all = self.on_cpu or (outputs == "clone" and self.moves_out)
         self.held: list[Held] = []
@@ -108,21 +133,39 @@ class Machine:
         self.calls = 0
         self.moved = False
         self.pending = False
+        # Cycles and graphs of autograd may hold what the program does not.
+        self.garbage = False
         self.leases = LeasePool()
         self.user: Any = type("User", (), {})()
         self.leases.add_user(self.user)
         self.weight = torch.full((N,), 0.5)
         self.weight_there = torch.nn.Parameter(self.weight.to(self.device, copy=True))
+        self.buffer = torch.full((N,), 0.5)
+        self.buffer_there = self.buffer.to(self.device, copy=True)
+        self.generators = [torch.Generator(self.device).manual_seed(k) for k in (11, 12)]
         # Mirror of the weight's gradient.
         self.gradient: Tensor | None = None
-        # The next warm-up or capture fails.
-        self.fault = False
-        self.functions: dict[Spec, Callable[[list[Any]], list[Any]]] = {}
-        self.operations: tuple[Callable[[int], None], ...] = (
+        # How the next warm-up or capture fails.
+        self.fault = ""
+        self.training = Training(self)
+        self.functions: dict[Any, Callable[[list[Any]], list[Any]]] = {}
+        self.drawn: set[bytes] = set()
+        self.specs = [
+            s
+            for s in (*SPECS, *RANDOM_SPECS)
+            if not (s.cuda and self.on_cpu) and s.fn.__name__ not in without
+        ]
+        training = self.training
+        operations: tuple[Callable[[int], None], ...] = (
             *([self.call] * 9),
             *([self.new_step] * 4),
             *([self.drop] * 3),
-            *([self.repeat_the_step] * 2),
+            *([self.repeat_the_step] * 3),
+            *([training.train] * 5),
+            training.late_backward,
+            training.forget_losses,
+            training.step_of_an_optimizer,
+            training.move_parameter,
             self.forward_and_backward,
             self.accumulate,
             self.fail,
@@ -130,56 +173,101 @@ class Machine:
             self.keep_view,
             self.write_in_place,
             self.hold_outside,
+            self.tag,
             self.drop_in_cycle,
+            self.move_weight,
+            self.seed,
             self.sometimes_let_functions_die,
             self.sometimes_reset,
         )
+        self.operations = [o for o in operations if o.__name__ not in without]
         # What the step that runs consists of.
         self.script: list[tuple[Callable[[int], None], int]] = []
-        # Calls that were replays: programs without are no test of trees.
+        self.notes: list[Note] = []
         self.replays = 0
+        self.oracles = 0
 
     # ---- functions
 
     def function(self, spec: Spec) -> Callable[[list[Any]], list[Any]]:
         """``spec`` on the trees, wrapped when it is first needed."""
-        if spec not in self.functions:
-            count = spec.inputs + spec.weight
-            example: list[Any] = [self.weight_there] * count
-            if spec.sizes:
-                example.append(spec.sizes[0])
-            self.functions[spec] = cudagraphify_impl(
-                self.boxed(spec),
-                example,
-                (0,) if spec.weight else (),
-                device_index=self.device if self.on_cpu else 0,
-                is_backward=spec.backward,
-                is_inference=not spec.backward and spec is not FORWARD,
-                mutated_input_idxs=spec.writes,
-                clone_outputs=spec.clones,
-            )
-        return self.functions[spec]
+        first = spec.weight + spec.buffer
+        example: list[Any] = [self.weight_there] * (first + spec.inputs)
+        if spec.sizes:
+            example.append(spec.sizes[0])
+        if spec.generator is not None:
+            example.append(self.generators[spec.generator])
+        return self.wrapped(
+            spec,
+            spec.fn,
+            example,
+            tuple(range(first)),
+            writes=(0,) if spec.buffer else spec.writes,
+            is_backward=spec.backward,
+            is_forward=spec is FORWARD,
+            clones=spec.clones,
+        )
 
-    def boxed(self, spec: Spec) -> Callable[[list[Any]], list[Tensor]]:
-        fn = leased(spec.fn, self.leases) if self.on_cpu else spec.fn
+    def wrapped(
+        self,
+        key: Any,
+        fn: Callable[..., list[Any]],
+        example: list[Any],
+        static: tuple[int, ...],
+        *,
+        writes: tuple[int, ...],
+        is_backward: bool,
+        is_forward: bool,
+        clones: bool = False,
+    ) -> Callable[[list[Any]], list[Any]]:
+        """``fn`` on the trees, by ``key``; as it is where there are to be no graphs."""
+        found = self.functions.get(key)
+        if found is None:
+            found = self.boxed(fn)
+            if self.graphs:
+                found = cudagraphify_impl(
+                    found,
+                    list(example),
+                    static,
+                    device_index=self.device if self.on_cpu else 0,
+                    is_backward=is_backward,
+                    is_inference=not is_backward and not is_forward,
+                    mutated_input_idxs=writes,
+                    clone_outputs=clones,
+                )
+            self.functions[key] = found
+        return found
+
+    def boxed(self, fn: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Tensor]]:
+        if self.on_cpu:
+            fn = leased(fn, self.leases)
 
         def run(args: list[Any]) -> list[Tensor]:
             own = list(args)
             args.clear()
+            if self.fault == "at its beginning":
+                self.maybe_fail()
             out = call_and_drop(fn, own)
-            if self.fault and self.in_a_warm_up_or_a_capture():
-                self.fault = False
-                raise ArithmeticError("on purpose, when all was done")
+            if self.fault:
+                self.maybe_fail()
             return out
 
         return run
 
-    def in_a_warm_up_or_a_capture(self) -> bool:
-        """Whether a failure now must be made good."""
+    def maybe_fail(self) -> None:
+        """In a warm-up or a capture."""
+        capturing = not self.on_cpu and torch.cuda.is_current_stream_capturing()
         manager = get_manager(self.device, create_if_none_exists=False)
-        if manager is not None and manager.active_warm_up is not None:
-            return True
-        return not self.on_cpu and torch.cuda.is_current_stream_capturing()
+        if not capturing and (manager is None or manager.active_warm_up is None):
+            return
+        fault, self.fault = self.fault, ""
+        if fault == "an interrupt":
+            raise Interrupt
+        if fault == "a synchronisation" and capturing:
+            torch.cuda.synchronize()  # which no capture survives
+        if fault == "out of memory":
+            raise torch.OutOfMemoryError("on purpose")
+        raise ArithmeticError("on purpose")
 
     # ---- operations
 
@@ -188,7 +276,11 @@ class Machine:
         return [h for h in self.held if h.step in (None, self.step) or h.kept]
 
     def argument(self, p: int, *, to_write: bool = False) -> tuple[Tensor, Tensor]:
-        usable = [h for h in self.usable() if h.mirror.numel() == N and not (to_write and h.shared)]
+        usable = [
+            h
+            for h in self.usable()
+            if h.mirror.shape == (N,) and not (to_write and (h.shared or h.tensor.is_inference()))
+        ]
         if usable and p % 5 < 3:
             h = usable[p // 5 % len(usable)]
             return h.tensor, h.mirror
@@ -204,13 +296,36 @@ class Machine:
         if is_backward:
             self.pending = False
 
+    def count_call(self) -> None:
+        """A call came back."""
+        manager = get_manager(self.device, create_if_none_exists=False)
+        if manager is not None and manager.path_state is ExecutionState.EXECUTION:
+            self.replays += 1
+
+    def note(self, what: str, values: list[float]) -> None:
+        """Something that another run of the program must come to as well."""
+        if self.values:
+            self.notes.append((what, values))
+
     def run(
-        self, spec: Spec, arguments: list[tuple[Tensor, Tensor]], p: int = 0
+        self,
+        spec: Spec,
+        arguments: list[tuple[Tensor, Tensor]],
+        p: int = 0,
+        *,
+        inference: bool = False,
     ) -> list[tuple[Any, Any]]:
-        """Call it, and hold some of the outputs. All of them are returned, with their mirrors."""
+        """Call it, and hold some of the outputs. All of them are returned, with their mirrors;
+        nothing if it was interrupted."""
         self.begin_call(spec.backward)
-        inputs: list[Any] = [self.weight_there] if spec.weight else []
-        mirrors: list[Any] = [self.weight] if spec.weight else []
+        inputs: list[Any] = []
+        mirrors: list[Any] = []
+        if spec.weight:
+            inputs.append(self.weight_there)
+            mirrors.append(self.weight)
+        if spec.buffer:
+            inputs.append(self.buffer_there)
+            mirrors.append(self.buffer)
         inputs += [a for a, _ in arguments]
         mirrors += [b for _, b in arguments]
         arguments.clear()
@@ -218,20 +333,28 @@ class Machine:
             size = spec.sizes[p % len(spec.sizes)]
             inputs.append(size)
             mirrors.append(size)
-        expected, generator = self.expected(spec, inputs, mirrors)
+        if spec.generator is not None:
+            inputs.append(self.generators[spec.generator])
+        expected, states = self.expected(spec, inputs, mirrors)
         theirs = {storage_of(m) for m in mirrors if isinstance(m, Tensor)}
         shared = theirs & {storage_of(m) for m in expected if isinstance(m, Tensor) and m.numel()}
         for h in self.held:
             h.shared |= storage_of(h.mirror) in shared
         del mirrors
-        with torch.no_grad():
-            out = self.function(spec)(inputs)
+        function = self.function(spec)
+        try:
+            with torch.inference_mode() if inference else torch.no_grad():
+                out = function(inputs)
+        except Interrupt:
+            for g, state in zip(self.all_generators(), states, strict=bool(states)):
+                g.set_state(state)
+            if spec.buffer:  # it may have been written to or not
+                self.buffer_there.copy_(self.buffer)
+            return []
         assert not inputs
-        if generator is not None:
-            assert torch.equal(self.generator_state(), generator), "other random numbers were drawn"
-        manager = get_manager(self.device, create_if_none_exists=False)
-        if manager is not None and manager.path_state is ExecutionState.EXECUTION:
-            self.replays += 1
+        self.count_call()
+        for g, state in zip(self.all_generators(), states, strict=bool(states)):
+            assert torch.equal(g.get_state(), state), "other random numbers were drawn"
         if spec is FORWARD:
             self.pending = True
         pairs = list(zip(out, expected, strict=True))
@@ -241,36 +364,45 @@ class Machine:
                 assert t == m
                 continue
             assert t.shape == m.shape
+            if storage_of(m) not in theirs:
+                assert_new(t, inference)
             if (p >> i) % 4 and len(self.held) < MOST_HELD:
                 aliases = storage_of(m) in shared
                 keeps = self.keeps_all or (kept and not aliases)
                 self.held.append(Held(t, m, self.step, aliases, keeps))
+        self.note(
+            spec.fn.__name__, [float(m.double().sum()) for _, m in pairs if isinstance(m, Tensor)]
+        )
         return pairs
 
     def expected(
         self, spec: Spec, inputs: list[Any], mirrors: list[Any]
-    ) -> tuple[list[Any], Tensor | None]:
-        """What a call must return, and the state that the device's generator is in then, if the
+    ) -> tuple[list[Any], list[Tensor]]:
+        """What a call must return, and the states that the generators have then, if the
         function draws random numbers: what it does without a graph."""
-        if not (spec.random and self.values):
-            return spec.fn(*mirrors), None
-        before = self.generator_state()
+        if not spec.random:
+            return spec.fn(*mirrors), []
+        before = [g.get_state() for g in self.all_generators()]
         own = [x.detach().clone() if isinstance(x, Tensor) else x for x in inputs]
-        made = [t.cpu() for t in spec.fn(*own)]
-        after = self.generator_state()
-        if self.on_cpu:
-            torch.set_rng_state(before)
-        else:
-            torch.cuda.set_rng_state(before)
+        with torch.no_grad():
+            made = [t.cpu() for t in spec.fn(*own)]
+        after = [g.get_state() for g in self.all_generators()]
+        for g, state in zip(self.all_generators(), before, strict=True):
+            g.set_state(state)
+        if self.values:
+            numbers = made[-1].numpy().tobytes()
+            assert numbers not in self.drawn, "the same random numbers were drawn twice"
+            self.drawn.add(numbers)
         return made, after
 
-    def generator_state(self) -> Tensor:
-        """Of the device's generator."""
-        return torch.get_rng_state() if self.on_cpu else torch.cuda.get_rng_state()
+    def all_generators(self) -> list[Generator]:
+        """The default one, and the program's own."""
+        default = torch.default_generator if self.on_cpu else torch.cuda.default_generators[0]
+        return [default, *self.generators]
 
     def call(self, p: int) -> None:
-        spec = SPECS[p % len(SPECS)]
-        p //= len(SPECS)
+        spec = self.specs[p % len(self.specs)]
+        p //= len(self.specs)
         # An argument of the call that begins a step may be an output of the last one.
         arguments = [
             self.argument(p + 3 * i, to_write=i in spec.writes) for i in range(spec.inputs)
@@ -279,7 +411,9 @@ class Machine:
             return
         if p % 2:
             self.drop(p)
-        self.run(spec, arguments, p)
+        if spec.writes and self.fault == "an interrupt":
+            self.fault = ""  # what it has written then is the program's own affair
+        self.run(spec, arguments, p, inference=p % 11 == 0)
 
     def forward_and_backward(self, p: int) -> None:
         x = [self.argument(p)]
@@ -307,7 +441,10 @@ class Machine:
         saved = self.held.pop()
         arguments = [(saved.tensor, saved.mirror), self.argument(p + 3)]
         del saved
-        _, (g, mirror) = self.run(BACKWARD, arguments)
+        made = self.run(BACKWARD, arguments)
+        if not made:
+            return
+        g, mirror = made[1]
         if self.weight_there.grad is None:
             self.weight_there.grad, self.gradient = g, mirror
         else:
@@ -316,7 +453,8 @@ class Machine:
             self.gradient.add_(mirror)
 
     def fail(self, p: int) -> None:
-        self.fault = p % 2 == 0
+        fault = FAULTS[p // 2 % len(FAULTS)] if p % 2 == 0 else ""
+        self.fault = "" if fault in self.without else fault
 
     def new_step(self, p: int) -> None:
         self.script.clear()
@@ -324,8 +462,14 @@ class Machine:
         if self.marks:
             torch.compiler.cudagraph_mark_step_begin()
         else:
+            self.new_generation()
+
+    def new_generation(self) -> None:
+        """Another compiled function is called; where steps are marked, that begins none."""
+        if not self.marks:
             from torch._dynamo.mutation_guard import GenerationTracker
 
+            self.moved = True
             GenerationTracker.generation += 1
 
     def drop(self, p: int) -> None:
@@ -359,13 +503,15 @@ class Machine:
         mine = [
             h
             for h in self.usable()
-            if storage_of(h.mirror) != storage_of(self.weight)
+            if storage_of(h.mirror) not in (storage_of(self.weight), storage_of(self.buffer))
             and h.step in (None, self.step)
             and not h.shared
+            and 0 not in h.mirror.stride()
         ]
         if mine:
             h = mine[p % len(mine)]
-            h.tensor.mul_(0.5)
+            with torch.inference_mode(h.tensor.is_inference()):
+                h.tensor.mul_(0.5)
             h.mirror.mul_(0.5)
 
     def hold_outside(self, p: int) -> None:
@@ -373,10 +519,38 @@ class Machine:
             mirror = torch.full((N,), float(p % 100))
             self.held.append(Held(mirror.to(self.device, copy=True), mirror, None))
 
+    def hold_a_copy_of(self, t: Tensor) -> None:
+        """Hold ``t``, which nobody writes to, with the value that it has now."""
+        if len(self.held) < MOST_HELD:
+            mirror = t.cpu().clone()
+            self.held.append(Held(t, mirror, self.step, shared=True, kept=self.keeps_all))
+
+    def tag(self, p: int) -> None:
+        """Attributes, as libraries give tensors."""
+        if self.held:
+            self.held[p % len(self.held)].tensor.tag = p  # type: ignore[attr-defined]
+
     def drop_in_cycle(self, p: int) -> None:
         if self.held:
             cycle: list[Any] = [self.held.pop(p % len(self.held))]
             cycle.append(cycle)
+            self.garbage = True
+
+    def move_weight(self, p: int) -> None:
+        """``p.data = …``: somewhere else, and perhaps with another value."""
+        self.weight = self.weight.clone()
+        if p % 2:
+            self.weight.mul_(0.5).add_(p % 3)
+        self.weight_there.data = self.weight.to(self.device, copy=True)
+        if p % 4 == 0:
+            self.buffer_there = self.buffer_there.clone()
+
+    def seed(self, p: int) -> None:
+        """The generators start again, and with them what may be drawn."""
+        self.drawn.clear()
+        torch.manual_seed(p)
+        for k, g in enumerate(self.generators):
+            g.manual_seed(p + k + 1)
 
     def sometimes_let_functions_die(self, p: int) -> None:
         # A function that dies at once is never replayed, and replays are what this is about.
@@ -384,9 +558,9 @@ class Machine:
             return
         p //= 8
         if p % 4 == 0:
-            gc.collect()
-        for spec in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
-            del self.functions[spec]
+            self.collect()
+        for key in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
+            del self.functions[key]
         if not self.functions:
             self.manager_is_gone()
 
@@ -396,6 +570,10 @@ class Machine:
             self.manager_is_gone()
             if self.marks:
                 torch.compiler.cudagraph_mark_step_begin()
+
+    def collect(self) -> None:
+        gc.collect()
+        self.garbage = False
 
     def manager_is_gone(self) -> None:
         """What was valid owns its memory from now on."""
@@ -409,32 +587,11 @@ class Machine:
     # ---- checks
 
     def check(self) -> None:
-        valid = []
-        held = list(self.held)
-        if self.gradient is not None:
-            assert self.weight_there.grad is not None
-            held.append(Held(self.weight_there.grad, self.gradient, None))
-        for h in held:
-            try:
-                address = h.tensor.untyped_storage().data_ptr()
-                value = h.tensor if self.on_cpu else h.tensor.cpu()
-            except RuntimeError as e:
-                if "overwritten by a subsequent run" not in str(e):
-                    raise
-                assert h.step is not None, "a tensor that owns its memory was given up"
-                assert h.step < self.step, "a tensor of the current step was given up"
-                assert not h.kept, "a tensor was given up that should be kept"
-                continue
-            if self.values:
-                assert torch.equal(value, h.mirror), f"wrong value, {h.step=} {self.step=}"
-            valid.append((address, h))
-        spans = sorted(
-            (a, a + h.tensor.untyped_storage().nbytes(), storage_of(h.mirror))
-            for a, h in valid
-            if h.mirror.numel()
-        )
-        for (_, end, a), (begin, _, b) in itertools.pairwise(spans):
-            assert a == b or end <= begin, "live tensors overlap"
+        """All that must be true between operations."""
+        valid = check_values(self)
+        self.training.check()
+        check_liveness(self, valid)
+        check_books(self)
 
     def run_program(self, program: Program) -> None:
         """Run it, with all checks after every operation.
@@ -446,35 +603,54 @@ class Machine:
             operation = self.operations[what % len(self.operations)]
             try:
                 operation(p)
-                if operation != self.repeat_the_step and operation != self.new_step:
+                if operation not in (self.repeat_the_step, self.new_step):
                     self.script.append((operation, p))
                 self.check()
             except Exception as e:
                 raise AssertionError(f"operation {i}, {operation.__name__}({p}): {e}") from e
 
-    def finish(self) -> None:
-        """Let go of everything and look what is left."""
+    def let_go(self) -> None:
+        """Of everything."""
         self.held.clear()
         self.functions.clear()
         self.weight_there.grad = None
-        self.operations = ()
+        self.training.let_go()
+        self.script.clear()
+        self.operations = []
+
+    def finish(self) -> None:
+        """Let go of everything and look what is left."""
+        self.let_go()
         gc.collect()
         reset_cudagraph_trees()
         if self.on_cpu:
             self.user = None
             assert self.leases.leased() == {}
             assert self.leases.reserved_bytes == 0
-            return
-        segments = [
-            s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)
-        ]
-        assert all(b["state"] == "inactive" for s in segments for b in s["blocks"])
-        torch.cuda.empty_cache()
-        assert not any(tuple(s["segment_pool_id"]) != (0, 0) for s in torch.cuda.memory_snapshot())
+        self.leftovers.check(self.parts())
+
+    def parts(self) -> list[Tensor]:
+        """Tensors of its own."""
+        return [self.weight_there, self.buffer_there, *self.training.parts()]
 
 
-@inductor_config.patch({"triton.cudagraph_capture_sizes": GRAPHED_SIZES})
-def run(program: Program, device: str, outputs: str = "error", **how: Any) -> int:
+def assert_new(t: Tensor, inference: bool) -> None:
+    """Nothing of an earlier output that was the same object is left."""
+    assert not t.requires_grad, "it requires a gradient"
+    assert t.grad_fn is None, "it has a grad_fn"
+    assert not t.retains_grad, "it retains its gradient"
+    assert t._backward_hooks is None, "it has hooks"
+    assert not t.__dict__, f"it has attributes: {t.__dict__}"
+    assert inference or not t.is_inference(), "it was made in inference mode"
+
+
+@contextmanager
+def _sizes() -> Iterator[None]:
+    with inductor_config.patch({"triton.cudagraph_capture_sizes": GRAPHED_SIZES}):
+        yield
+
+
+def run(program: Program, device: str, outputs: str = "error", **how: Any) -> Machine:
     """One program from nothing to nothing.
 
     Args:
@@ -483,16 +659,34 @@ def run(program: Program, device: str, outputs: str = "error", **how: Any) -> in
         **how: see ``Machine``.
 
     Returns:
-        How many calls were replays.
+        The machine that ran it; it holds nothing any more.
+
+    Raises:
+        AssertionError: something was not as it must be.
     """
-    machine = Machine(device, outputs, **how)
-    try:
-        machine.run_program(program)
-    except BaseException:
-        machine.held.clear()
-        machine.functions.clear()
-        machine.weight_there.grad = None
-        reset_cudagraph_trees()
-        raise
-    machine.finish()
-    return machine.replays
+    torch.manual_seed(0)
+    with _sizes():
+        machine = Machine(device, outputs, **how)
+        try:
+            machine.run_program(program)
+        except BaseException:
+            machine.let_go()
+            reset_cudagraph_trees()
+            raise
+        machine.finish()
+    return machine
+
+
+def compare(a: Sequence[Note], b: Sequence[Note]) -> None:
+    """Two runs of one program at the same seed.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    assert len(a) == len(b), f"{len(a)} notes and {len(b)}"
+    for k, ((what, x), (other, y)) in enumerate(zip(a, b, strict=True)):
+        assert what == other, f"note {k}: {what} and {other}"
+        assert len(x) == len(y), f"note {k}, {what}: {x} and {y}"
+        for v, w in zip(x, y, strict=True):
+            same = math.isclose(v, w, rel_tol=1e-5, abs_tol=1e-4) or (v != v and w != w)
+            assert same, f"note {k}, {what}: {x} and {y}"

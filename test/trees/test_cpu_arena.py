@@ -60,7 +60,7 @@ operations = st.lists(
 
 
 @given(operations)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_books_are_right_after_any_operations(todo: list[tuple[str, int]]) -> None:
     arena, live = Arena(), {}
     for what, n in todo:

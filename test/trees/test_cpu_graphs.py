@@ -165,7 +165,7 @@ def test_every_byte_of_the_arena_is_explained() -> None:
 
 def test_calls_in_the_arena_are_counted_as_replays() -> None:
     compiled = torch.compile(chain, backend="memprof", options=ALWAYS)
-    x = torch.randn(256, 64)
+    x = torch.randn(64, 256)
     with memprof.profile() as whole:
         for _ in range(CALLS):
             compiled(x)
@@ -191,7 +191,7 @@ def test_training_is_bitwise_equal() -> None:
     model = mlp()
     ours, theirs = both(model)
     for i in range(CALLS):
-        x = torch.randn(128, 16) + i
+        x = torch.randn(64, 16) + i
         for m in (ours, theirs):
             m.zero_grad()
             m(x).square().sum().backward()
@@ -204,7 +204,7 @@ def test_training_is_bitwise_equal() -> None:
 @pytest.mark.parametrize("pending", [3, 9])
 def test_several_forwards_with_pending_backwards(pending: int) -> None:
     ours, theirs = both(mlp())
-    batches = [torch.randn(128, 16) + i for i in range(pending)]
+    batches = [torch.randn(64, 16) + i for i in range(pending)]
     for _ in range(4):
         for m in (ours, theirs):
             # WHEN all forwards run first, more of them than there are blocks for
@@ -219,7 +219,7 @@ def test_several_forwards_with_pending_backwards(pending: int) -> None:
 def test_gradients_accumulate() -> None:
     ours, theirs = both(mlp())
     for i in range(CALLS * 2):
-        x = torch.randn(32, 16) + i
+        x = torch.randn(64, 16) + i
         for m in (ours, theirs):
             (m(x).square().mean() / 4).backward()
         if i % 4 == 3:
@@ -447,13 +447,13 @@ def test_what_a_custom_operator_keeps_stays() -> None:
 
 def test_two_threads_share_no_temporaries() -> None:
     ours, theirs = both(chain)
-    x = torch.randn(256, 256)
+    x = torch.randn(64, 256)
     for _ in range(CALLS):
         ours(x)
     wrong, start = [], threading.Barrier(6)
 
     def work(number: int) -> None:
-        mine = torch.randn(256, 256) + number
+        mine = torch.randn(64, 256) + number
         expected = theirs(mine)
         start.wait()
         for _ in range(30):

@@ -293,3 +293,52 @@ def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
     reasons = [e.reason for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
     assert any("not tracked as outputs" in r for r in reasons)
     kept.clear()
+
+
+def test_a_function_that_fails_leaves_its_memory_to_the_call_without_a_graph() -> None:
+    # GIVEN a function with much scratch memory that can be warmed up and not recorded
+    nbytes = 64 << 20
+
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        scratch = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        return [x + scratch[0]]
+
+    f = graphed(model, [torch.zeros(4, device="cuda")])
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(4):
+        next_step()
+        f([torch.zeros(4, device="cuda")])
+    # THEN at no time there was a second such block beside the pool's
+    assert torch.cuda.max_memory_reserved() - before < 1.5 * nbytes
+    assert sum(s["total_size"] for s in pool_segments()) < nbytes // 2
+
+
+def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> None:
+    # GIVEN a forward that cannot be captured, and its backward, for which saved tensors are static
+    def forward(x: torch.Tensor) -> list[torch.Tensor]:
+        torch.cuda.synchronize()
+        return [x * 2]
+
+    x = torch.zeros(4, device="cuda")
+    f = graphed(forward, [x], is_inference=False, compile_id="7/0")
+    g = graphed(lambda y: [y + 1], [x], (0,), is_backward=True, compile_id="7/0")
+    other = graphed(lambda y: [y + 1], [x], (0,), is_backward=True, compile_id="8/0")
+    kept = []
+    for _ in range(6):
+        next_step()
+        (saved,) = f([x])
+        kept.append(saved)  # so that the next one is elsewhere
+        same(g([saved])[0], torch.ones(4))
+    # THEN it was never recorded for tensors that do not come back
+    assert [n for n in manager().nodes() if n.wrapped_function.mode.name == "BACKWARD"] == []
+    reasons = {e.reason for e in manager().entries() if e.kind is LedgerKind.SKIP}
+    assert "its forward ran without a graph" in reasons
+    # AND another graph's backward is not concerned
+    for _ in range(3):
+        next_step()
+        other([x])
+    assert [n.wrapped_function.compile_id for n in manager().nodes()] == ["8/0"]

@@ -255,7 +255,7 @@ def test_training_goes_on_when_memory_runs_out() -> None:
         finally:
             torch.cuda.memory._record_memory_history(None)
         check_nothing_is_left(before)
-        assert len(counting.segments) > 10
+        assert len(counting.segments) > 5
         told = 0
         for call, nbytes in counting.segments:
             clean()

@@ -75,7 +75,6 @@ def test_the_benchmark_beside_reduce_overhead(tmp_path: Path) -> None:
         [sys.executable, *script, "--block", "3", "--out", str(out)],
         capture_output=True,
         text=True,
-        timeout=500,
         env=dict(os.environ),
         check=False,
     )

@@ -70,7 +70,12 @@ def test_uses_end_in_any_order() -> None:
 def test_a_thread_compiles_for_itself() -> None:
     # GIVEN a thread that compiles with ours
     ours, theirs, taken = [], [], []
-    with use_in_inductor(taken.append, this_thread=True):
+
+    def on_wrap(model: Any, options: dict[str, Any]) -> Any:
+        taken.append(options)
+        return model
+
+    with use_in_inductor(on_wrap, this_thread=True):
         # THEN what Inductor and others take from torch's trees at run time is torch's
         assert torchs.get_manager is not get_manager
         # WHEN another thread compiles at the same time, THEN it gets torch's trees

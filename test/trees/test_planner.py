@@ -37,7 +37,7 @@ def check(buffers: list[Lifetime], made: Offsets, alignment: int = 64) -> None:
 
 
 @given(lifetimes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_two_live_buffers_overlap(buffers: list[Lifetime]) -> None:
     made = plan(buffers)
     check(buffers, made)
@@ -45,7 +45,7 @@ def test_no_two_live_buffers_overlap(buffers: list[Lifetime]) -> None:
 
 
 @given(lifetimes, st.sampled_from([1, 16, 64, 4096]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_alignment(buffers: list[Lifetime], alignment: int) -> None:
     check(buffers, plan(buffers, alignment), alignment)
 

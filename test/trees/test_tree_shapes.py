@@ -259,7 +259,7 @@ def test_the_manager_dies_while_its_ledger_is_read() -> None:
     reader = threading.Thread(target=lambda: told.extend(e.kind for e in ledger.entries()))
     reader.daemon = True
     reader.start()
-    reader.join(60)
+    reader.join()
     # THEN the manager goes, and nobody waits for ever
     assert LedgerKind.REPLAY in told
     assert no_manager()
@@ -310,3 +310,40 @@ def test_the_ledger_tells_the_story() -> None:
     assert "static input data pointer changed" in again.reason
     assert again.tree is not None
     assert again.tree.duration_ns > 0
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_compiled_optimizer_belongs_to_the_step_whose_gradients_it_takes(marked: bool) -> None:
+    # GIVEN a forward, its backward and an optimizer, called in turn as compiled functions
+    w = torch.full((4,), 8.0, device="cuda")
+    x = torch.ones(4, device="cuda")
+
+    def update(w: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        w.sub_(g)
+        return []
+
+    forward = graphed(lambda w, x: [w * x], [w, x], (0,), is_inference=False)
+    backward = graphed(lambda y, t: [t * 1.0], [x, x], (0,), is_backward=True)
+    optimizer = graphed(update, [w, x], (0,), mutated_input_idxs=(0,))
+    for i in range(6):
+        if marked:
+            torch.compiler.cudagraph_mark_step_begin()
+        next_step()
+        (y,) = forward([w, x])
+        gradient = backward([y, x])
+        del y
+        if marked:
+            torch.compiler.cudagraph_mark_step_begin()
+        next_step()
+        optimizer([w, gradient[0]])
+        same(w, torch.full((4,), 7.0 - i))
+        # THEN all of a step is one path, unless the program says otherwise
+        node = manager().current_node
+        assert node is not None
+        assert len(list(node._path_from_root)) == (1 if marked else 3)
+        del gradient
+    # AND a gradient is read where the backward has put it
+    moved = [e for e in manager().entries() if e.kind is LedgerKind.MOVED_OUT]
+    assert bool(moved) == marked
+    recorded = [e for e in manager().entries() if e.kind is LedgerKind.RECORD]
+    assert len(recorded) == 3

@@ -1,6 +1,8 @@
-"""On real models memprof knows where the bytes are from, and how many there are.
+"""On real models memprof computes exactly what Inductor computes, dropout included, and knows where
+the bytes are from and how many there are.
 
-The figures are printed: ``make pytest ARGS='test/acceptance/test_models_attribution.py -rP'``.
+A model is compiled by memprof once for all of these tests. The figures are printed:
+``make pytest ARGS='test/acceptance/test_models.py -rP'``.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from models import zoo
+from torch import Tensor
 
 import memprof
 from memprof.profiler.attribution import Attribution
@@ -24,16 +27,26 @@ from memprof.profiler.model import (
 )
 
 from .allocator_truth import CallTruth, measure
-from .training import Trainer
+from .training import Result, Trainer, train
 
 _WARM_UP = 4
 """Steps before the one that is measured: observation is over by then."""
+_COMPARED = 3
+"""Steps whose results are compared with Inductor's."""
 
 
 @dataclass
 class Measured:
-    """A model's profile and, for each compiled call of one later step, the allocator's figures."""
+    """A model's training with memprof.
 
+    Attributes:
+        result: what the first steps computed.
+        profile: of everything.
+        calls: the compiled calls of one later step, with the allocator's figures.
+    """
+
+    name: str
+    result: Result
     profile: Profile
     calls: list[tuple[GraphRecord, AllocationProgram, CallTruth]]
 
@@ -43,7 +56,8 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     torch._dynamo.reset()
     with memprof.profile() as session:
         trainer = Trainer(request.param, "memprof")
-        for _ in range(_WARM_UP):
+        result = train(trainer, _COMPARED)
+        for _ in range(_WARM_UP - _COMPARED):
             trainer.step()
             trainer.update()
         before = len(session.profile().calls)
@@ -58,7 +72,26 @@ def measured(request: pytest.FixtureRequest) -> Measured:
         graph = profile.graph(log.graph[i])
         assert log.program[i] >= 0, f"no program for a call of {graph.label}: {graph.unobservable}"
         calls.append((graph, graph.programs[log.program[i]], truth))
-    return Measured(profile, calls)
+    return Measured(request.param, result, profile, calls)
+
+
+def test_bitwise_equal_to_inductor(measured: Measured) -> None:
+    # GIVEN the same steps under Inductor
+    torch._dynamo.reset()
+    expected = train(Trainer(measured.name, "inductor"), _COMPARED)
+    actual = measured.result
+    # THEN every bit is the same
+    assert [_bits(t) for t in actual.losses] == [_bits(t) for t in expected.losses]
+    assert [_bits(t) for t in actual.outputs] == [_bits(t) for t in expected.outputs]
+    _assert_same("gradient", actual.gradients, expected.gradients)
+    _assert_same("state", actual.state, expected.state)
+    # AND the comparison was worth something: losses move, gradients are there
+    assert len({_bits(t) for t in actual.losses}) == len(actual.losses)
+    assert any(t.count_nonzero() for t in actual.gradients.values())
+    # AND memprof was there all the time
+    for kind in (GraphKind.FORWARD, GraphKind.BACKWARD):
+        calls = sum(g.calls for g in measured.profile.graphs if g.kind is kind)
+        assert calls >= _WARM_UP + 1
 
 
 def test_forward_and_backward_are_observed(measured: Measured) -> None:
@@ -134,3 +167,14 @@ def _attributed(graph: GraphRecord, program: AllocationProgram) -> tuple[int, in
         else:
             missing.append(f"{storage.nbytes} bytes of {owner}, {node.name}: no source")
     return to_node, to_source, missing
+
+
+def _bits(t: Tensor) -> bytes:
+    """The bits of a tensor: unlike ``torch.equal``, tells -0.0 from 0.0 and finds NaN equal."""
+    return t.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _assert_same(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    different = [name for name in expected if _bits(actual[name]) != _bits(expected[name])]
+    assert different == [], f"{what} differs in {len(different)} of {len(expected)}"

@@ -1,0 +1,7 @@
+"""Fuzzers of what reads other people's files; see ``readers``."""
+
+import sys
+from pathlib import Path
+
+# Profiles built by hand lie beside the tests of the profiler, which are no package.
+sys.path.append(str(Path(__file__).parents[1] / "profiler"))

@@ -1,0 +1,121 @@
+"""Profiles that have everything a profile can have, small, as seeds for mutations."""
+
+from __future__ import annotations
+
+from profile_builder import MIB, training
+
+from memprof.profiler.model import (
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowFailure,
+    DataFlowStorage,
+    DeviceMemory,
+    DeviceSummary,
+    Lane,
+    LaneKind,
+    LedgerEntry,
+    LedgerKind,
+    MemoryColumns,
+    MemorySnapshot,
+    OperationColumns,
+    OperationSummary,
+    OperatorRecord,
+    OperatorShapes,
+    OperatorStatistics,
+    PlacedBlock,
+    Placement,
+    PoolMemory,
+    Process,
+    Profile,
+    RunState,
+    SnapshotKind,
+    Source,
+    SourceFrame,
+    Span,
+    TensorInfo,
+    TrackerMetadata,
+    TrackerRecord,
+    TreeDetail,
+)
+
+
+def everything(rank: int = 0, world: int = 1) -> Profile:
+    """A training step with graph trees, placements, data flow, failures and a tracker."""
+    profile = training()
+    profile.options = {"graphs": "on"}
+    profile.released = {1: 4, 8: 9}
+    profile.process = Process(rank, rank, world, "host", 77 + rank)
+    profile.perf_origin_ns = 1_700_000_000_000_000_000
+    block = PlacedBlock(0x7F00, MIB, 0, 2, Category.ACTIVATION, 0, "buf0", 10)
+    given = PlacedBlock(0x7F00 + MIB, 512, 0, 1, Category.INPUT, 0, None, 0, (2,), 3)
+    profile.graphs[0].placements = [
+        Placement("cuda:0", (), 1, ((0x7F00, 4 * MIB),), (10, 12), [block, given])
+    ]
+    start = profile.perf_origin_ns
+    tree = TreeDetail("cuda:0", "0/0 forward", (), 1, None, 1, 2_000, 0, MIB, MIB)
+    reason = "input name: primals_1. data pointer changed from 1 to 2"
+    profile.ledger += [
+        LedgerEntry(start, LedgerKind.RECORD, 0, "first", 1, tree),
+        LedgerEntry(start + 5, LedgerKind.REPLAY, 0, "", 3, tree),
+        LedgerEntry(start + 6, LedgerKind.RERECORD, 0, f"static inputs moved\n{reason}", 2, tree),
+        LedgerEntry(start + 7, LedgerKind.TREE_FAILURE, 1, "CUDA out of memory", 1, tree),
+        LedgerEntry(start + 8, LedgerKind.NOT_OBSERVED, 2, "max_programs", 2),
+        LedgerEntry(start + 9, LedgerKind.FALLBACK, None, "an error", 1),
+    ]
+    frame = SourceFrame("train.py", 12, "step", "loss.backward()")
+    profile.dataflow = DataFlowColumns(
+        [
+            DataFlowDevice(
+                "cpu", [10, 20, 30],
+                {Category.PARAMETER: [4, 4, 4], Category.ACTIVATION: [0, 8, 0]}, 1,
+                [DataFlowStorage(8, Category.ACTIVATION, "aten::mm", "l1", frame, 15, 0),
+                 DataFlowStorage(4, Category.PARAMETER)],
+            ),
+            DataFlowDevice("cuda:0"),
+        ],
+        [DataFlowFailure(25, "cpu", 12, "aten::mm", "l1", frame)],
+    )  # fmt: skip
+    profile.tracker = _tracker()
+    return profile
+
+
+def _tracker() -> TrackerRecord:
+    memory = {
+        "cpu": DeviceMemory(10, 2, 100, 200, 300, 400, (), 250),
+        "cuda:0": DeviceMemory(5, 1, 50, 60, 70, 80, (PoolMemory("(0, 1)", 8, 4),), 55),
+    }
+    tensors = (
+        TensorInfo((2, 3), "torch.float32", "cpu", 24, 2, True, "step/forward", "l1.weight"),
+        TensorInfo((), "torch.int64", "cuda:0", 8, graph=0, node="mm", category="activation"),
+    )
+    return TrackerRecord(
+        TrackerMetadata(
+            1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
+            3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
+            (Source("python tensors", True, "tensors", "C++"), Source("x", False, "", "no")),
+            [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
+            [Span(10, 20)], 5, 1, 4, 1, 9, ["a problem"],
+        ),
+        [
+            MemorySnapshot(10, SnapshotKind.START, "", 3, 2, 90, memory, tensors, ("step",), True),
+            MemorySnapshot(20, SnapshotKind.CHECKPOINT, "here", 7, 3, complete=False, merged=1),
+        ],
+        OperationColumns(
+            [0, 1, 1], [0, 0, 1], [-1, 0, -1], [10, 11, 12], [20, 12, -1], [-1, 4, 5], [-1, 5, -1],
+            [-1, 1, 2], [-1, 2, -1],
+            {"cpu": MemoryColumns([1, -1, 3], [2, -1, -1], [3, -1, -1], [True, False, False])},
+            [False, True, False],
+        ),
+        [
+            OperationSummary("step", -1, 1, 0, 10, 10, 10, 5, 1, 1,
+                             {"cpu": DeviceSummary(1, 1, 9, 1)}),
+            OperationSummary("forward", 0, 2, 1, 1, 1, 0),
+        ],
+        OperatorRecord(
+            [Span(30, 40)],
+            [OperatorStatistics("aten::mm", 3, 9, 8, 7, 6, 5, 4, 3, 2,
+                                (OperatorShapes(((2, 3), (3, 4)), 3, 1, 1),), 0)],
+            77,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,252 @@
+"""Files that nobody should hand to a reader, by name. Each once stood for a hang, a traceback, an
+escape sequence in a terminal or memory without end, or could.
+
+``CORPUS`` is what the tests show with every command; the fuzzer begins with them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from profile_builder import training
+
+from memprof.profiler.file import encode_profile
+from memprof.profiler.model import Profile
+from memprof.profiler.stream import encode_stream
+
+from .documents import everything
+
+CONTROLS = "".join(
+    chr(c)
+    for c in (
+        *range(0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, *range(0x200B, 0x2010),
+        *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF, 0xE0001, 0xE0041,
+    )
+)  # fmt: skip
+"""What a terminal obeys, or does not show."""
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b]52;c;aGk=\x1b\\\x9b31m\r\n\u202eevil\u2066" + CONTROLS
+
+NUMBERS = [
+    -1, 0, 1, 7, 255, (1 << 31) - 1, 1 << 31, 1 << 53, (1 << 63) - 1, 1 << 63, -(1 << 63),
+    1 << 64, 10**30, int("9" * 4000), -(10**19), 1.5, -0.0, 1e300,
+]  # fmt: skip
+TEXTS = ["", "(input)", ESCAPES, "a" * 20_000, "a." * 5_000, "../../etc/passwd", "\U0001f600",
+         "<script>", "%s{0}", "[bold]x[/bold]", "cuda:0", "cuda:99999999999", "cuda:²", "None",
+         "/"]  # fmt: skip
+
+
+def document(profile: Profile | None = None) -> dict[str, Any]:
+    """A profile as JSON values."""
+    found: dict[str, Any] = json.loads(encode_profile(profile or everything()))
+    return found
+
+
+def encoded(value: Any) -> bytes:
+    """JSON as profiles have it, numbers of any size included."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def with_every_text(text: str) -> bytes:
+    """A whole profile in which every free text is ``text``, told apart by a number where names must
+    differ."""
+    kinds = {
+        *("kind", "role", "category", "origin", "evidence", "format", "state"),
+    }
+    count = iter(range(1_000_000))
+
+    def change(value: Any, key: str = "") -> Any:
+        if isinstance(value, str):
+            return value if key in kinds else f"{next(count)}{text}"
+        if isinstance(value, list):
+            return [change(v, key) for v in value]
+        if isinstance(value, dict) and key in ("nodes", "buffers"):
+            out = {}
+            for v in value.values():
+                new = change(v)
+                out[new["name"]] = new
+            return out
+        if isinstance(value, dict) and key in ("bytes",):
+            return value
+        if isinstance(value, dict) and key in ("options", "settings", "devices", "memory"):
+            return {f"{k}{text}": change(v, k) for k, v in value.items()}
+        if isinstance(value, dict):
+            return {k: change(v, k) for k, v in value.items()}
+        return value
+
+    changed = change(document())
+    changed["format"] = "memprof-profile"
+    return encoded(changed)
+
+
+def _edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
+    found = document()
+    edit(found)
+    return encoded(found)
+
+
+def _deep(levels: int) -> Any:
+    return json.loads("[" * levels + "]" * levels)
+
+
+def _storages(d: dict[str, Any], nbytes: int) -> None:
+    for g in d["graphs"]:
+        for p in g["programs"]:
+            for s in p["storages"]:
+                s["nbytes"] = nbytes
+
+
+def _modules(d: dict[str, Any]) -> None:
+    for g in d["graphs"]:
+        for i, node in enumerate(g["nodes"].values()):
+            node["module_path"] = ".".join([f"m{i}"] * 5_000)
+
+
+def _staggered(d: dict[str, Any], n: int = 3_000) -> None:
+    """Calls that all overlap and none of which contains another."""
+    d["calls"] |= {
+        "graph": [2] * n, "program": [0] * n, "start_ns": [*range(n)],
+        "end_ns": [*range(n, 2 * n)], "thread": [0] * n,
+    }  # fmt: skip
+
+
+def _chain(d: dict[str, Any], n: int = 3_000) -> None:
+    """Operations nested as deep as there are operations."""
+    d["tracker"]["operation_summary"] = [
+        {"name": "operation", "parent": i - 1, "count": 1, "total_ns": 1} for i in range(n)
+    ]
+
+
+def _waiting(d: dict[str, Any], n: int = 300) -> None:
+    """Forwards that all wait for backwards that all come later."""
+    d["calls"] |= {
+        "graph": [0] * n + [1] * n, "program": [0] * 2 * n, "start_ns": [*range(2 * n)],
+        "end_ns": [*range(1, 2 * n + 1)], "thread": [0] * 2 * n,
+    }  # fmt: skip
+
+
+def _nested_gzip(depth: int = 2_000) -> bytes:
+    """Beginnings of gzip members inside of members, none of which ends."""
+    data = b"x" * 20_000
+    for _ in range(depth):
+        stored = data[:65_535]
+        size = len(stored)
+        data = (
+            b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"
+            + size.to_bytes(2, "little")
+            + (size ^ 0xFFFF).to_bytes(2, "little")
+            + stored
+        )
+    return _stream_head() + data
+
+
+def _stream_head() -> bytes:
+    return gzip.compress(b'{"format":"memprof-stream","schema_version":1}\n', mtime=0)
+
+
+def _bomb(nbytes: int = 300 << 20) -> bytes:
+    """A stream that unpacks to a thousand times its size."""
+    packer = zlib.compressobj(9, wbits=31)
+    zeros = b"0" * (1 << 20)
+    out = [packer.compress(b'{"format":"memprof-stream","schema_version":1}\n')]
+    out += [packer.compress(zeros) for _ in range(nbytes >> 20)]
+    return b"".join(out) + packer.flush()
+
+
+def _json_bomb() -> bytes:
+    return gzip.compress(b'{"format":"memprof-profile","x":"' + b"0" * (100 << 20), 9, mtime=0)
+
+
+def _record(text: bytes) -> bytes:
+    return encode_stream(training()) + gzip.compress(text + b"\n", mtime=0)
+
+
+CORPUS: dict[str, Callable[[], bytes]] = {
+    "control characters in every text": lambda: with_every_text(ESCAPES),
+    "line breaks in every text": lambda: with_every_text("\nforged row\n"),
+    "markup in every text": lambda: with_every_text("[red]x[/red][link=http://x]y[/link]"),
+    "long texts": lambda: with_every_text("x" * 30_000),
+    "no texts": lambda: with_every_text(""),
+    "a text of many megabytes": lambda: _edited(
+        lambda d: d["graphs"][0]["nodes"]["mm"]["stack"][0].update(code="x" * (8 << 20))
+    ),
+    "deep JSON": lambda: b'{"format":"memprof-profile",' + b'"a":[' * 50_000,
+    "deep metadata": lambda: _edited(lambda d: d["graphs"][0].update(metadata={"a": _deep(900)})),
+    "deeper metadata": lambda: encoded(document()).replace(
+        b'"metadata":{', b'"metadata":{"x":' + b"[" * 5_000 + b"]" * 5_000 + b",", 1
+    ),
+    "a deep version": lambda: (
+        b'{"format":"memprof-profile","schema_version":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    ),
+    "a version of thousands of digits": lambda: (
+        b'{"format":"memprof-profile","schema_version":' + b"9" * 4_000 + b"}"
+    ),
+    "a version that is an escape": lambda: encoded(
+        {"format": "memprof-profile", "schema_version": 7, "memprof": ESCAPES}
+    ),
+    "a format that is an escape": lambda: encoded({"format": ESCAPES}),
+    "module paths of 5,000 parts": lambda: _edited(_modules),
+    "bytes above 2^63": lambda: _edited(lambda d: _storages(d, 1 << 63)),
+    "bytes that add up to more than 2^63": lambda: _edited(lambda d: _storages(d, (1 << 63) - 1)),
+    "numbers of thousands of digits": lambda: _edited(
+        lambda d: d.update(created_ns=int("9" * 4_000), released={"1": int("8" * 4_000)})
+    ),
+    "times at the ends": lambda: _edited(
+        lambda d: d["calls"].update(start_ns=[-(1 << 63) + 1] * 9, end_ns=[(1 << 63) - 1] * 9)
+    ),
+    "a world of 2^62 ranks": lambda: _edited(
+        lambda d: d["process"].update(world_size=1 << 62, rank=1 << 40)
+    ),
+    "a device of a large number": lambda: encoded(document()).replace(
+        b'"cpu"', b'"cuda:999999999"'
+    ),
+    "a device of no number": lambda: encoded(document()).replace(
+        b'"cpu"', '"cuda:\u00b2"'.encode()
+    ),
+    "threads of large numbers": lambda: _edited(
+        lambda d: d["calls"].update(thread=[(1 << 62) + i for i in range(9)])
+    ),
+    "calls that overlap": lambda: _edited(_staggered),
+    "operations nested thousands deep": lambda: _edited(_chain),
+    "forwards that wait": lambda: _edited(_waiting),
+    "graphs of one id": lambda: _edited(lambda d: [g.update(id=0) for g in d["graphs"]]),
+    "nulls": lambda: _edited(
+        lambda d: d.update(dict.fromkeys(("graphs", "calls", "ledger", "process", "tracker")))
+    ),
+    "only a header": lambda: b'{"format":"memprof-profile","schema_version":1}',
+    "a bomb": _bomb,
+    "a bomb of JSON": _json_bomb,
+    "beginnings of gzip without end": _nested_gzip,
+    "a million magic numbers": lambda: _stream_head() + b"\x1f\x8b\x08" * 300_000,
+    "many empty members": lambda: _stream_head() + gzip.compress(b"", mtime=0) * 20_000,
+    "a stream of deep JSON": lambda: _record(b"[" * 100_000),
+    "a stream whose values are deep": lambda: _record(
+        b'{"set":{"options":' + b"[" * 5_000 + b"]" * 5_000 + b"}}"
+    ),
+    "a ledger of 10^12 entries": lambda: _record(
+        b'{"ledger":{"length":1000000000000,"entries":[]}}'
+    ),
+    "gaps again and again": lambda: _record(
+        b'{"ledger":{"length":99999,"entries":[]}}\n{"ledger":{"length":0,"entries":[]}}\n' * 2_000
+    ),
+    "gaps of programs": lambda: _record(
+        b"\n".join(
+            b'{"graph":{"id":%d,"kind":"forward","programs":{"from":90000,"items":[]}}}' % i
+            for i in range(3_000)
+        )
+    ),
+    "programs from behind": lambda: _record(
+        b'{"graph":{"id":0,"programs":{"from":-5,"items":[1,2]}}}'
+    ),
+    "calls of a number of thousands of digits": lambda: _record(
+        b'{"calls":{"graph":[0],"program":[0],"start_ns":[%s],"duration_ns":[0],"thread":[0]}}'
+        % (b"9" * 4_000)
+    ),
+    "text that is no UTF-8": lambda: encoded(document()).replace(b"aten", b"at\xff\xfen"),
+    "noise": lambda: random.Random(0).randbytes(100_000),
+    "noise in gzip": lambda: gzip.compress(random.Random(1).randbytes(100_000), mtime=0),
+}

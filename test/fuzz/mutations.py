@@ -1,0 +1,159 @@
+"""Changes to documents and files that keep most of what makes them be read."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import json
+import random
+import zlib
+from typing import Any
+
+from .hostile import NUMBERS, TEXTS
+
+Json = Any
+
+
+def mutated(rng: random.Random, document: Json, most: int = 6) -> Json:
+    """A document with some values changed, taken out, put elsewhere or repeated."""
+    document = copy.deepcopy(document)
+    for _ in range(rng.randint(1, most)):
+        places = _places(document)
+        if places:
+            _change(rng, document, *rng.choice(places), places)
+    return document
+
+
+def _places(value: Json) -> list[tuple[Any, Any]]:
+    """(container, key) of every value in a document."""
+    out: list[tuple[Any, Any]] = []
+    stack = [value]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, dict):
+            keys: list[Any] = list(here)
+        elif isinstance(here, list):
+            keys = list(range(len(here)))
+        else:
+            continue
+        for key in keys:
+            out.append((here, key))
+            stack.append(here[key])
+    return out
+
+
+def _change(
+    rng: random.Random, root: Json, at: Any, key: Any, places: list[tuple[Any, Any]]
+) -> None:
+    value = at[key]
+    how = rng.randrange(12)
+    if how < 4:
+        at[key] = _like(rng, value)
+    elif how == 4:
+        at[key] = rng.choice([None, True, [], {}, "", 0, *NUMBERS[:8], *TEXTS])
+    elif how == 5:
+        del at[key]
+    elif how == 6 and isinstance(at, list):
+        at[key:key] = [copy.deepcopy(value)] * rng.choice([1, 1, 2, 30])
+    elif how == 7:
+        other, k = rng.choice(places)
+        try:
+            at[key] = copy.deepcopy(other[k])
+        except (LookupError, TypeError):  # It was taken out meanwhile.
+            return
+    elif how == 8 and isinstance(value, list):
+        rng.shuffle(value)
+    elif how == 9 and isinstance(value, list):
+        del value[rng.randrange(len(value) + 1) :]
+    elif how == 10 and isinstance(value, dict):
+        value[rng.choice([*value, "x", "1", "999", ""])] = rng.choice([[], {}, 1, "x", None])
+    elif how == 11:
+        for _ in range(rng.choice([3, 300])):
+            value = [value]
+        at[key] = value
+
+
+def _like(rng: random.Random, value: Json) -> Json:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([value + 1, value - 1, -value, value * 1_000, rng.choice(NUMBERS)])
+    if isinstance(value, str):
+        return rng.choice([value + "x", value[: len(value) // 2], rng.choice(TEXTS)])
+    if isinstance(value, list) and value:
+        return [_like(rng, rng.choice(value))] * len(value)
+    if isinstance(value, dict) and value:
+        return {rng.choice([k, f"{k}x"]): v for k, v in value.items()}
+    return rng.choice([1, "x", [], {}])
+
+
+def encoded(document: Json) -> bytes:
+    """JSON as profiles have it, with numbers of any size."""
+    return json.dumps(document, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def corrupted(rng: random.Random, data: bytes) -> bytes:
+    """Bytes with some turned over, taken out, put in, repeated or cut off."""
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        if not out:
+            break
+        at = rng.randrange(len(out))
+        length = rng.choice([1, 2, 16, 400])
+        how = rng.randrange(7)
+        if how < 2:
+            out[at] ^= 1 << rng.randrange(8)
+        elif how == 2:
+            del out[at : at + length]
+        elif how == 3:
+            out[at:at] = rng.randbytes(length)
+        elif how == 4:
+            out[at:at] = out[at : at + length] * rng.choice([1, 20])
+        elif how == 5:
+            out[at : at + length] = bytes(length)
+        else:
+            del out[at:]
+    return bytes(out)
+
+
+# Streams
+
+
+def records_of(stream: bytes) -> list[list[bytes]]:
+    """The records of each chunk of a stream."""
+    out = []
+    while stream:
+        member = zlib.decompressobj(wbits=31)
+        out.append(member.decompress(stream).splitlines())
+        stream = member.unused_data
+    return out
+
+
+def mutated_stream(rng: random.Random, chunks: list[list[bytes]]) -> bytes:
+    """A stream whose records, chunks or compressed bytes are changed."""
+    chunks = [list(c) for c in chunks]
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        how = rng.randrange(8)
+        chunk = rng.choice(chunks)
+        if how < 4 and chunk:
+            i = rng.randrange(len(chunk))
+            with contextlib.suppress(ValueError, RecursionError):  # It was corrupted before.
+                chunk[i] = encoded(mutated(rng, json.loads(chunk[i]), 3))
+        elif how == 4 and chunk:
+            i = rng.randrange(len(chunk))
+            chunk[i] = corrupted(rng, chunk[i]).replace(b"\n", b" ")
+        elif how == 5 and chunk:
+            chunk.insert(rng.randrange(len(chunk) + 1), rng.choice(rng.choice(chunks) or [b"{}"]))
+        elif how == 6:
+            rng.shuffle(chunks)
+        elif how == 7 and len(chunks) > 1:
+            chunks.pop(rng.randrange(len(chunks)))
+    packed = [gzip.compress(b"\n".join(c) + b"\n", 1, mtime=0) for c in chunks]
+    if rng.random() < 0.4:
+        i = rng.randrange(len(packed))
+        packed[i] = corrupted(rng, packed[i])
+    if rng.random() < 0.1:
+        packed.insert(rng.randrange(len(packed) + 1), rng.choice([b"", bytes(50), b"x" * 50]))
+    return b"".join(packed)

@@ -1,0 +1,183 @@
+"""Fuzzes whatever reads profiles: JSON, JSON in gzip, streams, files of several processes.
+
+python -m fuzz.readers --help          # with test/ on PYTHONPATH; or make fuzz-readers
+
+A file is made of a profile that has everything, by changes that know its structure or its bytes,
+written down, read and shown in every way that memprof has. That may end in an error of the
+documented type or in views; what reaches a terminal holds nothing that it would obey, and what a
+file keeps of the profile reads the same. Files are tried in a child process that may not take more
+than ``MEMORY`` beside what it has imported, nor ``CPU_S`` of CPU time for one file: the time is the
+process's own, so that a busy machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from memprof.profiler.file import encode_profile
+from memprof.profiler.model import CallColumns, Profile
+from memprof.profiler.reading import LIMIT_VARIABLE
+from memprof.profiler.stream import StreamEncoder, encode_stream
+from memprof.profiler.tracker.document import encode_document
+
+from .documents import everything
+from .hostile import CORPUS
+from .mutations import corrupted, encoded, mutated, mutated_stream, records_of
+from .views import read_and_show
+
+MEMORY = 1 << 30
+"""Bytes that reading and showing one file may take; files have at most some megabytes."""
+CPU_S = 60
+"""CPU seconds for one file: a hundred times what the slowest one of the corpus takes."""
+MAX_READ = "64MiB"
+"""What may be read and unpacked meanwhile."""
+
+_BATCH = 50
+
+
+class Hang(Exception):
+    """One file has taken ``CPU_S``."""
+
+
+def _streams() -> list[list[list[bytes]]]:
+    """Records of streams: one written at once, one that grew, one of two ranks."""
+    grown, encoder = everything(), StreamEncoder()
+    calls = grown.calls
+    parts = []
+    for i in range(0, len(calls), 3):
+        part = slice(i, i + 3)
+        columns = CallColumns(
+            *(c[part] for c in (calls.graph, calls.program, calls.start_ns, calls.end_ns)),
+            calls.thread[part],
+        )
+        last = i + 3 >= len(calls)
+        now = grown if last else Profile(graphs=grown.graphs[: 1 + i // 3])
+        parts.append(encoder.chunk(now, columns, end=last))
+    ranks = b"".join(encode_stream(everything(r, 2)) for r in range(2))
+    return [records_of(encode_stream(everything())), records_of(b"".join(parts)), records_of(ranks)]
+
+
+class Maker:
+    """Makes files, each from a number."""
+
+    def __init__(self) -> None:
+        profile = everything()
+        self.document = json.loads(encode_profile(profile))
+        self.tracked = json.loads(encode_document(profile))
+        self.streams = _streams()
+        self.corpus = [make() for make in CORPUS.values()]
+
+    def file(self, seed: int) -> bytes:
+        """The file of a seed."""
+        if seed < len(self.corpus):
+            return self.corpus[seed]
+        rng = random.Random(seed)
+        kinds: list[tuple[int, Callable[[random.Random], bytes]]] = [
+            (8, lambda r: encoded(mutated(r, self.document))),
+            (2, lambda r: gzip.compress(encoded(mutated(r, self.document)), 1)),
+            (2, lambda r: encoded(mutated(r, self.tracked))),
+            (8, lambda r: mutated_stream(r, r.choice(self.streams))),
+            (2, lambda r: corrupted(r, encoded(self.document))),
+            (1, lambda r: corrupted(r, gzip.compress(encoded(self.document), 1))),
+            (1, lambda r: corrupted(r, r.choice(self.corpus)[:200_000])),
+        ]
+        weights, makers = zip(*kinds, strict=True)
+        return rng.choices(makers, weights)[0](rng)
+
+
+def child(first: int, count: int) -> None:
+    """Try files; prints a line before each, so that whoever waits knows where this died."""
+    logging.disable(logging.CRITICAL)
+    os.fsync = _no_disk
+    maker = Maker()
+    resident = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (resident + MEMORY, resident + MEMORY))
+    signal.signal(signal.SIGPROF, _hang)
+    found: Counter[str] = Counter()
+    most = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        for seed in range(first, first + count):
+            print(f"seed {seed}", flush=True)
+            path.write_bytes(maker.file(seed))
+            begin = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, CPU_S)
+            ended = read_and_show(path)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            most = max(most, time.process_time() - begin)
+            found[ended or "shown"] += 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(f"done {json.dumps([found, most, peak])}", flush=True)
+
+
+def _no_disk(fd: int) -> None:
+    """Instead of waiting for a disk, which is no part of what is tried."""
+
+
+def _hang(signum: int, frame: FrameType | None) -> None:
+    raise Hang(f"{CPU_S} s of CPU time were not enough")
+
+
+def main() -> None:
+    """Try files from a seed on, for so many seconds; ends with 1 at the first that fails."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="0: the corpus alone")
+    parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        child(options.seed, options.child)
+        return
+    begin, seed = time.monotonic(), options.seed
+    found: Counter[str] = Counter()
+    slowest, highest = 0.0, 0
+    while seed == options.seed or time.monotonic() - begin < options.seconds:
+        count = len(CORPUS) if seed < len(CORPUS) else _BATCH
+        counts, most, peak = _batch(seed, count)
+        found.update(counts)
+        slowest, highest = max(slowest, most), max(highest, peak)
+        seed += count
+        print(f"{seed - options.seed} files, {time.monotonic() - begin:.0f} s", flush=True)
+    said = ", ".join(f"{n:,} {name}" for name, n in found.most_common())
+    print(
+        f"{seed - options.seed:,} files from seed {options.seed} ({said}): no hang, no other "
+        f"error, no control character; at most {slowest:.1f} s of CPU time and "
+        f"{highest >> 20} MiB resident"
+    )
+
+
+def _batch(seed: int, count: int) -> tuple[dict[str, int], float, int]:
+    command = [sys.executable, "-m", "fuzz.readers", "--seed", str(seed), "--child", str(count)]
+    environment = {**os.environ, LIMIT_VARIABLE: MAX_READ}
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, text=True)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines or not lines[-1].startswith("done "):
+        at = next((x for x in reversed(lines) if x.startswith("seed ")), "no seed")
+        again = f"make fuzz-readers ARGS='--seconds 0 --{at}'"
+        sys.exit(f"{at}: ended with {done.returncode}; again: {again}")
+    counts, most, peak = json.loads(lines[-1].removeprefix("done "))
+    return counts, most, peak
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Hang:
+        traceback.print_exc()
+        sys.exit(1)

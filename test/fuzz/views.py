@@ -1,0 +1,114 @@
+"""Everything that memprof can show of a file, for whoever wants to see it fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from memprof.profiler._json import to_json
+from memprof.profiler._text import visible, visible_json
+from memprof.profiler.devices import devices_of
+from memprof.profiler.diff import NothingToCompare, compare
+from memprof.profiler.errors import ProfileError, ProfileNotWritableError
+from memprof.profiler.export import FORMATS, export_profile
+from memprof.profiler.file import encode_profile, read_profiles, write_profiles
+from memprof.profiler.model import Profile
+from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.report import render_ledger, render_text, summarize
+from memprof.profiler.report.diff_text import render_diff
+from memprof.profiler.report.html.gantt_payload import gantt_payload
+from memprof.profiler.report.html.payload import ranks_payload
+from memprof.profiler.report.ranks_text import render_ranks
+from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.validate import findings
+
+from .hostile import CONTROLS
+
+_OBEYED = frozenset(CONTROLS) - {"\n"}
+
+
+def read_and_show(path: Path) -> str | None:
+    """Read a file and show it in every way.
+
+    Returns:
+        The error that reading it is expected to end in, None if it did not.
+
+    Raises:
+        Whatever is not expected.
+    """
+    error: ProfileError | None = None
+    try:
+        profiles = read_profiles(path)
+    except ProfileError as e:
+        error = e
+    if error is None:
+        show(profiles)
+        return None
+    check_text(str(error))
+    assert "\n" not in str(error)
+    return type(error).__name__
+
+
+def show(profiles: list[Profile]) -> None:
+    """All views of some profiles; what reaches a terminal is looked at, too."""
+    for profile in profiles:
+        assert not list(findings(profile)), next(findings(profile))
+        for text in texts(profile):
+            check_text(text)
+        pages(profile)
+        exports(profile)
+        encode_profile(profile)
+    check_text(render_ranks(compare_ranks(profiles)))
+    check_json(visible_json(to_json(compare_ranks(profiles)).decode()))
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder, "all.memprof")
+        write_profiles(profiles, again)
+        assert [p.left_out for p in read_profiles(again)] == [p.left_out for p in profiles]
+
+
+def texts(profile: Profile) -> Iterator[str]:
+    """What is printed of a profile."""
+    summary = summarize(profile)
+    yield render_text(summary)
+    yield render_ledger(profile)
+    with contextlib.suppress(NothingToCompare):
+        yield render_diff(compare(profile, profile))
+    if profile.tracker is not None:
+        yield render_tracker_record(profile.tracker)
+    check_json(visible_json(to_json(summary).decode()))
+
+
+def pages(profile: Profile) -> None:
+    """The payloads of both pages."""
+    for payload in (ranks_payload([profile], None, "name"), gantt_payload(profile, "name")):
+        json.dumps(payload, allow_nan=False)
+
+
+def exports(profile: Profile) -> None:
+    """Every format; tables can refuse numbers that have no place in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for format in FORMATS:
+            refused = ""
+            try:
+                export_profile(profile, format, Path(folder, format), devices_of(profile))
+            except ProfileNotWritableError as e:
+                refused = str(e)
+            assert not refused or (format == "parquet" and "does not fit 64 bits" in refused)
+
+
+def check_text(text: str) -> None:
+    """Nothing that a terminal would obey, and lines that end."""
+    bad = _OBEYED.intersection(text)
+    assert not bad, f"{sorted(map(ascii, bad))} in {text[:200]!r}"
+    for line in text.splitlines():
+        assert visible(line) == line or len(line) > 4_000, line[:200]
+
+
+def check_json(text: str) -> None:
+    """The same of JSON, which can be read again."""
+    bad = _OBEYED.intersection(text)
+    assert not bad, sorted(map(ascii, bad))
+    json.loads(text)

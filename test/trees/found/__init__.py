@@ -1,0 +1,1 @@
+"""What random programs (``trees.fuzz``) have found: one minimal program a test."""

@@ -1,0 +1,627 @@
+"""Trees that are broken on purpose: does a random program notice?
+
+Each sabotage replaces a piece of the product by one with a defect, as a mistake of ours
+would. ``report`` runs random programs with each in a process of its own until one fails.
+One that nothing notices tells what random programs do not look at.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memprof.cudagraph_trees import (
+    _torch_compat as compat,
+)
+from memprof.cudagraph_trees import (
+    budget,
+    hand_out,
+    inputs,
+    liveness,
+    node_replay,
+    node_warmup,
+    path_end,
+    places,
+    recovery,
+)
+from memprof.cudagraph_trees.arena import LeasePool
+from memprof.cudagraph_trees.device import cpu, cuda
+from memprof.cudagraph_trees.function import CompilationMode, Function
+from memprof.cudagraph_trees.generations import Generations
+from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+from memprof.cudagraph_trees.node_recorded import CUDAGraphNode
+
+OPERATIONS = 8000
+"""So many are run with each sabotage."""
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One defect.
+
+    Attributes:
+        name: in words.
+        apply: breaks the process that it is called in.
+        on: devices on which it does something.
+        needs: whether it does something with this torch.
+    """
+
+    name: str
+    apply: Callable[[], None]
+    on: tuple[str, ...] = ("cuda",)
+    needs: Callable[[], bool] = lambda: True
+
+
+ALL: list[Sabotage] = []
+
+
+def sabotage(
+    name: str, on: tuple[str, ...] = ("cuda",), needs: Callable[[], bool] = lambda: True
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Add one to the list."""
+
+    def add(apply: Callable[[], None]) -> Callable[[], None]:
+        ALL.append(Sabotage(name, apply, on, needs))
+        return apply
+
+    return add
+
+
+def _set(where: Any, name: str, value: Any) -> None:
+    assert hasattr(where, name), f"{where} has no {name} to be broken"
+    setattr(where, name, value)
+
+
+def _wrap(
+    where: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    _set(where, name, wrapper(getattr(where, name)))
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+# ---- paths and steps
+
+
+@sabotage("paths end although outputs are held")
+def _() -> None:
+    _set(CUDAGraphNode, "all_outputs_are_dead", lambda self: True)
+
+
+@sabotage("no path ever ends quickly, and those that end slowly invalidate nothing")
+def _() -> None:
+    from memprof.cudagraph_trees import manager
+
+    _set(manager, "end_path_quickly", lambda *args: False)
+    _set(cuda.CudaPool, "invalidate", _nothing)
+
+
+@sabotage("an output that is held alone is not invalidated")
+def _() -> None:
+    _set(cuda.CudaPool, "invalidate_tensor", _nothing)
+
+
+@sabotage("no step ever waits for a pending backward")
+def _() -> None:
+    _set(Generations, "may_begin", lambda self: self.moved())
+    _wrap(
+        CUDAGraphTreeManager,
+        "call",
+        lambda call: (
+            lambda self, function, inputs: (
+                setattr(self._generations, "pending_backward", False),
+                call(self, function, inputs),
+            )[1]
+        ),
+    )
+
+
+@sabotage("a call without a graph does not belong to the step that runs")
+def _() -> None:
+    _set(CUDAGraphTreeManager, "ran_outside", _nothing)
+
+
+@sabotage("arguments that the ending step made are not cloned")
+def _() -> None:
+    _set(path_end, "_clone_arguments", _nothing)
+
+
+@sabotage("what the next call writes to is not moved out")
+def _() -> None:
+    _wrap(
+        path_end,
+        "_end_output",
+        lambda end: (
+            lambda manager, pointer, outputs, inputs, function: end(
+                manager, pointer, outputs, [], None
+            )
+        ),
+    )
+
+
+@sabotage("gradients stay in the pool")
+def _() -> None:
+    _set(path_end, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
+    _set(hand_out, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
+
+
+@sabotage("what moves out of the pool gets other memory, and not its content")
+def _() -> None:
+    _set(cuda, "compat", _Changed(cuda.compat, swap_storage=_swap_with_nothing))
+    _wrap(
+        path_end,
+        "_move_known_holders",
+        lambda move: (
+            lambda manager, pointer, handed_out, gradient: _zeros(
+                move, manager, pointer, handed_out, gradient
+            )
+        ),
+    )
+
+
+class _Changed:
+    """A module with some names replaced."""
+
+    def __init__(self, module: Any, **changed: Any) -> None:
+        self._module = module
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _swap_with_nothing(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    b.fill_(0)
+    compat.swap_storage(a, b)
+
+
+def _zeros(move: Any, manager: Any, pointer: int, handed_out: list[Any], gradient: bool) -> Any:
+    for p in manager.leaves if gradient else ():
+        g = p.grad
+        if g is not None and g.untyped_storage()._cdata == pointer:
+            p.grad = torch.zeros_like(g)
+        del g
+    return move(manager, pointer, handed_out, gradient)
+
+
+@sabotage("a function's own clone_outputs is forgotten", needs=compat.can_swap_storage)
+def _() -> None:
+    _wrap(
+        Function,
+        "__post_init__",
+        lambda made: lambda self: (made(self), setattr(self, "clone_outputs", False)),
+    )
+
+
+# ---- what a replay compares
+
+
+@sabotage("a recording fits whatever the addresses are")
+def _() -> None:
+    _set(node_replay, "_pointers_equal", lambda inputs, pointers, which: True)
+
+
+@sabotage("static inputs are not compared, managed ones are")
+def _() -> None:
+    _wrap(
+        inputs.InputPlan,
+        "of",
+        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "managed")),
+    )
+
+
+@sabotage("managed inputs are not compared, static ones are")
+def _() -> None:
+    _wrap(
+        inputs.InputPlan,
+        "of",
+        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "static")),
+    )
+
+
+def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
+    plan.checked = list(getattr(plan, which))
+    return plan
+
+
+@sabotage("what must be dead before a replay is not looked at")
+def _() -> None:
+    _set(node_replay, "all_dead", lambda refs: True)
+
+
+@sabotage("a replay copies its inputs only once")
+def _() -> None:
+    _wrap(node_replay, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+
+
+class _OnceCopied:
+    odd, buffers = False, ()
+
+    def __init__(self, plan: inputs.InputPlan) -> None:
+        pass
+
+    def fit(self, inputs: Any) -> bool:
+        return True
+
+
+@sabotage("inputs that a graph copies may be written to")
+def _() -> None:
+    _set(places.Places, "_look", lambda *args: "")
+
+
+@sabotage("an input of an output's storage dies before the output is made")
+def _() -> None:
+    _wrap(
+        node_replay.Replay,
+        "__init__",
+        lambda init: (
+            lambda self, *a, **k: (init(self, *a, **k), setattr(self, "keep_inputs", []))[0]
+        ),
+    )
+
+
+@sabotage("inputs of a call that is called off lie in free memory")
+def _() -> None:
+    def found(pool: Any, specs: Any, refs: Any) -> Any:
+        return {i: pool.tensor_at(spec) for i, spec in specs.items()}
+
+    _set(node_replay, "inputs_again", found)
+    _set(recovery, "inputs_again", found)
+
+
+# ---- what is handed out
+
+
+@sabotage("hooks stay on an output that is handed out again")
+def _() -> None:
+    _wrap(liveness, "let_go_of_stale_graphs", lambda _: _detached)
+
+
+def _detached(refs: Any) -> bool:
+    found = False
+    for r in refs:
+        t = None if r.cache is None or sys.getrefcount(r.cache[r.slot]) != 2 else r.cache[r.slot]
+        if t is not None and t.grad_fn is not None:
+            t.detach_()
+            found = True
+    return found
+
+
+@sabotage("what was done to an output stays on it when it is handed out again")
+def _() -> None:
+    _set(hand_out.HandOut, "_clean", _nothing)
+    _set(hand_out.HandOut, "_look_at_sizes", _nothing)
+
+
+@sabotage("an output made in inference mode is handed out outside of it")
+def _() -> None:
+    _set(hand_out.HandOut, "_look_at_sizes", _nothing)
+
+
+@sabotage("outputs that share a storage are handed out apart")
+def _() -> None:
+    def rebuild(self: Any, i: int, out: list[Any]) -> torch.Tensor:
+        t = self.pool.tensor_at(self.plan.specs[i]).clone()
+        self.refs[i].rebind(t)
+        return t
+
+    _set(hand_out.HandOut, "_rebuild", rebuild)
+
+
+@sabotage("an output that a later graph returns as well is cached all the same")
+def _() -> None:
+    _set(CUDAGraphNode, "output_is_aliased", _nothing)
+
+
+@sabotage("stale graphs of autograd count as holders")
+def _() -> None:
+    _set(liveness, "let_go_of_stale_graphs", lambda refs: False)
+
+
+# ---- the pool
+
+
+@sabotage("the allocator's books are never restored")
+def _() -> None:
+    _set(cuda.CudaPool, "restore", _nothing)
+
+
+@sabotage("the books are restored to what they were when the parent was recorded")
+def _() -> None:
+    def restore(self: CUDAGraphNode) -> None:
+        mine = self.checkpoint
+        if self.parent is not None and self.parent.checkpoint is not None:
+            self.checkpoint = self.parent.checkpoint
+        try:
+            restore_pool(self)
+        finally:
+            self.checkpoint = mine
+
+    restore_pool = CUDAGraphNode.restore_pool
+    _set(CUDAGraphNode, "restore_pool", restore)
+
+
+@sabotage("what died since a recording stays live in the books")
+def _() -> None:
+    _wrap(
+        cuda.CudaPool,
+        "restore",
+        lambda restore: lambda self, checkpoint, live, dead: restore(self, checkpoint, live, ()),
+    )
+
+
+@sabotage("the trees do not know what a warm-up returned")
+def _() -> None:
+    _set(node_warmup, "StorageWeakRefWrapper", _Forgets)
+
+
+class _Forgets:
+    def __new__(cls, of: Any) -> Any:
+        return None
+
+
+@sabotage("a pool is never given back")
+def _() -> None:
+    _set(cuda.CudaPool, "release", _nothing)
+    kept: list[Any] = []
+    _wrap(
+        cuda.CudaPool,
+        "__init__",
+        lambda init: lambda self, *a: (init(self, *a), kept.append(self._keep_alive))[0],
+    )
+
+
+@sabotage("a graph of each recording is never destroyed")
+def _() -> None:
+    kept: list[Any] = []
+    _wrap(
+        cuda.CudaCapturedRun,
+        "__init__",
+        lambda init: (
+            lambda self, graph, outputs: (init(self, graph, outputs), kept.append(graph))[0]
+        ),
+    )
+
+
+@sabotage("a pool beyond its budget is dropped while its last step's outputs lie in it")
+def _() -> None:
+    _wrap(
+        budget.Budget,
+        "spent",
+        lambda spent: (
+            lambda self, function, reserved: _starts_over(spent(self, function, reserved))
+        ),
+    )
+    _wrap(
+        CUDAGraphTreeManager,
+        "spent",
+        lambda spent: (
+            lambda self, function: (
+                spent(self, function),
+                self.pool.restore(self.pool.checkpoint(), [], self.pool.live_addresses())
+                if self.budget.over is not None
+                else None,
+            )[0]
+        ),
+    )
+
+
+def _starts_over(over: bool) -> bool:
+    return over
+
+
+# ---- failures
+
+
+@sabotage("what a failed warm-up wrote is not put back", on=("cuda", "cpu"))
+def _() -> None:
+    _set(recovery.Attempt, "_copy_written", lambda self, which, inputs: 0)
+
+
+@sabotage("the generator is not put back after a capture or a failure")
+def _() -> None:
+    _set(compat, "set_rng_state", _nothing)
+
+
+@sabotage("the host's generator is not put back after a failure", on=("cpu",))
+def _() -> None:
+    class Torch(_Changed):
+        pass
+
+    _set(recovery, "torch", Torch(torch, set_rng_state=_nothing))
+
+
+@sabotage("inputs in the pool are lost in a failed warm-up")
+def _() -> None:
+    def find(self: Any) -> None:
+        for i, spec in self.in_pool.items():
+            self.inputs[i] = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device)
+
+    _set(recovery.Attempt, "_find_again", find)
+
+
+@sabotage("a failed capture leaves the allocator as it was")
+def _() -> None:
+    _set(compat, "end_failed_capture", lambda *args: False)
+
+
+@sabotage(
+    "a function that failed is called again with what is left of its inputs", on=("cuda", "cpu")
+)
+def _() -> None:
+    _set(recovery.Attempt, "inputs_again", lambda self, error: list(self.inputs))
+
+
+# ---- random numbers
+
+
+@sabotage("every replay draws what the recording drew")
+def _() -> None:
+    def launches(graph: Any) -> Callable[[], None]:
+        launch = launch_of(graph)
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+        state = default.get_state()
+
+        def run() -> None:
+            after = default.get_state()
+            default.set_state(state)
+            launch()
+            default.set_state(after)
+
+        return run
+
+    launch_of = compat.graph_launch
+    _set(compat, "graph_launch", launches)
+
+
+@sabotage("a replay does not move the generator")
+def _() -> None:
+    def launches(graph: Any) -> Callable[[], None]:
+        launch = launch_of(graph)
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+
+        def run() -> None:
+            before = default.get_state()
+            launch()
+            default.set_state(before)
+
+        return run
+
+    launch_of = compat.graph_launch
+    _set(compat, "graph_launch", launches)
+
+
+@sabotage("the generator is put back a second time, after the call")
+def _() -> None:
+    def call(self: Any, function: Any, inputs: Any) -> Any:
+        before = compat.rng_state(self.pool.device)
+        recorded = self.path_state.name == "RECORDING"
+        out = theirs(self, function, inputs)
+        if self.path_state.name == "RECORDING" and not recorded:
+            compat.set_rng_state(before, self.pool.device)
+        return out
+
+    theirs = CUDAGraphTreeManager.call
+    _set(CUDAGraphTreeManager, "call", call)
+
+
+# ---- the CPU's arena
+
+
+@sabotage("blocks come back while tensors lie in them", on=("cpu",))
+def _() -> None:
+    def early(self: Any, *a: Any, **k: Any) -> Any:
+        view = lease(self, *a, **k)
+        if view is not None:
+            self._returned.append(list(self._leases.values())[-1])
+        return view
+
+    lease = LeasePool.lease
+    _set(LeasePool, "lease", early)
+    _set(
+        LeasePool,
+        "_died",
+        lambda self, lease, now=0: self._leases.pop((id(lease.arena), lease.address), None),
+    )
+
+
+@sabotage("no block ever comes back", on=("cpu",))
+def _() -> None:
+    kept: list[Any] = []
+    _wrap(
+        LeasePool,
+        "lease",
+        lambda lease: lambda self, *a, **k: (kept.append(b := lease(self, *a, **k)), b)[1],
+    )
+
+
+@sabotage("a recording on the CPU keeps its first outputs", on=("cpu",))
+def _() -> None:
+    def replay(self: Any, inputs: list[Any]) -> Any:
+        if not hasattr(_kept, str(id(self))):
+            setattr(_kept, str(id(self)), (self, theirs(self, inputs)))
+        inputs.clear()
+        return list(getattr(_kept, str(id(self)))[1])
+
+    theirs = cpu.CpuRun.replay
+    _set(cpu.CpuRun, "replay", replay)
+
+
+class _kept:
+    pass
+
+
+# ---- running them
+
+
+def _run(name: str, device: str, operations: int, into: Any) -> None:
+    from . import fuzz
+
+    sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    fuzz.quiet()
+    fuzz.shrink = lambda program, fails: program
+    begin = time.monotonic()
+    for s in ALL:
+        if s.name == name:
+            s.apply()
+    try:
+        counts = fuzz.fuzz(device, operations)
+        into.put((False, f"{counts}, {time.monotonic() - begin:.0f} s"))
+    except AssertionError as e:
+        into.put((True, str(e).splitlines()[0][:150]))
+
+
+def try_one(name: str, device: str, operations: int = OPERATIONS) -> tuple[bool, str]:
+    """Run random programs with a sabotage, in a process of its own.
+
+    Args:
+        name: of the sabotage; "" for none.
+        device: "cuda" or "cpu".
+        operations: most that are run.
+
+    Returns:
+        Whether it was noticed, and by what: a message, or the signal that ended the process.
+    """
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_run, args=(name, device, operations, answers))
+    process.start()
+    process.join()
+    if not answers.empty():
+        return answers.get()  # type: ignore[no-any-return]
+    return True, f"the process ended with {process.exitcode}"
+
+
+def report(which: str, device: str, operations: int) -> int:
+    """Try one sabotage, or all, and print what noticed it.
+
+    Returns:
+        How many were not noticed.
+    """
+    here = [s for s in ALL if device in s.on and s.needs()]
+    if which == "list":
+        print("\n".join(s.name for s in here))
+        return 0
+    chosen = here if which == "all" else [s for s in here if s.name == which]
+    if not chosen:
+        raise SystemExit(f"there is no sabotage {which!r} on {device}; --sabotage list names them")
+    missed = []
+    for s in chosen:
+        noticed, how = try_one(s.name, device, min(operations, OPERATIONS))
+        print(f"{'noticed' if noticed else 'NOT NOTICED'}: {s.name}: {how}", flush=True)
+        if not noticed:
+            missed.append(s.name)
+    print(
+        f"{device}, torch {torch.__version__}: {len(chosen) - len(missed)} of {len(chosen)} "
+        f"sabotages noticed{', not: ' if missed else ''}{'; '.join(missed)}"
+    )
+    return len(missed)

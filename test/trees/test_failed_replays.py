@@ -1,0 +1,89 @@
+"""A replay that fails has not been: neither its step nor its place on the path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+
+def books() -> tuple[object, ...]:
+    m = manager()
+    counted = {n.id.id: n.replays for n in m.nodes()}
+    return m.step, m.path_state, m.current_node, counted, m.current_gen
+
+
+def failing(call: Callable[[], Any]) -> None:
+    import simgpu
+
+    simgpu.fail("cudaGraphLaunch", 0, 999)
+    with pytest.raises(RuntimeError, match="unknown error"):
+        call()
+
+
+def test_of_a_step_that_runs() -> None:
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: [x + 1], [x])
+    g = graphed(lambda x: [x * 2], [x])
+    for _ in range(5):
+        next_step()
+        made = f([x])
+        g(list(made))
+    # GIVEN a step in which the first of two functions was replayed
+    next_step()
+    made = f([x])
+    before = books()
+    # WHEN the replay of the second one fails
+    failing(lambda: g(list(made)))
+    # THEN the first one came last
+    assert books() == before
+    # and the second can follow it.
+    (y,) = g(made)
+    same(y, torch.full((4,), 4.0))
+
+
+def test_of_one_that_begins_a_step() -> None:
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: [x + 1], [x])
+    for _ in range(4):
+        next_step()
+        f([x])
+    step, _, _, counted, generation = books()
+    # WHEN the first replay of a step fails
+    next_step()
+    failing(lambda: f([x]))
+    # THEN no step has begun, and nothing counts it
+    assert (books()[0], books()[3], books()[4]) == (step, counted, generation)
+    assert manager().current_node is None
+    # AND the next one begins it.
+    (y,) = f([x])
+    same(y, torch.full((4,), 2.0))
+    assert manager().step == step + 1
+    (replayed,) = [e for e in manager().entries() if e.kind is LedgerKind.REPLAY]
+    assert replayed.count == 3
+
+
+def test_a_backward_that_fails_is_still_awaited() -> None:
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: [x + 1], [x], is_inference=False)
+    b = graphed(lambda g: [g * 2], [x], is_backward=True)
+    for _ in range(4):
+        next_step()
+        (y,) = f([x])
+        (g,) = b([y])
+        del y, g
+    next_step()
+    (y,) = f([x])
+    failing(lambda: b([y]))
+    assert manager().running_forwards_with_pending_backwards
+    (g,) = b([y])
+    same(g, torch.full((4,), 4.0))
+    assert not manager().running_forwards_with_pending_backwards

@@ -1,0 +1,460 @@
+"""Torch's own options of CUDA graphs: each is decided about, and does what was decided."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.config
+import torch._functorch.config
+from torch._inductor import config
+
+from memprof.cudagraph_trees.container import ask_for_pool, reset_cudagraph_trees
+from memprof.cudagraph_trees.settings import current_settings
+from memprof.cudagraph_trees.torch_options import (
+    AT_COMPILATION,
+    DECISIONS,
+    TreeOptions,
+    Verdict,
+)
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, manager, next_step, no_manager, pool_segments, same
+
+MIB = 1 << 20
+
+# ---- decisions
+
+
+def _torchs_options() -> set[str]:
+    modules = (config, torch._dynamo.config, torch._functorch.config)
+    names = {name for m in modules for name in m.get_config_copy()}  # type: ignore[attr-defined]
+    return {n for n in names if "cudagraph" in n.lower() or "cuda_graph" in n.lower()}
+
+
+def test_every_option_of_this_torch_is_decided_about() -> None:
+    # A name that is missing: look what torch does with it, do that or refuse it, and say so in
+    # ``DECISIONS``.
+    assert _torchs_options() - DECISIONS.keys() == set()
+    assert len(_torchs_options()) >= 20
+
+
+class _Spy(dict[str, Any]):
+    """Which options were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return False
+
+
+def test_what_is_honoured_is_read() -> None:
+    spy = _Spy()
+    options = TreeOptions(spy)
+    for name, value in vars(TreeOptions).items():
+        if isinstance(value, property):
+            getattr(options, name)
+    honoured = {n for n, d in DECISIONS.items() if d.verdict is Verdict.HONOURED}
+    # What is read where nothing is compiled for a tree yet:
+    honoured.remove("triton.cudagraph_trees")
+    assert {f"triton.{n}" for n in spy.asked} == honoured
+
+
+def test_what_was_given_to_a_compilation_holds_for_good() -> None:
+    given = TreeOptions.of_this_compilation({"triton.force_cudagraph_sync": True, "x": 1})
+    assert given.synchronizes
+    # What was not given is read when it matters,
+    assert given.rerecord_limit == 128
+    with config.patch({"triton.cudagraph_unexpected_rerecord_limit": 3}):
+        assert given.rerecord_limit == 3
+        later = TreeOptions.of_this_compilation({"triton.cudagraph_unexpected_rerecord_limit": 7})
+    assert later.rerecord_limit == 7
+
+
+def test_what_torch_takes_when_it_compiles() -> None:
+    for name in AT_COMPILATION:
+        if hasattr(config.triton, name):
+            with config.patch({f"triton.{name}": "copy" if "action" in name else None}):
+                then = TreeOptions.of_this_compilation()
+            with config.patch({f"triton.{name}": 1}):
+                assert then.given[name] != 1
+                assert then._get(name) == then.given[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cudagraph_trees_generation_cloning", "all"),
+        ("cudagraph_managed_input_rerecord_action", "copi"),
+    ],
+)
+def test_values_that_mean_nothing(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"triton.{name} is '{value}'; it must be one of"):
+        TreeOptions.of_this_compilation({f"triton.{name}": value})
+
+
+# ---- what they do
+
+ones = torch.ones
+
+
+def given(**options: Any) -> TreeOptions:
+    return TreeOptions.of_this_compilation({f"triton.{n}": v for n, v in options.items()})
+
+
+def plus_one(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x + 1]
+
+
+@pytest.mark.simgpu
+def test_a_replay_waits_for_the_device() -> None:
+    import simgpu
+
+    def waits(**options: Any) -> int:
+        x = ones(4, device="cuda")
+        f = graphed(plus_one, [x], torch_options=given(**options))
+        for _ in range(3):
+            next_step()
+            f([x])
+        before = simgpu.calls("cudaDeviceSynchronize")
+        for _ in range(5):
+            next_step()
+            f([x])
+        return simgpu.calls("cudaDeviceSynchronize") - before  # type: ignore[no-any-return]
+
+    assert waits() == 0
+    assert waits(force_cudagraph_sync=True) == 5
+
+
+@pytest.mark.simgpu
+def test_warm_ups_alone_or_none() -> None:
+    def kinds(**options: Any) -> list[LedgerKind]:
+        reset_cudagraph_trees()
+        x = ones(4, device="cuda")
+        f = graphed(plus_one, [x], torch_options=given(**options))
+        for _ in range(3):
+            next_step()
+            f([x])
+        return [e.kind for e in manager().entries()]
+
+    assert set(kinds(force_cudagraphs_warmup=True)) == {LedgerKind.WARM_UP}
+    assert LedgerKind.WARM_UP not in kinds(skip_cudagraph_warmup=True)
+
+
+@pytest.mark.simgpu
+def test_sizes() -> None:
+    def graphs(**options: Any) -> int:
+        reset_cudagraph_trees()
+        f = graphed(
+            lambda n, x: [x * n], [2, ones(2, device="cuda")], torch_options=given(**options)
+        )
+        for n in (2, 3, 4):
+            for _ in range(2):
+                next_step()
+                (y,) = f([n, ones(n, device="cuda")])
+                same(y, torch.full((n,), float(n)))
+                del y
+        return len(list(manager().nodes()))
+
+    assert graphs() == 3
+    assert graphs(cudagraph_capture_sizes=(3,)) == 1
+    if hasattr(config.triton, "cudagraph_dynamic_shape_rerecord_limit"):
+        assert graphs(cudagraph_dynamic_shape_rerecord_limit=2) == 2
+
+
+@pytest.mark.simgpu
+def test_the_warning_about_many_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    torchs = logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs")
+    torchs.addHandler(caplog.handler)
+    try:
+        for limit, said in ((None, False), (1, True)):
+            caplog.clear()
+            f = graphed(
+                lambda n, x: [x * n],
+                [2, ones(2, device="cuda")],
+                torch_options=given(cudagraph_dynamic_shape_warn_limit=limit),
+            )
+            for n in (2, 3):
+                f([n, ones(n, device="cuda")])
+            assert ("distinct sizes" in caplog.text) is said
+    finally:
+        torchs.removeHandler(caplog.handler)
+
+
+@pytest.mark.simgpu
+def test_moves_of_static_inputs_count_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until 2.11 they count among re-recordings, from 2.13 on they do not."""
+    from memprof.cudagraph_trees import moves
+
+    monkeypatch.setattr(moves, "LIMIT", 1000)  # ours comes earlier
+    w = ones(4, device="cuda")
+    f = graphed(
+        lambda w, x: [w + x],
+        [w, w],
+        (0,),
+        torch_options=given(cudagraph_unexpected_rerecord_limit=2),
+    )
+    kept = []
+    for _ in range(8):
+        next_step()
+        kept.append(ones(4, device="cuda"))
+        f([kept[-1], w])
+    recorded = sum(
+        e.count for e in manager().entries() if e.kind in (LedgerKind.RECORD, LedgerKind.RERECORD)
+    )
+    exempt = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    assert recorded == (7 if exempt else 3)
+
+
+@pytest.mark.simgpu
+def test_a_pool_begins_with_what_torchs_option_says(caplog: pytest.LogCaptureFixture) -> None:
+    options = TreeOptions({"cudagraph_initial_mempool_allocation_gb": 1 / 32})
+    x = ones(4, device="cuda")
+    f = graphed(plus_one, [x], torch_options=options)
+    f([x])
+    assert [n for s in pool_segments() if (n := s["total_size"]) > 2 * MIB] == [32 * MIB]
+    # What asks for more when the pool is there is told that it gets no more, once.
+    more = TreeOptions({"cudagraph_initial_mempool_allocation_gb": 1 / 16})
+    later = [graphed(plus_one, [x], torch_options=more) for _ in range(2)]
+    for g in later:
+        g([x])
+    assert [n for s in pool_segments() if (n := s["total_size"]) > 2 * MIB] == [32 * MIB]
+    assert caplog.text.count(f"a pool of {64 * MIB} bytes to begin with was asked for") == 1
+
+
+@pytest.mark.simgpu
+def test_a_budget_that_comes_later_holds_for_pools_that_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # GIVEN a function whose pool is larger than the budget that other code asks for later
+    f = graphed(lambda x: [(x * ones(8 * MIB, device="cuda"))[:4]], [])
+    g = graphed(plus_one, [])
+    x = ones(1, device="cuda")
+    for _ in range(4):
+        next_step()
+        f([x])
+        g([x])
+    assert sum(s["total_size"] for s in pool_segments()) > 32 * MIB
+    ask_for_pool(budget=16 * MIB, initial=0)
+    assert current_settings().pool_budget == 16 * MIB
+    # WHEN they are called again
+    for _ in range(12):
+        next_step()
+        f([x])
+        g([x])
+    # THEN the pool keeps within it, without what does not fit
+    assert sum(s["total_size"] for s in pool_segments()) <= 16 * MIB
+    assert [n.wrapped_function.label for n in manager().nodes()] == ["inference function 1"]
+    # Of two budgets the smaller one holds, and that is said.
+    ask_for_pool(budget=64 * MIB, initial=0)
+    assert current_settings().pool_budget == manager().budget.limit == 16 * MIB
+    assert f"so {16 * MIB} holds" in caplog.text
+    # What asks for none changes nothing.
+    ask_for_pool(budget=None, initial=MIB)
+    assert current_settings().pool_budget == 16 * MIB
+
+
+@pytest.mark.simgpu
+def test_outputs_are_cloned_where_the_compilation_said_so() -> None:
+    x = ones(4, device="cuda")
+    f = graphed(
+        plus_one, [x], torch_options=given(cudagraph_trees_generation_cloning="user_visible")
+    )
+    g = graphed(plus_one, [x])
+    for _ in range(4):
+        next_step()
+        (a,) = f([x])
+        next_step()
+        (b,) = g([x])
+    next_step()
+    f([x])
+    same(a, torch.full((4,), 2.0))
+    with pytest.raises(RuntimeError, match="overwritten"):
+        b + 1
+
+
+# ---- memory that nobody knows
+
+_kept: list[torch.Tensor] = []
+
+
+@pytest.fixture
+def _nothing_kept() -> Iterator[None]:
+    yield
+    _kept.clear()
+
+
+def leaky(x: torch.Tensor) -> list[torch.Tensor]:
+    if len(_kept) < 2:
+        _kept.append(torch.empty(1000, device="cuda"))
+    return [x + 1]
+
+
+@pytest.mark.simgpu
+@pytest.mark.usefixtures("_nothing_kept")
+def test_the_line_that_allocated_what_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+    from memprof.cudagraph_trees.pool_check import UntrackedMemory
+
+    at = leaky.__code__.co_firstlineno + 2
+    error = error_of(cudagraph_trees_history_recording=True)
+    assert isinstance(error, UntrackedMemory)
+    assert "4000 bytes at 0x" in str(error)
+    assert f"allocated by {__file__}:{at} (leaky)" in str(error)
+    # Without it, the error says how to get it.
+    assert "cudagraph_trees_history_recording = True" in str(error_of())
+
+
+def error_of(**options: Any) -> BaseException:
+    """The error itself: it reaches the program if it has asked for graphs or errors."""
+    _kept.clear()
+    reset_cudagraph_trees()
+    f = graphed(leaky, [], torch_options=given(cudagraph_or_error=True, **options))
+    with pytest.raises(RuntimeError) as raised:
+        calls(f, 3)
+    return raised.value
+
+
+@pytest.mark.simgpu
+@pytest.mark.usefixtures("_nothing_kept")
+def test_pictures_of_what_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "objgraph", None)
+    assert "objgraph is not installed" in str(error_of(cudagraph_trees_objgraph=True))
+    drawn: list[tuple[int, str]] = []
+
+    def show_backrefs(objects: list[torch.Tensor], filename: str, max_depth: int) -> None:
+        drawn.append((objects[0].numel(), filename))
+
+    monkeypatch.setitem(sys.modules, "objgraph", SimpleNamespace(show_backrefs=show_backrefs))
+    said = str(error_of(cudagraph_trees_objgraph=True))
+    assert drawn == [(1000, "refs_live_tensor_0.svg")]
+    assert "What holds them: refs_live_tensor_0.svg" in said
+
+
+# ---- graphs or errors
+
+
+def calls(f: Callable[[list[Any]], Any], n: int) -> None:
+    for _ in range(n):
+        next_step()
+        f([ones(4, device="cuda")])
+
+
+def strict(fn: Callable[..., Any], **more: Any) -> Callable[[list[Any]], Any]:
+    return graphed(
+        fn, [ones(4, device="cuda")], torch_options=given(cudagraph_or_error=True), **more
+    )
+
+
+@pytest.mark.simgpu
+def test_an_error_where_a_capture_fails() -> None:
+    def syncs(x: torch.Tensor) -> list[torch.Tensor]:
+        torch.cuda.synchronize()
+        return [x + 1]
+
+    f = strict(syncs)
+    calls(f, 1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="captur"):
+            calls(f, 1)
+    # Others are not affected.
+    calls(strict(plus_one), 3)
+    assert [n.replays for n in manager().nodes()] == [1]
+
+
+@pytest.mark.simgpu
+def test_an_error_where_a_warm_up_fails() -> None:
+    def fails(x: torch.Tensor) -> list[torch.Tensor]:
+        raise RuntimeError("not today")
+
+    ran = []
+    f = strict(lambda x: ran.append(1) or fails(x))
+    with pytest.raises(RuntimeError, match="not today"):
+        calls(f, 1)
+    assert ran == [1]  # and it is not called again
+
+
+@pytest.mark.simgpu
+def test_an_error_where_there_is_no_pool() -> None:
+    import simgpu
+
+    f = strict(plus_one)
+    simgpu.fail("cudaStreamBeginCapture", 0, 901)
+    with pytest.raises(RuntimeError):
+        calls(f, 1)
+    assert no_manager()
+    calls(f, 3)
+
+
+@pytest.mark.simgpu
+def test_an_error_where_it_does_not_fit_the_budget() -> None:
+    ask_for_pool(budget=8 * MIB, initial=0)
+    f = strict(lambda x: [(x[:1] * ones(8 * MIB, device="cuda"))[:4]])
+    with pytest.raises(RuntimeError, match="what is in use does not fit"):
+        calls(f, 12)
+    with pytest.raises(
+        RuntimeError, match="would run without a CUDA graph, and cudagraph_or_error"
+    ):
+        calls(f, 1)
+
+
+@pytest.mark.simgpu
+def test_an_error_where_an_input_is_elsewhere_or_written_to() -> None:
+    f = graphed(
+        lambda x, lr: [x * lr],
+        [ones(4, device="cuda"), torch.tensor(2.0)],
+        torch_options=given(cudagraph_or_error=True),
+    )
+    for again in range(3):
+        with pytest.raises(RuntimeError, match="input 1 is on cpu") if again else _fine():
+            next_step()
+            f([ones(4, device="cuda"), torch.tensor(2.0)])
+    g = strict(lambda x: [x.add_(1)], mutated_input_idxs=(0,))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mutated inputs"):
+            calls(g, 1)
+
+
+class _fine:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def made_elsewhere(steps: int, **options: Any) -> list[LedgerKind]:
+    """A function whose input is another piece of what a graph made in each step."""
+    reset_cudagraph_trees()
+    x = ones(4, device="cuda")
+    f = graphed(lambda x: [x.repeat(100)], [x])
+    g = graphed(
+        lambda y: [y * 2],
+        [x],
+        torch_options=given(cudagraph_managed_input_rerecord_limit=2, **options),
+    )
+    for k in range(steps):
+        next_step()
+        (y,) = f([x])
+        (z,) = g([y[4 * k : 4 * k + 4]])
+        same(z, torch.full((4,), 2.0))
+        del y, z
+    return [e.kind for e in manager().entries() for _ in range(e.count)]
+
+
+@pytest.mark.simgpu
+def test_an_input_that_a_graph_made_keeps_moving() -> None:
+    kinds = made_elsewhere(9)
+    assert kinds.count(LedgerKind.DEMOTION) == 1
+    assert kinds.count(LedgerKind.RERECORD) == 2  # the second one copies it
+    skip = {"cudagraph_managed_input_rerecord_action": "skip"}
+    kinds = made_elsewhere(9, **skip)
+    assert LedgerKind.DEMOTION not in kinds
+    assert kinds.count(LedgerKind.RERECORD) == 1
+    assert kinds.count(LedgerKind.SKIP) == 6
+    with pytest.raises(RuntimeError, match="made by a graph, keeps moving"):
+        made_elsewhere(9, cudagraph_or_error=True, **skip)

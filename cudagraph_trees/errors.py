@@ -111,6 +111,10 @@ def is_the_users(file: str) -> bool:
     return not file.startswith(_NOT_THE_USERS)
 
 
+class UntrackedMemory(RuntimeError):
+    """Blocks of the pool are live that no output of the path explains."""
+
+
 _CAPTURE_INVALIDATED = "due to a previous error during capture"
 
 
@@ -123,8 +127,10 @@ def why_it_failed(error: BaseException) -> str:
     """
     while _CAPTURE_INVALIDATED in str(error) and error.__context__ is not None:
         error = error.__context__
-    # CUDA's errors go on with advice on how to debug kernels.
-    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    said = str(error)
+    if not isinstance(error, UntrackedMemory):
+        said = said.partition("\n")[0]  # CUDA's errors go on with advice on how to debug kernels
+    text = f"{type(error).__name__}: {' '.join(said.split())}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_the_users(f.filename)]
     if not frames:
         return text

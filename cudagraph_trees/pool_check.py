@@ -1,4 +1,16 @@
-"""Does a pool hold just what the trees know?"""
+"""Does a pool hold just what the trees know?
+
+Note [Memory that a function keeps]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A function may keep a tensor that it made in the pool: a cache in a custom operator, a global, a
+workspace. The trees do not know of it, and would record over it. Whose it is can be told only
+right after the run that made it, so the pool is looked at after each warm-up and each recording,
+and it counts as a failure of that function alone. The block stays for as long as somebody holds
+it, and nothing may be recorded beside it: all other recordings move to a new pool. A function that
+kept something once, as one that fills a cache, is warmed up there again and recorded, for the
+cache lies in the old pool, which lives as long as it is used. One that does it again runs without
+a graph from then on, and that time the allocator keeps the lines that asked for the memory.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +18,12 @@ import gc
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from .errors import UntrackedMemory
 from .pool_debug import describe
 
 if TYPE_CHECKING:
     from .device.protocol import Pool
     from .torch_options import TreeOptions
-
-
-class UntrackedMemory(RuntimeError):
-    """Blocks of the pool are live that no output of the path explains."""
 
 
 def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None:
@@ -41,9 +50,26 @@ def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None
             "or a custom operator's meta function did not declare."
         )
     if extra := actual - known:
-        raise UntrackedMemory(
-            f"Detected {len(extra)} tensor(s) in the cudagraph pool not tracked as outputs, at "
-            f"{sorted(map(hex, extra))}. All live allocations must be tracked for correctness. "
-            "Something that ran in the warm-up or the recording has kept a tensor: a cache "
-            f"in a custom operator, a global, a workspace.\n{describe(pool, extra, options)}"
-        )
+        raise UntrackedMemory(_kept(pool, extra, options))
+
+
+def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str:
+    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing.
+
+    Args: as of ``check_pool``.
+    """
+    known = set(known)
+    if pool.only_live(known):
+        return ""
+    gc.collect()
+    extra = pool.live_addresses() - known
+    return _kept(pool, extra, options) if extra else ""
+
+
+def _kept(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:
+    return (
+        f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
+        f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "
+        "Something that ran in the warm-up or the recording has kept a tensor: a cache "
+        f"in a custom operator, a global, a workspace.\n{describe(pool, addresses, options)}"
+    )

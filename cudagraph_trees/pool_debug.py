@@ -1,8 +1,8 @@
 """What is known about memory of a pool that nobody should have: for the error about it.
 
-Torch's options say how much: ``cudagraph_trees_history_recording`` has the allocator keep the
-lines that allocated it, from the warm-up on; ``cudagraph_trees_objgraph`` has pictures drawn of
-what holds it.
+The lines that allocated it are known where the allocator keeps them: in the next run of a function
+that failed before, and with torch's option ``cudagraph_trees_history_recording`` from the first
+warm-up on. ``cudagraph_trees_objgraph`` has pictures drawn of what holds it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,32 @@ if TYPE_CHECKING:
 SHOWN = 10
 """So many blocks are described, and so many pictures drawn."""
 
+CALLS = 4
+"""So many lines of a block's stack are named, the innermost first."""
 
-def history(pool: Pool, options: TreeOptions) -> AbstractContextManager[object]:
-    """Within it the allocator keeps the lines that allocate, if that is wanted."""
-    return pool.observing() if options.records_history else nullcontext()
+
+def history(pool: Pool, options: TreeOptions, *, again: bool) -> AbstractContextManager[object]:
+    """Within it the allocator keeps the lines that allocate, if that is wanted.
+
+    Args:
+        pool: whose allocator.
+        options: may ask for it.
+        again: the function that is to run has failed before.
+    """
+    return pool.observing() if again or options.records_history else nullcontext()
 
 
 def describe(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:
     """Sentences about the blocks at ``addresses``, and what was drawn of their holders."""
     blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
-    lines = ["They are:", *(_block(b) for b in blocks[:SHOWN])]
+    lines = ["They are:", *(f"{_block(b)}." for b in blocks[:SHOWN])]
     if len(blocks) > SHOWN:
-        lines.append(f"  and {len(blocks) - SHOWN} more")
+        lines.append(f"  And {len(blocks) - SHOWN} more.")
     if not any(b.frames for b in blocks):
         lines.append(
+            "The next time the lines that allocate are named; "
             "torch._inductor.config.triton.cudagraph_trees_history_recording = True, set before "
-            "the first call, names the lines that allocated them."
+            "the first call, has them named the first time."
         )
     if options.draws_references:
         lines.append(_draw([b.address for b in blocks[:SHOWN]]))
@@ -48,7 +58,8 @@ def describe(pool: Pool, addresses: Collection[int], options: TreeOptions) -> st
 
 def _block(block: Block) -> str:
     frames = [f for f in block.frames if is_the_users(f[0])] or block.frames
-    at = f", allocated by {frames[0][0]}:{frames[0][1]} ({frames[0][2]})" if frames else ""
+    lines = ", called by ".join(f"{file}:{line} ({name})" for file, line, name in frames[:CALLS])
+    at = f", allocated by {lines}" if lines else ""
     return f"  {block.requested} bytes at {block.address:#x}{at}"
 
 

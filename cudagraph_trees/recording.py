@@ -30,7 +30,7 @@ from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
 from . import torch_logs
-from .errors import why_it_failed
+from .errors import UntrackedMemory, why_it_failed
 from .function import CompilationMode, GraphID
 from .ledger import Measurement
 from .locks import capturing
@@ -38,6 +38,7 @@ from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
 from .path_state import ExecutionState
 from .placement import keep, placement_of
+from .pool_check import memory_kept
 from .pool_debug import history
 from .recovery import Attempt, Unrecoverable, let_go_of_frames
 from .stopping import Cause, path_addresses
@@ -52,6 +53,7 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
     """Run in the pool, without recording. ``inputs`` is emptied.
 
     Raises:
+        UntrackedMemory: it has kept memory of the pool, and ``cudagraph_or_error`` is on.
         Exception: the program's own, or see Note [Calling again after a failure].
     """
     with capturing():
@@ -68,8 +70,10 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         torch_logs.warm_up(function)
         manager.active_warm_up = function
         try:
-            with history(manager.pool, function.options):
+            with _history(manager, function):
                 out = node.run(inputs, manager.pool)
+                # What it says of memory must be asked for while the allocator keeps lines.
+                kept = _memory_kept(manager, node, function)
         except BaseException as e:
             manager.warmed_up_functions.discard(function.id)
             return _failed(manager, function, inputs, "warm-up", e, attempt, measured)
@@ -89,7 +93,40 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         function.warm_ups += 1
         _grown(manager, function, measured)
         manager.spent(function)
+        if kept:
+            manager.warmed_up_functions.discard(function.id)
+            manager.failures[function] += 1
+            reason = f"warm-up kept memory: {' '.join(kept.split())}"
+            manager.note(LedgerKind.TREE_FAILURE, function, reason)
+            _leave_pool(manager)
+            if function.options.or_error:
+                raise UntrackedMemory(kept)
+            compat.log.warning("%s: %s", function.label, reason)
         return out
+
+
+def _history(manager: CUDAGraphTreeManager, function: Function) -> AbstractContextManager[object]:
+    again = manager.device.address_bound and manager.failures[function] > 0
+    return history(manager.pool, function.options, again=again)
+
+
+def _memory_kept(
+    manager: CUDAGraphTreeManager,
+    node: CUDAGraphNode | CUDAWarmupNode | None,
+    function: Function,
+) -> str:
+    """What is allocated in the pool and no output of the path to ``node``, in sentences; "" if
+    nothing. The books must be right. See Note [Memory that a function keeps]."""
+    if not function.options.checks_pool:
+        return ""
+    path = [] if node is None else node.path_weakrefs
+    live = {r.address for refs in path for r in refs if r is not None and not r.expired()}
+    return memory_kept(manager.pool, live, function.options)
+
+
+def _leave_pool(manager: CUDAGraphTreeManager) -> None:
+    manager.pool.damaged = True
+    manager.give_memory_back("a function has kept memory of the pool")
 
 
 def record(
@@ -129,7 +166,7 @@ def record(
         number = manager.new_graph_id()
         torch_logs.recording(function, number.id, inputs)
         try:
-            with history(manager.pool, function.options), _timed(function):
+            with _history(manager, function), _timed(function):
                 node = CUDAGraphNode(
                     function,
                     number,
@@ -289,7 +326,7 @@ def _failed(
             failed = f"{what} failed: {why_it_failed(error)}"
             manager.note(LedgerKind.TREE_FAILURE, function, failed)
         let_go_of_frames(error)
-        _replace_damaged_pool(manager)
+        _replace_damaged_pool(manager, function)
         raise error
     manager.failures[function] += 1
     why = why_it_failed(error)
@@ -303,6 +340,7 @@ def _failed(
             error.add_note(f"memprof: {e}")
         else:  # Python 3.10
             compat.log.error("%s of %s failed, and %s", what, function.label, e)
+        _replace_damaged_pool(manager, function)
         raise error from None
     _grown(manager, function, measured)
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
@@ -312,12 +350,14 @@ def _failed(
         return run_plainly(manager, function, inputs, reason, note=False)
     finally:
         # Not before: inputs that died in the attempt lie in memory that the old pool gives back.
-        _replace_damaged_pool(manager)
+        _replace_damaged_pool(manager, function)
 
 
-def _replace_damaged_pool(manager: CUDAGraphTreeManager) -> None:
+def _replace_damaged_pool(manager: CUDAGraphTreeManager, function: Function) -> None:
     if manager.pool.damaged:
         manager.start_over("a failed capture has spoilt the pool or the device's generator")
+    elif _memory_kept(manager, manager.current_node, function):
+        _leave_pool(manager)
 
 
 def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:

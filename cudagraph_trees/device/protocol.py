@@ -196,8 +196,9 @@ class Pool(Protocol):
         device: which one it lies on.
         handle: the allocator's own name for it: on CUDA a pair of integers, as
             ``torch.cuda.graph_pool_handle()`` gives.
-        damaged: a failed capture has left the device in a state in which older captured
-            runs must not be replayed. The manager drops them and takes a new pool.
+        damaged: nothing more can be recorded in it: a failed capture has left it so, or memory in
+            it is held that the manager does not know of. The manager drops what was recorded in
+            it and takes a new one.
     """
 
     device: torch.device

@@ -300,7 +300,7 @@ def leaky(x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.simgpu
 @pytest.mark.usefixtures("_nothing_kept")
 def test_the_line_that_allocated_what_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
-    from memprof.cudagraph_trees.pool_check import UntrackedMemory
+    from memprof.cudagraph_trees.errors import UntrackedMemory
 
     at = leaky.__code__.co_firstlineno + 2
     error = error_of(cudagraph_trees_history_recording=True)

@@ -195,21 +195,32 @@ class Llama(nn.Module):
     Args:
         layers: 16 in the published model.
         checkpointed: keep the inputs of blocks alone for the backward.
+        width, hidden: of Llama 3.1 8B: 4096 and 14,336, whose embeddings are not tied.
+        tied: embeddings.
     """
 
     table: Tensor
 
-    def __init__(self, layers: int, context: int = 2048, checkpointed: bool = False) -> None:
+    def __init__(
+        self,
+        layers: int,
+        context: int = 2048,
+        checkpointed: bool = False,
+        width: int = 2048,
+        hidden: int = 8192,
+        tied: bool = True,
+    ) -> None:
         super().__init__()
-        vocabulary, width = 128256, 2048
+        vocabulary = 128256
         self.checkpointed = checkpointed
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
-            LlamaBlock(width, 32, 8, GatedMLP(width, 8192)) for _ in range(layers)
+            LlamaBlock(width, 32, 8, GatedMLP(width, hidden)) for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
+        if tied:
+            self.head.weight = self.tokens.weight
         self.register_buffer("table", rotary(context, width // 32), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -308,6 +308,31 @@ def llama_blocks(compiler: Compiler) -> Step:
     return lambda i: training.step(tokens, tokens)
 
 
+@workload(
+    "llama-fsdp2",
+    "8 layers of Llama 3.1 8B, 1 x 8192, each block sharded over 8 (fake) ranks and compiled",
+    steps=8,
+)
+def llama_fsdp2(compiler: Compiler) -> Step:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    mesh = dist.init_device_mesh("cuda", (8,))
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with torch.device("meta"):
+        module = Loss(models.Llama(layers(8), 8192, width=4096, hidden=14336, tied=False))
+    blocks: Any = module.model.blocks
+    for i, block in enumerate(blocks):
+        blocks[i] = compiler(block)
+        fully_shard(blocks[i], mesh=mesh, mp_policy=precision)
+    fully_shard(module, mesh=mesh, mp_policy=precision)
+    module.to_empty(device="cuda")
+    training, tokens = Training(module, lambda f: f, autocast=False), tokens_of(1, 8192)
+    return lambda i: training.step(tokens, tokens)
+
+
 @workload("llama-inference", "Llama 3.2 1B, 4 x 2048, bf16, all logits")
 def llama_inference(compiler: Compiler) -> Step:
     model = on_device(lambda: models.Llama(layers(16)), torch.bfloat16)

@@ -267,6 +267,8 @@ class CUDAGraphTreeManager(ManagerNames):
         if self.dead:
             self.try_end_curr_execution(function, inputs)
             bury(self)
+        if self.resting:
+            self.rested()  # of those that run without a graph, too: the last step's memory goes
         if self.failures[function] >= MAX_FAILURES:
             why = self._given_up.get(function, "warm-up or recording failed before")
             return run_plainly(self, function, inputs, why)

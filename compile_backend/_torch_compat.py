@@ -418,6 +418,11 @@ def dynamo_source(placeholder: torch.fx.Node) -> Any:
     return source
 
 
+def is_managed_by_fsdp(source: Any) -> bool:
+    """Whether the module that a Dynamo Source leads through is sharded by FSDP, 1 or 2."""
+    return source is not None and bool(source.guard_source.is_fsdp_module())
+
+
 def lifted_sources(gm: GraphModule) -> dict[str, Any]:
     """Dynamo's Source of each attribute that AOTAutograd will lift to a graph input."""
     return dict(getattr(gm, "_param_name_to_source", None) or {})

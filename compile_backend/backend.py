@@ -22,7 +22,7 @@ from .captured_backward import (
     without_own_option,
 )
 from .captured_io import CapturedGraph, CapturedIO, note_names
-from .graphs import runs_on_cuda
+from .graphs import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .metadata.dynamo_input import dynamo_inputs
 from .options import split_options
@@ -75,7 +75,7 @@ def _compile(
     # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
-    inductor["triton.cudagraphs"] = graphs
+    not_graphed = ""
     sources = None
     backward: CapturedGraph | None = None
     noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
@@ -84,11 +84,23 @@ def _compile(
         if captured is not None:
             backward = captured.graph(gm, sources)
             sources = backward.inputs
+        if graphs and own.graphs is None:
+            not_graphed = why_not_graphed(sources, inductor)
         if own.compiled_autograd:
             noted = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
-    inner = InnerCompile(own, sources, RUNTIME, graphs=graphs, captured=backward, inductor=inductor)
+    graphs = graphs and not not_graphed
+    inductor["triton.cudagraphs"] = graphs
+    inner = InnerCompile(
+        own,
+        sources,
+        RUNTIME,
+        graphs=graphs,
+        captured=backward,
+        inductor=inductor,
+        not_graphed=not_graphed,
+    )
     compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)

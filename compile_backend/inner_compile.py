@@ -50,6 +50,7 @@ class InnerCompile:
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
         inductor: options of Inductor that were given to this compilation.
+        not_graphed: why there will be no graph, though the settings want one.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class InnerCompile:
         graphs: bool = False,
         captured: CapturedGraph | None = None,
         inductor: Mapping[str, Any] | None = None,
+        not_graphed: str = "",
     ) -> None:
         self.options = options
         self.dynamo_inputs = dynamo_inputs
@@ -68,6 +70,7 @@ class InnerCompile:
         self.graphs = graphs
         self.captured = captured
         self.inductor = inductor or {}
+        self.not_graphed = not_graphed
         self._forward: ForwardDescription | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
 
@@ -144,6 +147,8 @@ class InnerCompile:
             self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
         # Complete now: other threads make profiles, and write them, at any time.
         self.runtime.add(graph)
+        if self.not_graphed:
+            self.runtime.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
         self.runtime.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,

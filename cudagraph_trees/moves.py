@@ -19,17 +19,15 @@ a *sighting*, and a sighting has *gone* when
 
 The sightings of eight modules in turn have not gone: their parameters are where they were. When a
 call brings a place that is new and a sighting of an earlier step has gone, the function has
-*moved*. A move costs ``COST``, and twice that if storages are freed and allocated again in between,
-for then each step is at the allocator's mercy. Replays pay for it: of those of what has gone, the
-mean is taken off. At ``LIMIT``, which is two moves in a row that hardly any replay has paid for, the
-inputs keep moving. So nothing is recorded for their sake from the fourth step on, and a program
-that goes back and forth between places keeps its graphs.
+*moved*. A move costs ``COST`` replays; of what has gone, the mean of its replays is taken off. At
+``LIMIT``, which is three moves in a row that hardly any replay has paid for, the inputs keep
+moving. So nothing is recorded for their sake from the fourth step on, and a program whose allocator
+has come to rest by then keeps its graphs.
 
 A storage that is there and has no memory says it at once: it is filled before each use and freed
 after it, as FSDP does with each block's parameters. The next block's call sees that, in the first
-step. To wait whether the allocator comes to rest would cost memory that is never made up for: after
-a first step in a pool of its own, 8 layers of Llama 8B under FSDP2 reserve a tenth more than
-Inductor's for good, since optimizer state does not lie where the first step's activations were.
+step. To wait whether the allocator comes to rest costs memory that is never made up for: what is
+freed in a pool is not there for the optimizer's state, say.
 
 Then, if they are small, they become copied inputs: ``SMALL_BYTES`` or a share of ``SMALL_SHARE``
 of all static inputs. A copy reads and writes its bytes once, the graph reads all of them at least
@@ -62,7 +60,7 @@ _refs = sys.getrefcount
 
 COST = 8
 """Replays that pay for one recording."""
-LIMIT = 2 * COST - 2
+LIMIT = 3 * COST - COST // 2
 MAX_SIGHTINGS = 512
 """Kept a function: as many modules can share code and each have a recording."""
 MAX_GONE = 32
@@ -94,11 +92,6 @@ class _Spot:
         t = self.tensor()
         return t is not None and t.data_ptr() != self.pointer
 
-    def resized(self) -> bool:
-        """Whether the storage is there and has lost the memory that it had."""
-        storage = compat.storage_from_weak(self.storage.pointer)
-        return storage is not None and storage.data_ptr() != self.storage.address
-
     def freed(self) -> bool:
         """Whether the storage is there and has no memory now."""
         storage = compat.storage_from_weak(self.storage.pointer)
@@ -124,9 +117,6 @@ class _Sighting:
     def left(self, ours: Mapping[int, int]) -> list[int]:
         return [i for i, spot in self.spots.items() if spot.left(ours)]
 
-    def resized(self) -> bool:
-        return any(spot.resized() for spot in self.spots.values())
-
     def replays(self) -> int:
         return max((node.replays for node in self.recordings()), default=0)
 
@@ -143,14 +133,12 @@ class _Known:
 
     Attributes:
         sightings: by key; the latest last.
-        left: keys of sightings that have gone; the latest last.
         gone: recordings for what has gone; the latest last.
         debt: see Note [Inputs that keep moving].
         moved: inputs of the sightings that went since there was none.
     """
 
     sightings: dict[_Key, _Sighting] = field(default_factory=dict)
-    left: dict[_Key, None] = field(default_factory=dict)
     gone: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
     debt: float = 0
     moved: set[int] = field(default_factory=set)
@@ -200,29 +188,24 @@ class Moves:
         sightings = known.sightings
         same = sightings.pop(key, None)
         sightings[key] = _Sighting(step, spots, same.nodes if same is not None else [])
+        before = [s for s in (same, *sightings.values()) if s is not None]
+        if freed := {i for s in before for i, spot in s.spots.items() if spot.freed()}:
+            return Sight(tuple(sorted(freed & spots.keys())))
         if same is not None:
             return Sight()
-        others = [s for s in sightings.values() if s.spots is not spots]
-        if freed := {i for s in others for i, spot in s.spots.items() if spot.freed()}:
-            return Sight(tuple(sorted(freed & spots.keys())))
         earlier = [(k, s) for k, s in sightings.items() if s.step < step]
         ours = _held_by(recordings()) if earlier else {}
         gone = [(k, s, left) for k, s in earlier if (left := s.left(ours))]
-        back = key in known.left
         worthless: list[weakref.ref[CUDAGraphNode]] = []
         for k, s, left in gone:
             del sightings[k]
-            known.left[k] = None
             (worthless if s.pinned(ours) else known.gone).extend(s.nodes)
             known.moved.update(left)
-        if gone and not back:
+        if gone:
             paid = sum(s.replays() for _, s, _ in gone) / len(gone)
-            cost = 2 * COST if any(s.resized() for _, s, _ in gone) else COST
-            known.debt = max(0, known.debt + cost - paid)
-        if not known.debt:
-            known.moved.clear()
-        while len(known.left) > MAX_SIGHTINGS:
-            del known.left[next(iter(known.left))]
+            known.debt = max(0, known.debt + COST - paid)
+            if not known.debt:
+                known.moved.clear()
         while len(sightings) > MAX_SIGHTINGS:
             known.gone += sightings.pop(next(iter(sightings))).nodes
         worthless += known.gone[:-MAX_GONE]

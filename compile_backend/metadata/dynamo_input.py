@@ -54,6 +54,8 @@ class DynamoInput:
         index: position among the flat inputs; None for a lifted attribute.
         forward: of what a captured backward is given by a forward: id of the forward's record,
             index of its output.
+        is_gathered: FSDP manages its module, so that a parameter is gathered into memory of its
+            own before each use, and that memory freed after it.
     """
 
     name: str
@@ -68,6 +70,7 @@ class DynamoInput:
     fqn: str | None = None
     index: int | None = None
     forward: tuple[int, int] | None = None
+    is_gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def dynamo_inputs(
             name = "_".join((node.name, *map(str, inside)))
             is_parameter = isinstance(leaf, torch.nn.Parameter)
             leaf_way = (*way, *(("item", key) for key in inside)) if way else ()
-            values.append(_Value(name, len(values), text, leaf_way, is_parameter))
+            gathered = is_parameter and compat.is_managed_by_fsdp(source)
+            values.append(_Value(name, len(values), text, leaf_way, is_parameter, gathered))
     parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
     sources = compat.lifted_sources(gm)
@@ -124,7 +128,8 @@ def dynamo_inputs(
         if v.index is None and facts == _NOTHING:
             facts = replace(facts, is_buffer=True)  # AOTAutograd's word for what is lifted
         fqn = None if facts == _NOTHING else _fqn(v.way, several_roots) or v.source or v.name
-        inputs.append(replace(facts, name=v.name, source=v.source, index=v.index, fqn=fqn))
+        facts = replace(facts, name=v.name, source=v.source, index=v.index, fqn=fqn)
+        inputs.append(replace(facts, is_gathered=v.is_gathered))
     return tuple(inputs)
 
 
@@ -137,6 +142,7 @@ class _Value:
     source: str
     way: Links
     is_parameter: bool
+    is_gathered: bool = False
 
 
 def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -194,3 +195,45 @@ def test_being_observed_takes_no_memory_beside_the_pool(training: bool) -> None:
         assert any(e.kind is LedgerKind.RECORD and e.graph == graph.id for e in profile.ledger)
     # AND both took no more than the warm-up: a pool beside the pool would be twice as much
     assert max(reserved) <= 1.25 * reserved[0]
+
+
+@pytest.fixture
+def one_of_two_ranks() -> Iterator[None]:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_two_ranks")
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_parameters_that_fsdp_gathers_get_no_graph_unless_asked_for(asked_for: bool) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    blocks = [Net(), nn.Sequential(nn.Linear(16, 64), Net())]
+    model = nn.Sequential(*blocks).cuda()
+    for b in blocks:
+        b.compile(backend="memprof", options={"graphs": True} if asked_for else None)
+        fully_shard(b)
+    fully_shard(model)
+    with memprof.profile() as session:
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+    profile = session.profile()
+    graphed = {e.graph for e in profile.ledger if e.kind is LedgerKind.WARM_UP}
+    told = {e.graph: e.reason for e in profile.ledger if e.kind is LedgerKind.NOT_GRAPHED}
+    every = {g.id for g in profile.graphs}
+    if asked_for:
+        assert graphed
+        assert not told
+    else:
+        # THEN each graph, forward or backward, says once why it has none, and no pool is begun
+        assert not graphed
+        assert told.keys() == every
+        assert "4 of its parameters are sharded by FSDP" in told[min(every)]
+        assert not all_managers()
+    # and is observed all the same
+    assert {p for p in profile.calls.program if p >= 0}

@@ -285,6 +285,26 @@ def test_outputs_of_a_step_in_which_the_pool_is_given_back_are_right() -> None:
     assert live_blocks() <= 4
 
 
+def test_a_storage_that_is_freed_between_uses_says_so_in_the_first_step() -> None:
+    # GIVEN two modules that share code, whose weights have memory while they run alone
+    weights = [torch.empty(LARGE, device="cuda") for _ in range(2)]
+    f = graphed(scale, [weights[0], torch.ones(4, device="cuda")], static=(0,))
+    for w in weights:
+        w.untyped_storage().resize_(0)
+    next_step()
+    for w in weights:
+        w.untyped_storage().resize_(4 * LARGE)
+        w.fill_(2.0)
+        y, view = f([w, torch.ones(4, device="cuda")])
+        same(y, torch.full((4,), 2.0))
+        del y, view
+        w.untyped_storage().resize_(0)
+    # THEN the second call knows, though its weight may lie where the first one's was
+    (entry,) = caused(TreeCause.KEEPS_MOVING)
+    assert (entry.kind, entry.count) == (LedgerKind.SKIP, 1)
+    assert recordings() == 0
+
+
 def test_an_error_where_one_was_asked_for() -> None:
     with (
         config.patch({"triton.cudagraph_or_error": True}),

@@ -88,6 +88,11 @@ def disable() -> Iterator[None]:
         _torch_compat.unseen_by_dynamo(SWITCH.close)(claim)
 
 
+# AOTAutograd compiles inside of torch's, which another thread's run may overlap: Note [One switch,
+# several threads].
+_torch_compat.replace_torchs_disable(disable)
+
+
 def turn_on(
     compiler_fn: CompilerFn,
     *,

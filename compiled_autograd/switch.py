@@ -12,8 +12,10 @@ that back; leaving one below hands it to the claim above, which will put it back
 A run of a captured graph is always on top: until it is over the engine cannot capture,
 whoever asks for it meanwhile.
 
-What torch's own ``_enable`` and ``_disable`` do in between is found and put back like
-anything else, as long as they are nested in ours or ours in them.
+torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
+inside of it, which may take minutes, and other threads run captured graphs meanwhile. What torch's
+``_enable`` does in between is found and put back like anything else, as long as it is nested in ours
+or ours in it.
 """
 
 from __future__ import annotations
@@ -147,8 +149,7 @@ class Switch:
 
     @property
     def off_on_purpose(self) -> bool:
-        """Whether a ``disable()`` is open in any thread. torch's flag does not say so:
-        compiling anything clears it."""
+        """Whether a ``disable()``, ours or torch's, is open in any thread."""
         return any(not (c.captures or c.runs) for c in self._claims)
 
     @property

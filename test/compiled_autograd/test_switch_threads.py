@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.compiled_autograd as torchs
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from memprof import compiled_autograd as ca
 
@@ -141,6 +143,59 @@ def test_a_context_that_opens_while_a_captured_graph_runs(context: str) -> None:
         (w * 3).sum().backward()
         assert seen == [False]
         assert captured() is (context == "enable")
+        other.leave()
+        assert captured()
+    assert not captured()
+
+
+@pytest.mark.parametrize("how", ["enable", "turn_on"])
+def test_a_compilation_that_begins_while_a_captured_graph_runs(how: str) -> None:
+    """GIVEN a captured graph that runs WHEN another thread compiles, which AOTAutograd does with
+    compiled autograd off, and the graph is over first THEN it is off as long as that compiles,
+    and on again from then."""
+    compiling, compiled = threading.Event(), threading.Event()
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiling.set()
+        assert compiled.wait(60)
+        return make_boxed_func(graph.forward)
+
+    def compile_something() -> None:
+        backend = aot_autograd(fw_compiler=compiler)
+        torch.compile(lambda t: t * 3, backend=backend)(torch.ones(3, requires_grad=True))
+
+    thread = threading.Thread(target=compile_something)
+
+    def hook(grad: Tensor) -> None:
+        thread.start()
+        assert compiling.wait(60)
+
+    def check() -> None:
+        w = torch.ones(3, requires_grad=True)
+        w.register_hook(hook)
+        (w * 3).sum().backward()
+        assert not captured()
+        compiled.set()
+        thread.join()
+        assert captured()
+
+    if how == "enable":
+        with ca.enable(as_it_is, False):
+            check()
+    else:
+        assert ca.turn_on(as_it_is)
+        check()
+        ca.turn_off()
+    assert not captured()
+    assert not torchs.compiled_autograd_enabled
+
+
+def test_switching_on_while_another_thread_compiles() -> None:
+    """Leaving torch's own ``_disable`` does not undo what came meanwhile."""
+    other = Other(torchs._disable)
+    other.enter()
+    with ca.enable(as_it_is, False):
+        assert captured()
         other.leave()
         assert captured()
     assert not captured()

@@ -13,9 +13,9 @@ A run of a captured graph is always on top: until it is over the engine cannot c
 whoever asks for it meanwhile.
 
 torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
-inside of it, which may take minutes, and other threads run captured graphs meanwhile. What torch's
-``_enable`` does in between is found and put back like anything else, as long as it is nested in ours
-or ours in it.
+inside of it, which may take minutes, and other threads run captured graphs meanwhile. What
+torch's ``_enable`` does in between is found and put back like anything else, as long as it is
+nested in ours or ours in it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -226,6 +227,45 @@ def test_another_compiler_while_a_graph_is_captured() -> None:
         (w * 2).sum().backward()
         assert torch.equal(w.grad, torch.full((3,), 2.0))
         other.leave()
+
+
+def test_an_interrupt_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a cache that is to be emptied when a backward's turn begins WHEN Ctrl+C comes just then
+    THEN the cache is emptied before the next capture, and another thread gets its turn."""
+    from memprof.compiled_autograd import _torch_compat
+
+    clear_cache = _torch_compat.clear_cache
+    cleared: list[bool] = []
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        clear_cache()
+
+    def noted() -> None:
+        cleared.append(True)
+        clear_cache()
+
+    def compiler(graph: Any) -> Any:
+        ca.engine.forget_captured_graphs()
+        return graph
+
+    w = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        (w * 2).sum().backward()
+
+    with ca.enable(compiler, False):
+        step()
+        monkeypatch.setattr(_torch_compat, "clear_cache", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+        monkeypatch.setattr(_torch_compat, "clear_cache", noted)
+        thread = threading.Thread(target=step, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert cleared == [True]
+    assert torch.equal(w.grad, torch.full((3,), 4.0))
 
 
 def test_a_backward_that_the_engine_refuses_because_it_is_busy() -> None:

@@ -25,6 +25,7 @@ backwards are not captured.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,9 +39,11 @@ class _Here(threading.local):
     """Of a thread.
 
     Attributes:
-        is_captured: the backward that it runs, the innermost one, is a captured graph.
+        runs: it runs a captured graph.
+        is_captured: the backward that it runs, the innermost one, is that.
     """
 
+    runs = False
     is_captured = False
 
 
@@ -101,7 +104,7 @@ def final_callbacks() -> Iterator[None]:
     """
     _ENGINE.backward = _torch_compat.backward_id()
     _torch_compat.set_execution_engine(_ENGINE)
-    HERE.is_captured = True
+    HERE.runs = HERE.is_captured = True
     try:
         yield
         called = 0
@@ -109,6 +112,19 @@ def final_callbacks() -> Iterator[None]:
             _torch_compat.seen_by_dynamo(_ENGINE.callbacks[called])()
             called += 1
     finally:
-        HERE.is_captured = False
-        _torch_compat.set_execution_engine(_ENGINE.engine)
-        _ENGINE.callbacks = []
+        HERE.runs = HERE.is_captured = False
+        _put_back()
+
+
+def _put_back() -> None:
+    _torch_compat.set_execution_engine(_ENGINE.engine)
+    _ENGINE.callbacks = []
+
+
+def _after_fork() -> None:
+    """In a child: the thread whose captured graph ran may not exist there."""
+    if not HERE.runs:
+        _put_back()
+
+
+os.register_at_fork(after_in_child=_after_fork)

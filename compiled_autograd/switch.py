@@ -67,6 +67,7 @@ class Claim:
         captures: it switches on.
         on_top: it stays above whatever is opened after it.
         runs: a captured graph runs.
+        thread: that opened it.
         tell: told of a backward that cannot be captured, which then runs in the normal
             engine; None where the error is the user's.
     """
@@ -75,6 +76,7 @@ class Claim:
     captures: bool
     on_top: bool
     runs: bool
+    thread: int
     tell: Tell | None
 
 
@@ -91,8 +93,14 @@ class Switch:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        # A thread that held it, and is not in the child, would hold it for ever.
+        # Only the thread that has forked is in the child: nobody would give back the lock, or leave
+        # a context, of another one. What switches on stays: ``turn_on`` has no end.
         self.lock = threading.RLock()
+        for claim in [c for c in self._claims if not c.captures]:
+            if claim.thread != threading.get_ident():
+                self.close(claim)
+        state = _torch_compat.state()
+        state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
         self,
@@ -123,7 +131,7 @@ class Switch:
                 if wanted.off_on_purpose is None:
                     wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
                 above.below = wanted
-            claim = Claim(below, wanted.factory is not None, on_top, runs, tell)
+            claim = Claim(below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell)
             self._claims.insert(at, claim)
             return claim
 

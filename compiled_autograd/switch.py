@@ -131,7 +131,9 @@ class Switch:
                 if wanted.off_on_purpose is None:
                     wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
                 above.below = wanted
-            claim = Claim(below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell)
+            claim = Claim(
+                below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell
+            )
             self._claims.insert(at, claim)
             return claim
 

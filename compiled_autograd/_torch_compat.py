@@ -675,3 +675,9 @@ def replace_torchs_class(new: Any) -> Any:
     before = module.AutogradCompilerInstance
     module.AutogradCompilerInstance = new
     return before
+
+
+def replace_torchs_disable(disable: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have torch's own code, AOTAutograd and Inductor while they compile, enter ``disable()``."""
+    module: Any = _ca
+    module._disable = disable

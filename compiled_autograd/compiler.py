@@ -19,7 +19,8 @@ Note [Gradients that may be None]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An autograd.Function may return None for an input that requires grad. At capture nobody
 knows, so the engine walks on as if there were a gradient. C++ nodes and accumulations take
-None and hand it on; what does not is given something else, for whatever may come from an
+None and hand it on, and so do both sides of CopySlices, the node of a view that was written in
+place. What does not is given something else, for whatever may come from an
 autograd.Function: an addition returns its other argument, and an autograd.Function or
 AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
 ``set_materialize_grads(False)``: nobody can ask whether it did).
@@ -47,6 +48,8 @@ from .nodes import (
     before_hooks,
     call_cpp_tensor_pre_hooks,
     call_hook,
+    copy_slices_epilogue_or_none,
+    copy_slices_prologue_or_none,
     zeros_for_none,
 )
 from .origin import NodeOrigin
@@ -379,14 +382,18 @@ class AutogradCompilerInstance:
         ``geometry``: sizes, strides and offset of the base, then of the view.
         """
         tracer = self._tracer
-        node = tracer.call(
-            _torch_compat.copy_slices_prologue, (tracer.lift(list(inputs)), *tracer.lift(geometry))
-        )
-        whole = value_of(tracer.lift(inputs[0]))
-        return [
-            tracer.new_value(self._part(node, i), info)
-            for i, info in enumerate((whole, None, None))
-        ]
+        arriving = tracer.lift(inputs[0])
+        metadata = self._may_be_none.get(arriving)
+        prologue = copy_slices_prologue_or_none
+        if metadata is None:
+            prologue = _torch_compat.copy_slices_prologue
+        node = tracer.call(prologue, ([arriving], *tracer.lift(geometry)))
+        whole, _, of_view = parts = [self._part(node, i) for i in range(3)]
+        if metadata is not None:
+            self._may_return_none = True
+            self._may_be_none |= {whole: metadata, of_view: (metadata[0], geometry[3])}
+        known = value_of(arriving)
+        return [tracer.new_value(part, known if part is whole else None) for part in parts]
 
     def call_copy_slices_epilogue(
         self,
@@ -397,9 +404,12 @@ class AutogradCompilerInstance:
     ) -> Gradients:
         """After it: its gradient goes back into the base's."""
         tracer = self._tracer
+        whole = tracer.lift(result)
+        epilogue = _torch_compat.copy_slices_epilogue
+        if whole in self._may_be_none:
+            epilogue = copy_slices_epilogue_or_none
         node = tracer.call(
-            _torch_compat.copy_slices_epilogue,
-            (list(needs_input_grad), *tracer.lift((result, list(res), grad_slice))),
+            epilogue, (list(needs_input_grad), whole, *tracer.lift((list(res), grad_slice)))
         )
         return [tracer.new_value(self._part(node, i)) for i in range(len(needs_input_grad))]
 

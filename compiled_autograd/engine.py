@@ -25,6 +25,7 @@ from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .engine_order import Entered
 from .errors import CaptureError
+from .final_callbacks import another_backward
 from .switch import OFF, SWITCH, Claim, Tell, capturing
 from .turn import THREAD, forget_captured_graphs, in_turn
 
@@ -86,6 +87,11 @@ def disable() -> Iterator[None]:
         yield
     finally:
         _torch_compat.unseen_by_dynamo(SWITCH.close)(claim)
+
+
+# AOTAutograd compiles inside of torch's, which another thread's run may overlap: Note [One switch,
+# several threads].
+_torch_compat.replace_torchs_disable(disable)
 
 
 def turn_on(
@@ -298,4 +304,4 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
             at = at.tb_next
         return entered > 1
 
-    return _torch_compat.unseen_by_dynamo(run_backward)
+    return _torch_compat.unseen_by_dynamo(another_backward()(run_backward))

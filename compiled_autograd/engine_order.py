@@ -12,6 +12,11 @@ C++ hands out names and no sequence numbers. So where a captured graph calls Pyt
 autograd graph is walked once more, from the tensors that ``backward()`` was called with: depth
 first, as C++ does, to know which node is which call, and in the engine's order. Should the names
 not agree, there is no order to give and the graph stays as it was captured.
+
+The order is that of the forward that was captured. C++'s cache compares autograd graphs without
+sequence numbers, so a forward that makes the same graph in another order hits, and its Python code
+runs in the first one's order. To notice that, every run would have to walk its graph in Python;
+where nodes do not depend on each other, gradients are the same.
 """
 
 from __future__ import annotations

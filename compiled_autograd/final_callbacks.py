@@ -13,7 +13,9 @@ backwards meanwhile, one inside of a hook or one of another thread, goes to the 
 
 Dynamo knows the engine's own object, and can queue callbacks only where it takes the whole
 captured graph. Ours it traces like anybody's code: an append to a list, which is written back
-wherever a graph ends.
+wherever a graph ends. It cannot ask the engine for the number of the backward, but guards on what
+it reads: whether this thread runs the captured graph and no other backward inside of that
+(``HERE``). In another backward it has a graph break and the engine is called.
 
 Who keeps the engine's object from before, and C++ code that queues a callback itself, are not
 seen here, and their callbacks not called. torch has one such place, DDP's C++ reducer, whose
@@ -23,12 +25,40 @@ backwards are not captured.
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from . import _torch_compat
+
+
+class _Here(threading.local):
+    """Of a thread.
+
+    Attributes:
+        runs: it runs a captured graph.
+        is_captured: the backward that it runs, the innermost one, is that.
+    """
+
+    runs = False
+    is_captured = False
+
+
+HERE = _Here()
+
+
+@contextlib.contextmanager
+def another_backward() -> Iterator[None]:
+    """Inside, this thread runs a backward of which it is not known that it is captured."""
+    outer = HERE.is_captured
+    HERE.is_captured = False
+    try:
+        yield
+    finally:
+        HERE.is_captured = outer
 
 
 class _Engine:
@@ -48,11 +78,19 @@ class _Engine:
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
         """As the engine's."""
-        # What Dynamo traces here is the captured graph or called by it.
-        if torch.compiler.is_dynamo_compiling() or _torch_compat.backward_id() == self.backward:
+        if torch.compiler.is_dynamo_compiling():
+            mine = HERE.is_captured
+        else:
+            mine = _torch_compat.backward_id() == self.backward
+        if mine:
             self.callbacks.append(callback)
         else:
-            self.engine.queue_callback(callback)
+            self.queue_elsewhere(callback)
+
+    @_torch_compat.entered_by_dynamo
+    def queue_elsewhere(self, callback: Callable[[], Any]) -> None:
+        """Of a backward that is not captured."""
+        self.engine.queue_callback(callback)
 
 
 _ENGINE = _Engine(_torch_compat.execution_engine())
@@ -66,6 +104,7 @@ def final_callbacks() -> Iterator[None]:
     """
     _ENGINE.backward = _torch_compat.backward_id()
     _torch_compat.set_execution_engine(_ENGINE)
+    HERE.runs = HERE.is_captured = True
     try:
         yield
         called = 0
@@ -73,5 +112,19 @@ def final_callbacks() -> Iterator[None]:
             _torch_compat.seen_by_dynamo(_ENGINE.callbacks[called])()
             called += 1
     finally:
-        _torch_compat.set_execution_engine(_ENGINE.engine)
-        _ENGINE.callbacks = []
+        HERE.runs = HERE.is_captured = False
+        _put_back()
+
+
+def _put_back() -> None:
+    _torch_compat.set_execution_engine(_ENGINE.engine)
+    _ENGINE.callbacks = []
+
+
+def _after_fork() -> None:
+    """In a child: the thread whose captured graph ran may not exist there."""
+    if not HERE.runs:
+        _put_back()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,15 +72,47 @@ def zeros_for_none(
     return gradient
 
 
+def copy_slices_prologue_or_none(
+    gradients: list[torch.Tensor | None], *geometry: Any
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing for the view where the base gets no gradient."""
+    if gradients[0] is None:
+        return [None, None, None]
+    parts: list[torch.Tensor] = _torch_compat.copy_slices_prologue(gradients, *geometry)
+    return parts
+
+
+def copy_slices_epilogue_or_none(
+    needs_input_grad: list[bool],
+    result: torch.Tensor | None,
+    computed: list[torch.Tensor | None],
+    grad_slice: torch.Tensor | None,
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing where the base gets no gradient.
+
+    Not even what an autograd.Function made of zeros, which the engine would not have called.
+    """
+    if result is None:
+        return [None] * len(needs_input_grad)
+    parts: list[torch.Tensor | None] = _torch_compat.copy_slices_epilogue(
+        needs_input_grad, result, computed, grad_slice
+    )
+    return parts
+
+
 def take_gradient(
-    variable: torch.Tensor, gradient: torch.Tensor, has_post_hooks: bool
+    variable: torch.Tensor, gradient: torch.Tensor | None, has_post_hooks: bool
 ) -> torch.Tensor | None:
     """Make ``gradient`` that of ``variable``, which has none; a copy where strides differ.
+
+    None, if an autograd.Function gave no gradient, leaves it without.
 
     Called from captured graphs where nobody else holds ``gradient``. Dynamo inlines it and
     decides while it traces. It guards on every global that it meets on the way, at each
     run, so in the usual case there is none.
     """
+    if gradient is None:
+        return None
     if (
         gradient.layout is variable.layout
         and gradient.dtype is variable.dtype
@@ -262,7 +294,10 @@ def aliased_inputs(node: Node) -> list[Node]:
         return _nodes(node.args[:2])
     if getattr(target, "__name__", "") in _VIEWS:
         return list(node.all_input_nodes)
-    if target is _torch_compat.copy_slices_epilogue or is_accumulate_grad(node):
+    if is_accumulate_grad(node) or target in (
+        _torch_compat.copy_slices_epilogue,
+        copy_slices_epilogue_or_none,
+    ):
         return list(node.all_input_nodes)
     return []
 

@@ -93,9 +93,9 @@ class RuntimeWrapper:
         lifted = [self._size(i, sizes[i]) for i in self._used_sizes]
         state = _torch_compat.state()
         claim = SWITCH.open(OFF, runs=True)
-        state.in_compiled_autograd_region = True
-        end_turn()
         try:
+            state.in_compiled_autograd_region = True
+            end_turn()
             with final_callbacks(), _torch_compat.entered_compile_context(self._context):
                 outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
                     inputs, lifted, scalars, hooks, packed_data

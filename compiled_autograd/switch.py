@@ -12,8 +12,10 @@ that back; leaving one below hands it to the claim above, which will put it back
 A run of a captured graph is always on top: until it is over the engine cannot capture,
 whoever asks for it meanwhile.
 
-What torch's own ``_enable`` and ``_disable`` do in between is found and put back like
-anything else, as long as they are nested in ours or ours in them.
+torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
+inside of it, which may take minutes, and other threads run captured graphs meanwhile. What
+torch's ``_enable`` does in between is found and put back like anything else, as long as it is
+nested in ours or ours in it.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Claim:
         captures: it switches on.
         on_top: it stays above whatever is opened after it.
         runs: a captured graph runs.
+        thread: that opened it.
         tell: told of a backward that cannot be captured, which then runs in the normal
             engine; None where the error is the user's.
     """
@@ -73,6 +76,7 @@ class Claim:
     captures: bool
     on_top: bool
     runs: bool
+    thread: int
     tell: Tell | None
 
 
@@ -89,8 +93,14 @@ class Switch:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        # A thread that held it, and is not in the child, would hold it for ever.
+        # Only the thread that has forked is in the child: nobody would give back the lock, or leave
+        # a context, of another one. What switches on stays: ``turn_on`` has no end.
         self.lock = threading.RLock()
+        for claim in [c for c in self._claims if not c.captures]:
+            if claim.thread != threading.get_ident():
+                self.close(claim)
+        state = _torch_compat.state()
+        state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
         self,
@@ -121,7 +131,9 @@ class Switch:
                 if wanted.off_on_purpose is None:
                     wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
                 above.below = wanted
-            claim = Claim(below, wanted.factory is not None, on_top, runs, tell)
+            claim = Claim(
+                below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell
+            )
             self._claims.insert(at, claim)
             return claim
 
@@ -147,8 +159,7 @@ class Switch:
 
     @property
     def off_on_purpose(self) -> bool:
-        """Whether a ``disable()`` is open in any thread. torch's flag does not say so:
-        compiling anything clears it."""
+        """Whether a ``disable()``, ours or torch's, is open in any thread."""
         return any(not (c.captures or c.runs) for c in self._claims)
 
     @property

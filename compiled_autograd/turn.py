@@ -20,8 +20,9 @@ from . import _torch_compat
 from .engine_order import Entered
 from .switch import SWITCH
 
-_lock = threading.Lock()
-_holder: int | None = None
+# Of an RLock the owner is known from the moment that it has it, so that an interrupt (Ctrl+C) in
+# between leaves no lock that nobody gives back. Nobody takes it twice.
+_lock: Any = threading.RLock()
 _forget = False
 
 
@@ -47,17 +48,15 @@ def in_turn(run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, which waits while another thread's backward is being captured."""
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        global _holder
         # Inside its own capture a thread does not wait for itself; the engine refuses.
-        if not SWITCH.is_on() or _holder == threading.get_ident():
+        if not SWITCH.is_on() or _is_mine():
             return run(*args, **kwargs)
-        _lock.acquire()
-        _holder = threading.get_ident()
-        if not SWITCH.is_on():  # the one waited for has begun to run
-            end_turn()
-        else:
-            _forget_now()
         try:
+            _lock.acquire()
+            if not SWITCH.is_on():  # the one waited for has begun to run
+                end_turn()
+            else:
+                _forget_now()
             return run(*args, **kwargs)
         finally:
             end_turn()
@@ -67,33 +66,39 @@ def in_turn(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def end_turn() -> None:
     """The next one, if it is this thread's turn."""
-    global _holder
-    if _holder == threading.get_ident():
-        _holder = None
+    if _is_mine():
         _lock.release()
+
+
+def _is_mine() -> bool:
+    return bool(_lock._is_owned())
 
 
 def forget_captured_graphs() -> None:
     """Empty the engine's cache before anything is captured again."""
     global _forget
     _forget = True
-    if _holder != threading.get_ident() and _lock.acquire(blocking=False):
-        _forget_now()
-        _lock.release()
+    if _is_mine():
+        return
+    try:
+        if _lock.acquire(blocking=False):
+            _forget_now()
+    finally:
+        end_turn()
 
 
 def _forget_now() -> None:
     global _forget
     if _forget:
-        _forget = False
         _torch_compat.clear_cache()
+        _forget = False
 
 
 def _after_fork() -> None:
     """In a child: the thread whose turn it was may not exist there."""
-    global _lock, _holder
-    if _holder != threading.get_ident():
-        _lock, _holder = threading.Lock(), None
+    global _lock
+    if not _is_mine():
+        _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

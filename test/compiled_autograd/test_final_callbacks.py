@@ -173,28 +173,49 @@ def test_queued_on_both_sides_of_a_graph_break(compiler: str) -> None:
             assert torch.equal(w.grad, torch.full((4,), 6.0 * n))
 
 
-def test_a_backward_inside_of_a_hook_has_callbacks_of_its_own() -> None:
+@pytest.mark.parametrize("compiler", ["as_it_is", "eager", "aot_eager"])
+def test_a_backward_inside_of_a_hook_has_callbacks_of_its_own(compiler: str) -> None:
+    """GIVEN a hook that begins another backward, and one that both backwards call, which Dynamo
+    traces in the graph of the outer one and by itself in the inner THEN each backward calls what
+    was queued in it."""
     seen: list[str] = []
     w, inner = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
-    inner.register_hook(lambda grad: queue(lambda: seen.append("inner")))
+
+    def of_both(grad: Tensor) -> Tensor:
+        scaled = grad * 2
+        name = "outer" if len(grad) == 4 else "inner"
+        queue(lambda: seen.append(name))
+        return scaled
 
     def hook(grad: Tensor) -> None:
-        queue(lambda: seen.append("outer"))
         with torch.enable_grad():
             loss = (inner * 2).sum()
         loss.backward()
         seen.append("inner is over")
 
-    w.register_hook(hook)
-    with ca.enable(COMPILERS["as_it_is"], False):
+    def step() -> list[str]:
+        seen.clear()
+        inner.grad = w.grad = None
         (w * 3).sum().backward()
-    assert seen == ["inner", "inner is over", "outer"]
-    assert torch.equal(inner.grad, torch.full((2,), 2.0))
+        assert torch.equal(inner.grad, torch.full((2,), 4.0))
+        assert torch.equal(w.grad, torch.full((4,), 12.0))
+        return list(seen)
+
+    inner.register_hook(of_both)
+    for outer in (of_both, hook, of_both):
+        w.register_hook(outer)
+    wanted = step()
+    assert wanted == ["inner", "inner is over", "outer", "outer"]
+    with ca.enable(COMPILERS[compiler], False):
+        for _ in range(3):
+            assert step() == wanted
 
 
-def test_another_threads_backward_keeps_its_callbacks() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_another_threads_backward_keeps_its_callbacks(compiled: bool) -> None:
     """GIVEN a captured graph that runs WHEN a hook of another thread's backward queues THEN its
-    callback runs at the end of that backward, in that thread."""
+    callback runs at the end of that backward, in that thread; also if Dynamo looks at that hook,
+    since a compiled function has begun the backward."""
     seen: list[tuple[str, bool]] = []
     running, done = threading.Event(), threading.Event()
     w, other = torch.ones(4, requires_grad=True), torch.ones(2, requires_grad=True)
@@ -209,17 +230,28 @@ def test_another_threads_backward_keeps_its_callbacks() -> None:
 
     def second() -> None:
         assert running.wait(60)
-        (other * 2).sum().backward()
+        run()
         done.set()
 
+    def run() -> None:
+        (other * 2).sum().backward()
+
+    def traced(grad: Tensor) -> Tensor:
+        doubled = grad * 2
+        queue(note("normal"))
+        return doubled
+
+    if compiled:
+        run = torch.compile(run, backend="eager")
     w.register_hook(hook)
-    other.register_hook(lambda grad: queue(note("normal")))
+    other.register_hook(traced)
     thread = threading.Thread(target=second)
     with ca.enable(COMPILERS["as_it_is"], False):
         thread.start()
         (w * 3).sum().backward()
         thread.join()
     assert seen == [("normal", True), ("captured", False)]
+    assert torch.equal(other.grad, torch.full((2,), 4.0))
 
 
 @pytest.mark.parametrize("where", ["hook", "callback"])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memprof import compiled_autograd as ca
 
-from .support import COMPILERS, check
+from .support import COMPILERS, captures, check, clear
 
 
 class Stop(torch.autograd.Function):
@@ -53,6 +53,58 @@ def test_the_only_gradient_of_a_leaf(leaves: list[Tensor]) -> None:
     a, b = leaves
     check(lambda: Stop.apply(a, b).sum().backward(), leaves)
     assert b.grad is None
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 3), nn.LayerNorm(3)], ids=["linear", "norm"])
+def test_the_first_gradients_of_a_layer(leaves: list[Tensor], layer: nn.Module) -> None:
+    """GIVEN a layer whose parameters take their first gradients without a copy WHEN its output
+    gets no gradient THEN it has none: in the graph that is captured so, and in one that was
+    captured when there was a gradient."""
+    a, b = leaves
+    stopped = [True]
+
+    class Gate(Stop):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+            return grad * 2, None if stopped[0] else grad
+
+    parameters = [a, b, *layer.parameters()]
+    check(lambda: Gate.apply(a, layer(b[None])).sum().backward(), parameters)
+    with captures() as found, ca.enable(COMPILERS["as_it_is"], False):
+        for stopped[0] in (False, True, False):
+            clear(parameters)
+            Gate.apply(a, layer(b[None])).sum().backward()
+            assert [p.grad is None for p in parameters[1:]] == [stopped[0]] * 3
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("function", ["custom", "built in"])
+def test_a_view_that_was_written_in_place(leaves: list[Tensor], function: str) -> None:
+    """GIVEN a tensor of which a view was written WHEN it gets no gradient THEN neither what it
+    was before nor what was written gets one."""
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            ctx.mark_dirty(x)
+            return x.mul_(2).add_(y)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+            return grad * 2, grad.clone()
+
+    a, b = leaves
+    written = torch.randn(2, requires_grad=True)
+
+    def step() -> None:
+        base = b.clone()
+        if function == "custom":
+            Times.apply(base[:2], written)
+        else:
+            base[:2] = written
+        Stop.apply(a, base).sum().backward()
+
+    check(step, [*leaves, written])
 
 
 def test_all_gradients_of_a_tensor(leaves: list[Tensor]) -> None:

@@ -135,9 +135,10 @@ def _of_the_dead(fd: int) -> bool:
 def _recover(path: Path, fd: int) -> Path:
     os.lseek(fd, 0, os.SEEK_SET)
     with open(fd, "rb", closefd=False) as file:
-        data = encode_document(read_journal(file, most=MAX_FIGURES))
+        found = read_journal(file, most=MAX_FIGURES)
+    data = encode_document(found)
     # A file that lacks what the journal has is not worth the journal.
-    if left_out := decode_profile(data).left_out:
+    if left_out := decode_profile(data).left_out[len(found.left_out) :]:
         raise ValueError(f"{len(left_out)} parts of it could not be read again: {left_out[0]}")
     match = _NAME.fullmatch(path.name)
     assert match is not None

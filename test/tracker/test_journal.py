@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -22,6 +23,7 @@ from memprof.profiler.model import (
     OperationSummary,
     Profile,
     RunState,
+    Span,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -210,10 +212,33 @@ def test_a_damaged_line_is_left_out_and_said(tmp_path: Path) -> None:
     written(tmp_path / "j", ENTRIES).close()
     lines = (tmp_path / "j").read_bytes().split(b"\n")
     lines[2] = lines[2][:30]
-    record = decode_journal(b"\n".join(lines)).tracker
+    found = decode_journal(b"\n".join(lines))
+    record = found.tracker
     assert record is not None
     assert [s.time_ns for s in record.snapshots] == [20]
     assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    # AND it counts as left out, for whoever must not judge a file that lacks something
+    assert found.left_out == record.metadata.problems
+
+
+def test_what_a_reader_drops_of_whole_lines_is_said(tmp_path: Path) -> None:
+    backwards = dataclasses.replace(METADATA, pauses=[Span(9, 5), Span(5, 9)])
+    entries = [
+        Entry(metadata=backwards),
+        Entry(operations=[row(0, 1, 2, summary=3), row(1, 1, 2)]),
+        Entry(summaries={0: OperationSummary("step")}),
+    ]
+    written(tmp_path / "j", entries).close()
+    found = read_profile(tmp_path / "j")
+    assert found.tracker is not None
+    assert (len(found.tracker.operation_allocations), len(found.tracker.metadata.pauses)) == (1, 1)
+    assert found.left_out == [
+        "1 operations, whose names are in no line of the journal",
+        "1 pauses of the tracker, which end before they start",
+    ]
+    # AND a journal that lacks nothing says nothing
+    written(tmp_path / "k", ENTRIES).close()
+    assert read_profile(tmp_path / "k").left_out == []
 
 
 def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,11 +219,13 @@ def test_a_line_that_no_tracker_writes_costs_no_other(
     head, rest = lines(path)[0], lines(path)[1:]
     path.write_bytes(b"\n".join([head, BAD_LINES[line](), *rest]))
     assert recover(tmp_path) == [tmp_path / NAME]
-    record = read_profile(tmp_path / NAME).tracker
+    found = read_profile(tmp_path / NAME)
+    record = found.tracker
     assert record is not None
     assert [s.time_ns for s in record.snapshots] == [10, 20]
     assert len(record.operation_allocations) == 2
     assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    assert found.left_out == record.metadata.problems
 
 
 def test_a_lost_line_costs_what_refers_to_it_its_name_alone(tmp_path: Path, dead: Header) -> None:

@@ -67,7 +67,6 @@ class Output:
             return path
         raise ProfileExistsError(self._path, "it and all names beside it are taken")
 
-
     def _taken(self) -> bool:
         """Whether what is at the path has come since, from another process."""
         now = _content(self._path)

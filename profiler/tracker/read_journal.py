@@ -235,7 +235,9 @@ class _Fold:
             m.problems.append(damaged)
             self.left_out.append(damaged)
         if nameless := len(self._rows) - len(rows):
-            self.left_out.append(f"{nameless} operations, whose names are in no line of the journal")
+            self.left_out.append(
+                f"{nameless} operations, whose names are in no line of the journal"
+            )
         if backwards := len(m.pauses) - len(pauses):
             self.left_out.append(f"{backwards} pauses of the tracker, which end before they start")
         m.pauses = pauses

@@ -139,7 +139,10 @@ def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     assert record(tmp_path).metadata.snapshots_taken == 102
 
 
-def test_wrong_toml(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_wrong_toml(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_LARGEST", "3")
     (tmp_path / "memprof.toml").write_text("[memprof]\nintervall = 1\n")
     tracker = memprof.initialize_memory_tracker(interval=30)
     assert tracker.enabled
@@ -147,7 +150,23 @@ def test_wrong_toml(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (said,) = messages(caplog)
     assert f"{tmp_path / 'memprof.toml'}: [memprof]: there is no setting 'intervall'" in said
     assert "did you mean interval?" in said
-    assert "takes no setting from files and variables" in said
+    assert said.endswith("The tracker takes no setting from files")
+    # The variables are this job's own, whoever the file is of.
+    assert tracker.settings.largest == 3
+
+
+def test_wrong_variables_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_LARGEST", "many")
+    for text in ("[memprof]\nintervall = 1\n", ""):
+        caplog.clear()
+        (tmp_path / "memprof.toml").write_text(text)
+        assert memprof.initialize_memory_tracker(interval=30).settings.largest == 10
+        memprof.stop_memory_tracker()
+        assert "largest is 'many', it must be a whole number" in messages(caplog)[0]
+        assert ("no setting 'intervall'" in messages(caplog)[0]) == bool(text)
+        assert "takes no setting from files and variables" in messages(caplog)[0]
 
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:

@@ -34,10 +34,12 @@ from ._header import check_version
 from ._json import to_json
 from ._text import visible
 from .errors import (
+    ProfileError,
     ProfileForeignError,
     ProfileInvalidError,
     ProfileMergedError,
     ProfileTruncatedError,
+    ProfileVersionError,
 )
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file, unpack
@@ -167,11 +169,12 @@ def _decode(data: bytes, name: str | None) -> list[Profile]:
 
 def _from_stream(data: bytes, name: str | None) -> list[Profile]:
     """The profiles of a stream. One of which nothing can be used costs the others nothing."""
-    found, failed = [], []
+    found: list[Profile] = []
+    failed: list[ProfileError] = []
     for document in documents(data, name):
         try:
             found.append(_of_document(document, name))
-        except ProfileInvalidError as e:
+        except (ProfileInvalidError, ProfileVersionError) as e:
             failed.append(e)
     if not found:
         raise failed[0]
@@ -180,6 +183,8 @@ def _from_stream(data: bytes, name: str | None) -> list[Profile]:
 
 
 def _of_document(document: Document, name: str | None) -> Profile:
+    if document.refused is not None:
+        raise document.refused
     notes = document.left_out
     if not notes:
         _check_complete(document.fields, name)

@@ -41,8 +41,9 @@ from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 from memprof.profiler.stream import encode_stream
+from memprof.profiler.tracker.limits import MAX_NAMES
 from memprof.profiler.validate import findings
-from memprof.profiler.validate_parts import LONGEST_PATH
+from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
 
 
 def everything() -> Profile:
@@ -190,6 +191,23 @@ def test_paths_of_operations_have_a_bound(document: dict[str, Any]) -> None:
     assert len(record.operation_summary) == n
     assert max(len(record.path(i)) for i in range(n)) <= LONGEST_PATH
     assert found.left_out
+
+
+def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any]) -> None:
+    # GIVEN one long name above very many
+    n = 3 * MAX_NAMES
+    root = {"name": "n" * (LONGEST_PATH - 100), "parent": -1}
+    below = [{"name": f"{i}", "parent": 0} for i in range(n)]
+    document["tracker"]["operation_summary"] = [root, *below]
+    found = decode_profile(json.dumps(document).encode())
+    assert found.tracker is not None
+    summary = found.tracker.operation_summary
+    # THEN as many are below it as a tracker has, and the others keep their names
+    below_it = sum(o.parent == 0 for o in summary)
+    assert MAX_NAMES <= below_it <= LONGEST_PATHS / (LONGEST_PATH - 100)
+    assert [o.name for o in summary[1:]] == [f"{i}" for i in range(n)]
+    assert "the names above all before it have some 20,000,000 characters" in found.left_out[0]
+    assert list(findings(found)) == []
 
 
 # Reports

@@ -10,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from memprof.profiler.claims import locked_by_another
 from memprof.profiler.errors import (
     ProfileForeignError,
     ProfileInvalidError,
@@ -280,6 +281,32 @@ def test_it_is_written_anew_when_too_long(tmp_path: Path, monkeypatch: pytest.Mo
     assert record is not None
     assert record.snapshots[-1].time_ns == 1999
     assert sorted(p.name for p in tmp_path.iterdir()) == ["j"]
+
+
+def test_a_new_file_that_cannot_be_locked_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a journal whose header says that it is locked
+    monkeypatch.setattr(journal_module, "REWRITE_AT", 500)
+    journal = Journal(tmp_path / "j", Header(), lambda: [Entry(snapshot=snapshot(9))])
+    # WHEN somebody looks at the next one before its writer has the lock
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "try_lock", lambda fd: False)
+        for i in range(10):
+            journal.append(Entry(snapshot=snapshot(i)))
+    # THEN the old one goes on, with every line
+    assert [p.name for p in tmp_path.iterdir()] == ["j"]
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert [s.time_ns for s in record.snapshots] == [*range(10)]
+    # AND it is written anew later, in a file that is locked
+    for i in range(10, 40):
+        journal.append(Entry(snapshot=snapshot(i)))
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert len(record.snapshots) < 20
+    assert locked_by_another(str(tmp_path / "j"))
+    journal.close()
 
 
 def test_a_reader_thins_as_the_tracker_does(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from memprof.profiler.claims import names_beside
 from memprof.profiler.errors import ProfileExistsError
@@ -44,11 +45,11 @@ class Output:
         Raises:
             ProfileError: it cannot be written.
         """
-        now = _content(self._path)
-        taken = now != self._before and now != _own.get(os.path.realpath(self._path))
-        if not taken:
+        if not self._taken():
+            new = not os.path.lexists(self._path)
             try:
-                write_own(profile, self._path, new=now is None and not os.path.islink(self._path))
+                # Asked again, since packing the profile takes seconds and others end meanwhile.
+                write_own(profile, self._path, new=new, unless=self._taken)
                 return self._path
             except ProfileExistsError:
                 pass  # another process ended at the same instant
@@ -66,14 +67,25 @@ class Output:
             return path
         raise ProfileExistsError(self._path, "it and all names beside it are taken")
 
+    def _taken(self) -> bool:
+        """Whether what is at the path has come since, from another process."""
+        now = _content(self._path)
+        return now != self._before and now != _own.get(os.path.realpath(self._path))
 
-def write_own(profile: Profile, path: str, *, new: bool = False) -> None:
+
+def write_own(
+    profile: Profile,
+    path: str,
+    *,
+    new: bool = False,
+    unless: Callable[[], bool] | None = None,
+) -> None:
     """``write_profile``, noting that this process did it.
 
     Raises:
         ProfileError: as ``write_profile``.
     """
-    write_profile(profile, path, new=new)
+    write_profile(profile, path, new=new, unless=unless)
     _own[os.path.realpath(path)] = _content(path)
 
 

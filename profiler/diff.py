@@ -21,6 +21,10 @@ Each part is compared if both profiles have it (code that was compiled on one si
 grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
 nothing grew.
 
+Of compiled code the main device of one is compared with that of the other, be it another one, and
+every further accelerator with itself, from nothing if need be. The CPU beside an accelerator is
+compared if it is asked for: a few bytes there come and go.
+
 A profile does not know what a training step is. One step is taken to be as many calls as come to
 each call of the graph that is called most often among the forwards (else among all graphs), so
 graphs that are called less often count by their share. Each graph counts with its most called
@@ -37,9 +41,11 @@ from .attribution import Attribution, Site, View
 from .devices import devices_of, main_device, most_called, timelines
 from .diff_model import Change, ProfileDiff, Quantity, changes, place_of
 from .diff_parts import (
+    dataflow_notes,
     dataflow_quantities,
     devices_of_parts,
     operation_quantities,
+    tracker_notes,
     tracker_quantities,
 )
 from .live import Hold, LiveItem
@@ -68,8 +74,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
 
     Args:
         before, after: valid ones.
-        device: whose memory, in both. By default of compiled code the main one of each, and all of
-            the tracker's and the data flow's.
+        device: whose memory, in both. By default of compiled code the main one of each and every
+            other accelerator, and all of the tracker's and the data flow's.
 
     Raises:
         NothingToCompare: they have no part in common.
@@ -78,11 +84,13 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     _check_device(before, after, device)
     devices, quantities = _compiled(before, after, device)
     operations: list[Quantity] = []
-    notes = []
+    notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
+        notes += tracker_notes(before.tracker, after.tracker, device)
         quantities += tracker_quantities(before.tracker, after.tracker, device)
         operations += operation_quantities(before.tracker, after.tracker, device)
     quantities += dataflow_quantities(before, after, device)
+    notes += dataflow_notes(before, after)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
         ("a tracker's record", before.tracker is not None, after.tracker is not None),
@@ -116,24 +124,27 @@ def _compiled(
     wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
     if not any(wanted):
         return ("", ""), []
-    sides = []
-    devices = []
-    for profile in (before, after):
-        found = timelines(profile)
-        if device is None:
-            name = main_device(found)
-        else:
-            name = device
-            found.setdefault(name, Timeline(profile, name))
-        devices.append(name)
-        sides.append(_measure(found[name], name))
-    a, b = sides
-    return (devices[0], devices[1]), [_quantity(name, a[name], b[name]) for name in a]
+    found = [timelines(profile) for profile in (before, after)]
+    mains = [main_device(f) if device is None else device for f in found]
+    pairs = [(mains[0], mains[1], "")]
+    if device is None:
+        alone = mains[0] not in found[1] and mains[1] not in found[0]
+        compared = set(mains) if alone or mains[0] == mains[1] else set()
+        more = sorted(set().union(*found) - compared - {"cpu"})
+        pairs += [(name, name, name) for name in more]
+    quantities = []
+    for *names, of in pairs:
+        a, b = (
+            _measure(f.get(name) or Timeline(profile, name), name)
+            for f, profile, name in zip(found, (before, after), names, strict=True)
+        )
+        quantities += [_quantity(name, a[name], b[name], of) for name in a]
+    return (mains[0], mains[1]), quantities
 
 
-def _quantity(name: str, a: _Measured, b: _Measured) -> Quantity:
+def _quantity(name: str, a: _Measured, b: _Measured, device: str) -> Quantity:
     views = {view: changes(a.views[view], b.views[view]) for view in a.views}
-    return Quantity(name, a.total, b.total, views)
+    return Quantity(name, a.total, b.total, views, device)
 
 
 def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:

@@ -42,7 +42,7 @@ class Quantity:
             largest change first; in each the changes add up to that of the quantity, but for
             a pool, whose growth recordings do not explain alone. Places that did not change
             are left out. The tracker's quantities have none.
-        device: whose memory; "" for compiled code, which is of ``ProfileDiff.devices``.
+        device: whose memory; "" for compiled code on ``ProfileDiff.devices``.
     """
 
     name: str
@@ -75,10 +75,10 @@ class ProfileDiff:
 
     Attributes:
         devices: whose memory was compared of compiled code, before and after; "" where neither
-            profile has any.
+            profile has any. Quantities of further ones say their device.
         quantities: in the order of Note [What is compared].
         operations: of the tracker's operations, in order of their first.
-        notes: what could not be compared, in words.
+        notes: what could not be compared, or from nothing alone, in words.
     """
 
     devices: tuple[str, str]

@@ -18,25 +18,36 @@ And by operation, of those that both records have (one that was added or renamed
   compared in this way: what one invocation changes of them is noise. Averages are whole blocks of
   ``BLOCK`` bytes, the least that torch's allocators hand out.
 
-A figure that one record does not have is not compared: 0 would be a guess.
+A device that one record knows nothing of had nothing in use there: it is compared with 0, so that
+memory on another GPU is growth. A figure that one record does not have of a device that it knows,
+or a record of no device at all, is not compared, since 0 would be a guess; a note says so. Figures
+of operations go without a note: short operations are looked at by turns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from .diff_model import Quantity, changes, place_of
 from .model import (
     DataFlowDevice,
     DataFlowStorage,
     DeviceMemory,
+    DeviceSummary,
     OperationSummary,
     Profile,
     TrackerRecord,
 )
 
-__all__ = ["dataflow_quantities", "devices_of_parts", "operation_quantities", "tracker_quantities"]
+__all__ = [
+    "dataflow_notes",
+    "dataflow_quantities",
+    "devices_of_parts",
+    "operation_quantities",
+    "tracker_notes",
+    "tracker_quantities",
+]
 
 BLOCK = 512
 _TENSORS = "python tensors"
@@ -62,15 +73,52 @@ def tracker_quantities(
         before, after: the records.
         device: of this one alone.
     """
-    for name in sorted({d for r in (before, after) for d in _devices(r)}):
+    for name, quantity, old, new in _figures(before, after, device):
+        if old is not None and new is not None:
+            yield Quantity(quantity, old, new, {}, name)
+
+
+def tracker_notes(
+    before: TrackerRecord, after: TrackerRecord, device: str | None = None
+) -> Iterator[str]:
+    """What could not be compared of them, in words."""
+    yield from _empty("a tracker's record", set(_devices(before)), set(_devices(after)))
+    for name, quantity, old, new in _figures(before, after, device):
+        if (old is None) != (new is None):
+            yield f"{quantity}, {name}: only {'before' if new is None else 'after'}"
+
+
+def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
+    if bool(before) != bool(after):
+        yield f"{part}: of no device {'after' if before else 'before'}"
+
+
+def _figures(
+    before: TrackerRecord, after: TrackerRecord, device: str | None
+) -> Iterator[tuple[str, str, int | None, int | None]]:
+    """Device, name and both values of each figure."""
+    records = (before, after)
+    known = [set(_devices(r)) for r in records]
+    # Every snapshot has all devices that are in use then.
+    idle = [_idle(r, set.union(*known)) for r in records]
+    for name in sorted(set.union(*known)) if all(known) else ():
         if device not in (None, name):
             continue
         for quantity, figure in _FIGURES.items():
             if quantity == "tracker reserved" and name == "cpu":
                 continue  # resident bytes, which are the peak's
-            old, new = figure(before, name), figure(after, name)
-            if old is not None and new is not None:
-                yield Quantity(quantity, old, new, {}, name)
+            old, new = (
+                0 if n is None and name in none else n
+                for n, none in zip((figure(r, name) for r in records), idle, strict=True)
+            )
+            yield name, quantity, old, new
+
+
+def _idle(record: TrackerRecord, devices: Collection[str]) -> set[str]:
+    """Those of ``devices`` that no snapshot of a record has, if it has any."""
+    if not record.snapshots:
+        return set()
+    return set(devices).difference(*(s.devices for s in record.snapshots))
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:
@@ -122,8 +170,8 @@ def operation_quantities(
         if path not in new:
             continue
         a, b = old[path], new[path]
-        for name in sorted(a.devices.keys() & b.devices.keys()):
-            one, other = a.devices[name], b.devices[name]
+        for name in sorted(a.devices.keys() | b.devices.keys()):
+            one, other = _of_device(a, name), _of_device(b, name)
             if device not in (None, name) or not (one.measured and other.measured):
                 continue
             yield Quantity(f"peak of {path}", one.max_peak, other.max_peak, {}, name)
@@ -133,6 +181,13 @@ def operation_quantities(
         if device is None and a.tensors_measured and b.tensors_measured:
             kept = [_mean(o.tensor_bytes_delta, o.tensors_measured) for o in (a, b)]
             yield Quantity(f"kept by {path}", kept[0], kept[1], {}, _TENSORS)
+
+
+def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
+    """The memory around an operation; nothing of an accelerator that was not in use whenever
+    others were read."""
+    measured = max((d.measured for d in operation.devices.values()), default=0)
+    return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
 
 
 def _by_path(record: TrackerRecord) -> dict[str, OperationSummary]:
@@ -146,21 +201,30 @@ def _mean(total: int, count: int) -> int:
 def dataflow_quantities(
     before: Profile, after: Profile, device: str | None = None
 ) -> Iterator[Quantity]:
-    """The peak of each device that the data flow of both profiles has, by category and place."""
-    if before.dataflow is None or after.dataflow is None:
-        return
-    old = {d.device: d for d in before.dataflow.devices}
-    for b in after.dataflow.devices:
-        a = old.get(b.device)
-        if a is None or device not in (None, b.device):
+    """The peak of each device in the data flow of two profiles, by category and place; 0 where one
+    of them has nothing on it."""
+    old, new = _flows(before), _flows(after)
+    for name in {**new, **old} if old and new else ():
+        if device not in (None, name):
             continue
+        a, b = (found.get(name, DataFlowDevice(name, [], {}, None, [])) for found in (old, new))
         views = {
             "category": changes(_categories(a), _categories(b)),
             "module": changes(*(_live(d, _module) for d in (a, b))),
             "node": changes(*(_live(d, _place) for d in (a, b))),
         }
         totals = [sum(_categories(d).values()) for d in (a, b)]
-        yield Quantity("data-flow peak", totals[0], totals[1], views, b.device)
+        yield Quantity("data-flow peak", totals[0], totals[1], views, name)
+
+
+def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
+    """What could not be compared of the data flow, in words."""
+    if before.dataflow is not None and after.dataflow is not None:
+        yield from _empty("a data-flow profile", _flows(before), _flows(after))
+
+
+def _flows(profile: Profile) -> dict[str, DataFlowDevice]:
+    return {d.device: d for d in profile.dataflow.devices} if profile.dataflow else {}
 
 
 def _categories(device: DataFlowDevice) -> Counter[str]:

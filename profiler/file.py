@@ -25,7 +25,7 @@ import gzip
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,10 +34,12 @@ from ._header import check_version
 from ._json import to_json
 from ._text import visible
 from .errors import (
+    ProfileError,
     ProfileForeignError,
     ProfileInvalidError,
     ProfileMergedError,
     ProfileTruncatedError,
+    ProfileVersionError,
 )
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file, unpack
@@ -167,11 +169,12 @@ def _decode(data: bytes, name: str | None) -> list[Profile]:
 
 def _from_stream(data: bytes, name: str | None) -> list[Profile]:
     """The profiles of a stream. One of which nothing can be used costs the others nothing."""
-    found, failed = [], []
+    found: list[Profile] = []
+    failed: list[ProfileError] = []
     for document in documents(data, name):
         try:
             found.append(_of_document(document, name))
-        except ProfileInvalidError as e:
+        except (ProfileInvalidError, ProfileVersionError) as e:
             failed.append(e)
     if not found:
         raise failed[0]
@@ -180,6 +183,8 @@ def _from_stream(data: bytes, name: str | None) -> list[Profile]:
 
 
 def _of_document(document: Document, name: str | None) -> Profile:
+    if document.refused is not None:
+        raise document.refused
     notes = document.left_out
     if not notes:
         _check_complete(document.fields, name)
@@ -257,7 +262,13 @@ def _warn(path: StrPath, profiles: Sequence[Profile]) -> None:
             log.warning("%s", visible(f"{os.fspath(path)}: left out: {more} more parts"))
 
 
-def write_profile(profile: Profile, path: StrPath, *, new: bool = False) -> None:
+def write_profile(
+    profile: Profile,
+    path: StrPath,
+    *,
+    new: bool = False,
+    unless: Callable[[], bool] | None = None,
+) -> None:
     """Write a profile file, whole or not at all; see ``write_whole``.
 
     Args:
@@ -265,10 +276,12 @@ def write_profile(profile: Profile, path: StrPath, *, new: bool = False) -> None
         path: where to; gzip if it ends in ``.gz``, a stream if in ``.memprof``. Its folder
             must exist. A symbolic link is followed.
         new: write it only where there is nothing yet.
+        unless: what is at ``path`` stays if this, asked at the last instant, says True.
 
     Raises:
         ProfileInvalidError: ``profile`` has no JSON form.
-        ProfileExistsError: ``new``, and there is something at ``path``, if only a link.
+        ProfileExistsError: ``new``, and there is something at ``path``, if only a link; or
+            ``unless`` says so.
         ProfileNotWritableError: the operating system refuses.
     """
     if streams(path):
@@ -277,7 +290,7 @@ def write_profile(profile: Profile, path: StrPath, *, new: bool = False) -> None
         data = encode_profile(profile)
         if os.fspath(path).endswith(".gz"):
             data = gzip.compress(data, compresslevel=6, mtime=0)
-    write_whole(path, data, "the profile", new=new)
+    write_whole(path, data, "the profile", new=new, unless=unless)
 
 
 def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .model import Profile, RunState, SnapshotKind, SourceFrame
 
-__all__ = ["OutOfMemory", "out_of_memory"]
+__all__ = ["OutOfMemory", "out_of_memory", "times_out_of_memory"]
 
 _SAYS_SO = re.compile(
     r"out ?of ?memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|"
@@ -52,7 +52,13 @@ class OutOfMemory:
 
 def out_of_memory(profile: Profile) -> list[OutOfMemory]:
     """All that are known, those of ``torch.profiler`` first, each source in order of time."""
-    return [*_of_events(profile), *_of_ledger(profile), *_of_tracker(profile)]
+    return [found for source in _SOURCES for found in source(profile)]
+
+
+def times_out_of_memory(profile: Profile) -> int:
+    """How often an allocation failed, at least: as often as the source says that knows of most,
+    since several can know of one failure."""
+    return max(sum(found.count for found in source(profile)) for source in _SOURCES)
 
 
 def _of_events(profile: Profile) -> Iterator[OutOfMemory]:
@@ -85,10 +91,10 @@ def _of_ledger(profile: Profile) -> Iterator[OutOfMemory]:
             )
 
 
-def _of_tracker(profile: Profile) -> Iterator[OutOfMemory]:
+def _of_snapshots(profile: Profile) -> Iterator[OutOfMemory]:
     if profile.tracker is None:
         return
-    about = profile.tracker.metadata
+    origin = profile.tracker.metadata.perf_origin_ns
     for s in profile.tracker.snapshots:
         if s.kind is SnapshotKind.OUT_OF_MEMORY:
             device = s.name.partition(": ")[0]
@@ -97,13 +103,25 @@ def _of_tracker(profile: Profile) -> Iterator[OutOfMemory]:
                 "tracker",
                 s.operations[-1] if s.operations else "outside of operations",
                 s.name,
-                time_ns=about.perf_origin_ns + s.time_ns if about.perf_origin_ns else None,
+                time_ns=origin + s.time_ns if origin else None,
                 device=device,
                 live=memory.allocated_bytes if memory is not None else None,
             )
+
+
+def _of_the_end(profile: Profile) -> Iterator[OutOfMemory]:
+    if profile.tracker is None:
+        return
+    about = profile.tracker.metadata
     if about.state is RunState.EXCEPTION and _SAYS_SO.search(about.reason):
         end = about.perf_origin_ns + about.end_ns if about.perf_origin_ns else None
         yield OutOfMemory("tracker", "the end of the process", about.reason, time_ns=end)
-    for problem in about.problems:
+
+
+def _of_problems(profile: Profile) -> Iterator[OutOfMemory]:
+    for problem in profile.tracker.metadata.problems if profile.tracker else ():
         if _SAYS_SO.search(problem):
             yield OutOfMemory("tracker", "the tracker itself", problem)
+
+
+_SOURCES = (_of_events, _of_ledger, _of_snapshots, _of_the_end, _of_problems)

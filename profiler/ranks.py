@@ -24,7 +24,7 @@ from statistics import mean, median
 from .attribution import Attribution, View
 from .devices import main_device, peak_bytes, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
-from .out_of_memory import out_of_memory
+from .out_of_memory import times_out_of_memory
 
 __all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks", "ranks_of"]
 
@@ -217,8 +217,8 @@ def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> lis
             n = len(profile.left_out)
             more = f" and {n - 1} parts more" if n > 1 else ""
             out.append(f"rank {process.rank}: left out: {profile.left_out[0]}{more}")
-        if failed := sum(e.count for e in out_of_memory(profile)):
-            out.append(f"rank {process.rank} ran out of memory {failed:,} times")
+        if failed := times_out_of_memory(profile):
+            out.append(f"rank {process.rank} ran out of memory {failed:,} times or more")
     out += _graphs_that_differ(ranked)
     out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
     out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)

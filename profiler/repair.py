@@ -48,11 +48,10 @@ from .validate import (
 from .validate_numbers import LARGEST, number_findings
 from .validate_parts import (
     Finding,
+    Paths,
     device_findings,
     lane_findings,
-    misplaced,
     operations_findings,
-    path_length,
     pause_findings,
     process_findings,
     snapshots_findings,
@@ -358,11 +357,11 @@ def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
         if not _sound("the figures of an operation", number_findings(o, f"{at}[{i}]"), notes):
             parent = o.parent if -1 <= o.parent < i else -1
             summary[i] = OperationSummary(o.name, parent)
-    lengths: list[int] = []
+    paths = Paths()
     for i, o in enumerate(summary):
-        wrong = misplaced(o, i, lengths)
+        wrong = paths.wrong(o)
         if wrong is not None:
             notes.add("an operation's place in the tree", f"{at}[{i}].parent", wrong)
             name = o.name if len(o.name) < 1_000 else f"{o.name[:1_000]}…"
             o = summary[i] = dataclasses.replace(o, name=name, parent=-1)
-        lengths.append(path_length(o, lengths))
+        paths.add(o)

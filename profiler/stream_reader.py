@@ -15,6 +15,7 @@ A last chunk that is not whole is what a killed process leaves behind: it is no 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 import msgspec
 
 from ._header import check_version
-from .errors import ProfileInvalidError, ProfileTruncatedError
+from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError
 from .reading import TRUNCATED, Budget, Member, members
 from .repair import Notes
 from .stream import STREAM_HEAD
@@ -32,6 +33,9 @@ from .stream import STREAM_HEAD
 __all__ = ["Document", "documents"]
 
 _COLUMNS = ("graph", "program", "start_ns", "end_ns", "thread")
+_MOST_BAD = 1_000
+"""Records of a profile that are not what they should be; behind these nobody looks for more, since
+each costs an exception and a line of a few bytes is enough for one."""
 _GAP = 100_000
 """Programs and ledger entries of a profile that can be missing, all gaps together."""
 _STRANGE = (
@@ -53,10 +57,12 @@ class Document:
         fields: as the document that a plain file would hold, in Python's types; programs and
             ledger entries that were lost are None.
         left_out: what was damaged.
+        refused: why nothing of it was read, None if it was.
     """
 
     fields: dict[str, Any]
     left_out: Notes
+    refused: ProfileError | None = None
 
 
 def documents(data: bytes, path: str | None) -> Iterator[Document]:
@@ -64,7 +70,6 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
 
     Raises:
         ProfileTruncatedError: not even the first chunk is whole.
-        ProfileVersionError: the stream has another schema version.
         ProfileInvalidError: nothing of it can be used.
         ProfileTooLargeError: it unpacks to more than may be read.
     """
@@ -75,7 +80,7 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
         if member.data is None:
             damaged, begun = damaged or member, _header(member.begin) or begun
             continue
-        lines = member.data.splitlines()
+        lines = re.findall(rb"[^\n]+", member.data)  # without empty ones, be they millions
         header = _header(member.data)
         if header is not None:
             lines = lines[1:]
@@ -125,8 +130,12 @@ def _header(begin: bytes) -> dict[str, Any] | None:
 
 class _Document:
     def __init__(self, header: dict[str, Any], path: str | None) -> None:
-        check_version(header.get("schema_version"), header.get("memprof"), path)
         self.header = header
+        self.refused: ProfileError | None = None
+        try:
+            check_version(header.get("schema_version"), header.get("memprof"), path)
+        except ProfileError as e:
+            self.refused = e  # of other processes the file can have readable ones
         self.fields: dict[str, Any] = {}
         self.graphs: dict[int, dict[str, Any]] = {}
         self.ledger: list[Any] = []
@@ -137,6 +146,7 @@ class _Document:
         self._id: str | None = None
         self._next = 0
         self._gap = _GAP
+        self._bad = 0
 
     # What it is made of
 
@@ -153,6 +163,8 @@ class _Document:
             start: where it begins in the file.
             damaged: what could not be read right before.
         """
+        if self.refused is not None:
+            return
         known = self._chunk_record(lines[0]) if lines else None
         if known is not None:
             of, number = known
@@ -180,13 +192,21 @@ class _Document:
                 )
                 return
         for line in lines:
+            if self._bad == _MOST_BAD:
+                return
             try:
                 self._apply(msgspec.json.decode(line, type=dict[str, Any]))
             except _STRANGE as e:
+                self._bad += 1
                 self.left_out.line(
                     f"a record of the chunk after {start:,} bytes: not what it should be "
                     f"({type(e).__name__}: {e})"
                 )
+                if self._bad == _MOST_BAD:
+                    self.left_out.line(
+                        f"whatever comes after {_MOST_BAD:,} records that are not what they "
+                        "should be"
+                    )
 
     @staticmethod
     def _chunk_record(line: bytes) -> tuple[str, int] | None:
@@ -221,7 +241,8 @@ class _Document:
             start, items = _checked(programs["from"], int), _checked(programs["items"], list)
             self._spend_gap(start, len(known), "programs")
             known[start:] = [*[None] * (start - len(known)), *items]  # what is None was lost
-        self.graphs[content["id"]] = {**graph, **content}
+        graph.update(content)  # in place: a graph can have very many changes
+        self.graphs[content["id"]] = graph
 
     def _entries(self, content: dict[str, Any]) -> None:
         length, entries = _checked(content["length"], int), _checked(content["entries"], list)
@@ -284,6 +305,7 @@ class _Document:
                 "complete": self.complete,
             },
             self.left_out,
+            self.refused,
         )
 
 

@@ -17,6 +17,7 @@ from .model import (
     Span,
     TrackerRecord,
 )
+from .tracker.limits import MAX_NAMES
 from .validate_numbers import number_findings
 
 Finding = tuple[str, str]
@@ -25,6 +26,9 @@ Finding = tuple[str, str]
 LONGEST_PATH = 10_000
 """Characters of the names from the root of the tree of operations to one of them. Every operation
 shows its path, so that long names above many would come to more than any memory holds."""
+LONGEST_PATHS = MAX_NAMES * LONGEST_PATH
+"""Characters that all paths together have beyond the operations' own names; those of a tracker's
+places have no more."""
 
 
 def part_findings(profile: Profile) -> Iterator[Finding]:
@@ -141,33 +145,41 @@ def snapshots_findings(snapshots: Sequence[MemorySnapshot], at: str) -> Iterator
 
 
 def _summary(summary: Sequence[OperationSummary], at: str) -> Iterator[Finding]:
-    lengths: list[int] = []
+    paths = Paths()
     for i, o in enumerate(summary):
         yield from number_findings(o, f"{at}[{i}]")
-        wrong = misplaced(o, i, lengths)
+        wrong = paths.wrong(o)
         if wrong is not None:
             yield f"{at}[{i}].parent", wrong
-        lengths.append(0 if wrong else path_length(o, lengths))
+        paths.add(o if wrong is None else OperationSummary("", -1))
 
 
-def misplaced(o: OperationSummary, i: int, lengths: Sequence[int]) -> str | None:
-    """What is wrong with the place of operation ``i`` in the tree; None if nothing is.
+class Paths:
+    """How long the paths to operations are, which are added in order of their positions."""
 
-    Args:
-        o: the operation.
-        i: its position.
-        lengths: ``path_length`` of those before it.
-    """
-    if not -1 <= o.parent < i:
-        return f"{o.parent} is no operation before this one"
-    if path_length(o, lengths) > LONGEST_PATH:
-        return f"the names from the root to it have more than {LONGEST_PATH:,} characters"
-    return None
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._above = 0
 
+    def wrong(self, o: OperationSummary) -> str | None:
+        """What is wrong with the place of ``o``, the next one, in the tree; None if nothing is."""
+        if not -1 <= o.parent < len(self._lengths):
+            return f"{o.parent} is no operation before this one"
+        above = self._length_above(o)
+        if above + len(o.name) + 1 > LONGEST_PATH:
+            return f"the names from the root to it have more than {LONGEST_PATH:,} characters"
+        if above and self._above + above > LONGEST_PATHS:
+            return f"the names above all before it have some {LONGEST_PATHS:,} characters already"
+        return None
 
-def path_length(o: OperationSummary, lengths: Sequence[int]) -> int:
-    """Characters of the path to an operation, given those of the ones before it."""
-    return len(o.name) + 1 + (lengths[o.parent] if o.parent >= 0 else 0)
+    def add(self, o: OperationSummary) -> None:
+        """Add the next operation."""
+        above = self._length_above(o)
+        self._above += above
+        self._lengths.append(above + len(o.name) + 1)
+
+    def _length_above(self, o: OperationSummary) -> int:
+        return self._lengths[o.parent] if o.parent >= 0 else 0
 
 
 def operations_findings(record: TrackerRecord, at: str) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import click
 
 from memprof.profiler._text import visible
 from memprof.profiler.diff import NothingToCompare, ProfileDiff, compare
+from memprof.profiler.model import Profile
 from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
@@ -61,7 +62,8 @@ def diff(
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
     tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
-    flow its peaks. Exits 2 if a file cannot be read, or if there is nothing to compare.
+    flow its peaks. Exits 2 if a file cannot be read, or if there is nothing to compare; with
+    --fail-over also if a file lacks a part, or its end, or something could not be compared.
     """
     old, new = read(before), read(after)
     try:
@@ -77,12 +79,31 @@ def diff(
         print_text(render_diff(found, style))
     if limit is not None:
         for path, profile in ((before, old), (after, new)):
-            if profile.left_out:
-                raise BadFile(
-                    f"{path}: {len(profile.left_out)} parts of it cannot be used (memprof report "
-                    "says which), so --fail-over cannot judge it"
-                )
+            _check_whole(path, profile)
         _check(found, *limit)
+        if found.notes:
+            raise BadFile(
+                f"{before} and {after}: not compared: {'; '.join(found.notes)}, so --fail-over "
+                "cannot judge them: take both profiles in the same way"
+            )
+
+
+def _check_whole(path: str, profile: Profile) -> None:
+    """Refuse to judge a profile that lacks something, which looks smaller than it was.
+
+    Raises:
+        BadFile: it does.
+    """
+    if profile.left_out:
+        raise BadFile(
+            f"{path}: {len(profile.left_out)} parts of it cannot be used (memprof report "
+            "says which), so --fail-over cannot judge it"
+        )
+    if not profile.complete:
+        raise BadFile(
+            f"{path}: its process was killed or still runs, and what came later is not in it, so "
+            "--fail-over cannot judge it"
+        )
 
 
 def _check(found: ProfileDiff, limit: float, relative: bool) -> None:

@@ -120,9 +120,20 @@ def _configured(arguments: Mapping[str, object]) -> Configured:
     except Exception as e:
         # An argument is the caller's own, at this line; a file or a variable is not, and a job
         # must not end because of one.
-        what = str(e).rstrip(".") if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
-        log.error("%s. The tracker takes no setting from files and variables", what)
+        wrong = _wrong(e)
+    try:
+        # The file may be somebody else's, in a folder above; the variables are this job's.
+        found = configured(arguments, file=False)
+    except Exception as e:
+        both = "; ".join(dict.fromkeys((wrong, _wrong(e))))
+        log.error("%s. The tracker takes no setting from files and variables", both)
         return own
+    log.error("%s. The tracker takes no setting from files", wrong)
+    return found
+
+
+def _wrong(e: Exception) -> str:
+    return str(e).rstrip(".") if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
 
 
 def get_memory_tracker() -> MemoryTracker:

@@ -103,8 +103,8 @@ class Journal:
     ) -> None:
         self.path = path
         self._everything = everything
-        self._file, locked = _created(path)
-        self._header = to_json(dataclasses.replace(header, locked=locked)) + b"\n"
+        self._file, self._locked = _created(path)
+        self._header = to_json(dataclasses.replace(header, locked=self._locked)) + b"\n"
         self._whole = True
         self._size = 0
         self._rewritten = 0
@@ -130,12 +130,12 @@ class Journal:
         line = to_json(entry) + b"\n"
         if self._size + len(line) > max(REWRITE_AT, 2 * self._rewritten):
             try:
-                self._rewrite()
+                if self._rewrite():
+                    return
             except OSError:
                 self._write(b"\n" + line)
                 raise
-        else:
-            self._write(line if self._whole else b"\n" + line)
+        self._write(line if self._whole else b"\n" + line)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -146,10 +146,18 @@ class Journal:
             view = view[count:]
         self._whole = True
 
-    def _rewrite(self) -> None:
+    def _rewrite(self) -> bool:
+        """Write the file anew; False if that is not to be, since the new one could not be locked
+        (another process looked at it before we had its lock) and its header would say it is."""
         # A name that nobody can have prepared.
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
-        file, _ = _created(temporary)
+        file, locked = _created(temporary)
+        if self._locked and not locked:
+            self._rewritten = self._size
+            os.close(file)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return False
         former, former_size = self._file, self._size
         self._file, self._size = file, 0
         try:
@@ -167,6 +175,7 @@ class Journal:
             raise
         os.close(former)
         self._rewritten = self._size
+        return True
 
     def close(self) -> None:
         """Let go of the file, which stays."""

@@ -112,7 +112,7 @@ class Operation:
         self.reading_ns = self.counting_ns = 0  # spent on it
         self.tensors_before = self.tensors_after = _UNKNOWN
         self.before: Reading | None = None
-        self.after: Reading = {}
+        self.after: Reading | None = {}  # None: could not be read
         # device: [before, after, highest seen, exact, mark before]
         self.memory: dict[str, list[int]] = {}
 
@@ -161,6 +161,7 @@ class OperationLog:
         limit: invocations kept one by one.
         share: of the time, for what is read at the edges.
         clock: ns.
+        report: told what went wrong at an edge; nothing of it reaches the user's code.
 
     Attributes:
         enabled: whether operations that begin are tracked.
@@ -177,6 +178,7 @@ class OperationLog:
         limit: int,
         share: float = TrackerSettings().operation_share,
         clock: Callable[[], int] = time.perf_counter_ns,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.enabled = True
         self.lanes = Lanes()
@@ -187,6 +189,7 @@ class OperationLog:
         self._accelerators = accelerators
         self._limit = limit
         self._clock = clock
+        self._report = report
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
         self._readings = Allowance(share * READINGS_PART)
@@ -206,9 +209,28 @@ class OperationLog:
     # --- the edges ------------------------------------------------------------------------
 
     def begin(self, owner: object, name: str) -> Operation | None:
-        """Start operation ``name`` on this thread and task; None while not enabled."""
+        """Start operation ``name`` on this thread and task; None while not enabled, and if it
+        cannot be tracked."""
         if not self.enabled:
             return None
+        try:
+            return self._begin(owner, name)
+        except Exception as e:
+            self._failed(e)
+            return None
+
+    def end(self, operation: Operation, failed: bool) -> None:
+        """End it."""
+        try:
+            self._end(operation, failed)
+        except Exception as e:
+            CURRENT.set(operation.parent)
+            self._failed(e)
+
+    def _failed(self, e: Exception) -> None:
+        self._report(f"the tracker failed: {type(e).__name__}: {e}")
+
+    def _begin(self, owner: object, name: str) -> Operation:
         entered = self._clock()
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
@@ -229,8 +251,7 @@ class OperationLog:
         self.cost_ns += operation.start_ns - entered
         return operation
 
-    def end(self, operation: Operation, failed: bool) -> None:
-        """End it."""
+    def _end(self, operation: Operation, failed: bool) -> None:
         entered = self._clock()
         if operation.owner is None:
             return
@@ -266,20 +287,25 @@ class OperationLog:
                 lane = self.lanes.take(task)
         return lane
 
-    def _in_use(self, operation: Operation, entered: int) -> Reading:
-        """What each device has in use; the time is charged to ``operation``."""
+    def _in_use(self, operation: Operation, entered: int) -> Reading | None:
+        """What each device has in use, None if it cannot be read; the time is charged to
+        ``operation``."""
         begin = self._clock()
-        found = self._accelerators.brief()
-        old = (
-            entered - self._left_at > _SAME_INSTANT_NS
-            or entered - self._read_at > _READING_LASTS_NS
-        )
-        if old:
-            resident = self._process.resident()
-            self._resident = (
-                None if resident is None else (resident, self._process.highest() or resident)
+        try:
+            found = self._accelerators.brief()
+            old = (
+                entered - self._left_at > _SAME_INSTANT_NS
+                or entered - self._read_at > _READING_LASTS_NS
             )
-            self._read_at = entered
+            if old:
+                resident = self._process.resident()
+                self._resident = (
+                    None if resident is None else (resident, self._process.highest() or resident)
+                )
+                self._read_at = entered
+        except Exception as e:
+            self._failed(e)
+            return None
         if old or found:
             operation.reading_ns += self._readings.spend(begin, self._clock())
         if self._resident is not None:
@@ -297,6 +323,10 @@ class OperationLog:
                 self._edges_at_look = -1
                 return _UNKNOWN
             return self._tensors.sums()
+        except Exception as e:
+            self._edges_at_look = -1
+            self._failed(e)
+            return _UNKNOWN
         finally:
             self._tensors.lock.release()
             operation.counting_ns += self._counts.spend(begin, self._clock())
@@ -330,7 +360,9 @@ class OperationLog:
             self._thin()  # the tracker's thread, which does it, does not get its turn
 
     def _has_ended(self, operation: Operation) -> None:
-        for device, (now, mark) in operation.after.items():
+        if operation.after is None:
+            operation.memory = {}
+        for device, (now, mark) in (operation.after or {}).items():
             figures = operation.memory.get(device)
             if figures is None:  # it was not in use before
                 figures = operation.memory[device] = [0, 0, 0, 0, 0]

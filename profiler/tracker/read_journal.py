@@ -11,6 +11,9 @@ folder can be anybody's (``/tmp``). Whatever a journal says:
 * the record is one that validation accepts. A line that cannot be part of such a record is
   left out and counted; a reference to something that is not there is mended (an operation
   becomes a root, a lane is called lost), since one damaged line must not cost the others.
+
+What is left out stands in ``Profile.left_out``, as of any other file: a comparison must not take
+what is missing for memory that was saved.
 """
 
 from __future__ import annotations
@@ -133,7 +136,7 @@ def read_journal(file: BinaryIO, path: str | None = None, *, most: float = float
         record = fold.record()
     except (OverflowError, ValueError) as e:
         raise ProfileInvalidError(path, f"not a valid journal: {e}") from e
-    return with_tracker(Profile(memprof=header.memprof), record)
+    return with_tracker(Profile(memprof=header.memprof, left_out=fold.left_out), record)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -152,6 +155,7 @@ class _Fold:
 
     def __init__(self, header: Header) -> None:
         self.damaged = 0
+        self.left_out: list[str] = []  # known once the record is
         self.figures = 0  # that were read, whether or not they are kept
         self._max_snapshots = within_bounds("max_snapshots", header.max_snapshots)
         self._max_operations = within_bounds("max_operations", header.max_operations)
@@ -222,12 +226,21 @@ class _Fold:
         m.snapshots_taken = len(self._snapshots) + m.snapshots_merged
         m.operations_seen = max([m.operations_seen, *(n + 1 for n in self._rows)])
         m.operations_dropped = m.operations_seen - len(self._rows)
-        m.pauses = [p for p in m.pauses if p.start_ns <= p.end_ns]
+        pauses = [p for p in m.pauses if p.start_ns <= p.end_ns]
         summaries = self._tree()
         rows = [r for r in self._rows.values() if r.summary < len(summaries)]
         m.lanes = _lanes(m.lanes, max((r.lane for r in rows), default=-1) + 1)
         if self.damaged:
-            m.problems.append(f"{self.damaged} lines of the journal are damaged and left out")
+            damaged = f"{self.damaged} lines of the journal are damaged and left out"
+            m.problems.append(damaged)
+            self.left_out.append(damaged)
+        if nameless := len(self._rows) - len(rows):
+            self.left_out.append(
+                f"{nameless} operations, whose names are in no line of the journal"
+            )
+        if backwards := len(m.pauses) - len(pauses):
+            self.left_out.append(f"{backwards} pauses of the tracker, which end before they start")
+        m.pauses = pauses
         return TrackerRecord(m, self._snapshots, as_columns(rows), summaries, self._operators)
 
     def _tree(self) -> list[OperationSummary]:

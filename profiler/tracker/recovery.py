@@ -11,7 +11,9 @@ been found readable, and whatever goes wrong with one leaves the others.
 
 ``MAX_BYTES``, ``MAX_FIGURES`` and ``MAX_JOURNALS`` bound what one start reads: memory stays below
 256 MiB for the worst that so many bytes can say, and is given back. What is left over is left to
-later starts, and ``memprof report`` reads any of it.
+later starts, and ``memprof report`` reads any of it. Journals whose writer may live are not read
+and do not count, or those of other hosts would keep the others from ever being recovered; a start
+looks at ``MAX_LOOKED`` names at most, a header each.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ log = logging.getLogger("memprof")
 MAX_BYTES = 32 << 20
 MAX_FIGURES = 1_000_000
 MAX_JOURNALS = 100
+MAX_LOOKED = 1_000
 _NAME = re.compile(rf"(memory_profile_[0-9_]+\.json){re.escape(JOURNAL_SUFFIX)}")
 _UNFINISHED = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")
 _FLAGS = (
@@ -60,15 +63,16 @@ def recover(folder: Path) -> list[Path]:
         nothing.
     """
     written: list[Path] = []
-    left = MAX_BYTES
-    for path in itertools.islice(_found(folder), MAX_JOURNALS):
+    left, passed_over = MAX_BYTES, 0
+    for i, path in enumerate(itertools.islice(_found(folder), MAX_LOOKED)):
+        if i - passed_over == MAX_JOURNALS:
+            break
         try:
             with _opened(path) as file:
-                if file is None:
+                if file is None or not _of_the_dead(file):
+                    passed_over += 1
                     continue
                 size = os.fstat(file).st_size
-                if not _of_the_dead(file):
-                    continue
                 if _UNFINISHED.fullmatch(path.name):
                     _remove(path, file)  # it was just being written anew: the journal is whole
                     continue
@@ -128,6 +132,8 @@ def _header(fd: int) -> Header:
 def _of_the_dead(fd: int) -> bool:
     if try_lock(fd) is False:
         return False  # by whoever writes it, perhaps its first line just now
+    if os.fstat(fd).st_nlink != 1:
+        return False  # since it was opened its writer has put another one in its place
     header = _header(fd)
     return left_behind(header.writer, header.locked, fd)
 
@@ -135,9 +141,10 @@ def _of_the_dead(fd: int) -> bool:
 def _recover(path: Path, fd: int) -> Path:
     os.lseek(fd, 0, os.SEEK_SET)
     with open(fd, "rb", closefd=False) as file:
-        data = encode_document(read_journal(file, most=MAX_FIGURES))
+        found = read_journal(file, most=MAX_FIGURES)
+    data = encode_document(found)
     # A file that lacks what the journal has is not worth the journal.
-    if left_out := decode_profile(data).left_out:
+    if left_out := decode_profile(data).left_out[len(found.left_out) :]:
         raise ValueError(f"{len(left_out)} parts of it could not be read again: {left_out[0]}")
     match = _NAME.fullmatch(path.name)
     assert match is not None

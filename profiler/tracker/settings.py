@@ -87,6 +87,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "operation_share": (0, 1),
 }
 MAX_FILE_BYTES = 256 << 10
+_MAX_SEARCHED = 16 << 20
+"""Bytes of somebody's project file in which our name is looked for."""
 _MAX_DEPTH = 200
 """Of brackets, and dots in a line: ``tomllib`` takes time with the square of a key's parts, and
 calls itself for each bracket."""
@@ -147,12 +149,22 @@ def find_file(start: Path | None = None) -> Path | None:
                 return parent / FILE_NAME
             project = parent / "pyproject.toml"
             # Most projects' files are not ours to judge, nor to wait for.
-            ours = project.is_file() and "memprof" in read_text(project)
+            ours = project.is_file() and _speaks_of_us(project)
             if ours and table_of(project, read_toml(project)) is not None:
                 return project
-        except OSError:  # a folder that may not be looked into
+        except OSError:  # a folder, or a file, that may not be looked into
             continue
     return None
+
+
+def _speaks_of_us(project: Path) -> bool:
+    """Whether our name is in a file, of whatever length and encoding.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with project.open("rb") as file:
+        return b"memprof" in file.read(_MAX_SEARCHED)
 
 
 def read_text(path: Path) -> str:

@@ -124,29 +124,34 @@ class Photographer:
 
     def _describe(self, storage: KnownStorage) -> TensorInfo:
         path = self._paths(storage.operation)
+        unknown = TensorInfo(
+            (), "", storage.device, storage.nbytes, storage.tensors, operation=path
+        )
         tensor = storage.tensor()
         if tensor is None:
-            return TensorInfo(
-                (), "", storage.device, storage.nbytes, storage.tensors, operation=path
-            )
+            return unknown
         try:
             known = naming.origin(tensor)
         except Exception as e:
             self._report(f"naming a tensor failed: {type(e).__name__}: {e}")
             known = None
-        return TensorInfo(
-            shape=tuple(map(int, tensor.shape)),
-            dtype=str(tensor.dtype),
-            device=storage.device,
-            nbytes=storage.nbytes,
-            tensors=storage.tensors,
-            requires_grad=bool(tensor.requires_grad),
-            operation=path,
-            name=known.name if known else "",
-            graph=known.graph if known else None,
-            node=known.node if known else None,
-            category=known.category if known else None,
-        )
+        try:
+            return TensorInfo(
+                shape=tuple(map(int, tensor.shape)),
+                dtype=str(tensor.dtype),
+                device=storage.device,
+                nbytes=storage.nbytes,
+                tensors=storage.tensors,
+                requires_grad=bool(tensor.requires_grad),
+                operation=path,
+                name=known.name if known else "",
+                graph=known.graph if known else None,
+                node=known.node if known else None,
+                category=known.category if known else None,
+            )
+        except Exception as e:  # a subclass has properties of its own
+            self._report(f"describing a tensor failed: {type(e).__name__}: {e}")
+            return unknown
 
 
 def _no_pause() -> None:

@@ -279,16 +279,14 @@ class LiveTensors:
         key = id(tensor)
         if key in self._known:
             return
-        # Forget the placeholders of a compiler and what wraps tensors that count themselves.
-        if type(tensor) is not torch.Tensor and (
-            isinstance(tensor, stand_ins()) or is_wrapper(tensor)
-        ):
-            return
         try:
-            address = storage_address(tensor)
-            nbytes = tensor.untyped_storage().nbytes()
-            device = tensor.device
-        except (NotImplementedError, RuntimeError):
+            # Forget the placeholders of a compiler and what wraps tensors that count themselves.
+            if type(tensor) is not torch.Tensor and (
+                isinstance(tensor, stand_ins()) or is_wrapper(tensor)
+            ):
+                return
+            address, nbytes, device = _storage(tensor)
+        except Exception:
             return
         if device.type == "meta":
             return
@@ -383,13 +381,12 @@ class LiveTensors:
 
     def _read_again(self, known: KnownTensor, tensor: torch.Tensor) -> None:
         try:
-            address = storage_address(tensor)
-            nbytes = tensor.untyped_storage().nbytes()
-        except (NotImplementedError, RuntimeError):
+            address, nbytes, device = _storage(tensor)
+        except Exception:
             return
-        if address != known.storage.address or str(tensor.device) != known.storage.device:
+        if address != known.storage.address or str(device) != known.storage.device:
             self._detach(known)
-            self._attach(known, address, nbytes, tensor.device, -1)
+            self._attach(known, address, nbytes, device, -1)
             return
         if known.storage.sample is None:
             known.storage.sample = known
@@ -430,6 +427,19 @@ class LiveTensors:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int, torch.device]:
+    """Address, bytes and device of the storage.
+
+    Raises:
+        Exception: there is none; a subclass that has properties of its own may raise any.
+    """
+    address = storage_address(tensor)
+    nbytes, device = tensor.untyped_storage().nbytes(), tensor.device
+    if type(nbytes) is not int or type(device) is not torch.device:
+        raise TypeError(f"{nbytes!r} bytes on {device!r}")
+    return address, nbytes, device
 
 
 def _tensors(objects: list[Any], known: Container[int] = ()) -> _Refs:

@@ -122,6 +122,7 @@ class MemoryTracker:
             settings.max_operations,
             settings.operation_share,
             self._clock,
+            self.problem,
         )
         self._photographer = Photographer(
             self._tensors,

@@ -25,6 +25,7 @@ from memprof.profiler.model import (
     MemorySnapshot,
     OperationSummary,
     Profile,
+    RunState,
     SourceFrame,
     TrackerMetadata,
     TrackerRecord,
@@ -67,7 +68,8 @@ def tracked() -> Profile:
         OperationSummary("other", count=1, devices={"cuda:0": DeviceSummary(0, 0, 9 * MIB, 1)}),
     ]
     snapshots = [snapshot(10, 90 * MIB, 10 * MIB), snapshot(20, 80 * MIB, 20 * MIB, 32 * MIB)]
-    record = TrackerRecord(TrackerMetadata(end_ns=30), snapshots, operation_summary=operations)
+    ended = TrackerMetadata(end_ns=30, state=RunState.EXIT)
+    record = TrackerRecord(ended, snapshots, operation_summary=operations)
     return Profile(tracker=record)
 
 
@@ -223,6 +225,144 @@ def test_a_damaged_file_is_not_judged(tmp_path: Path) -> None:
     result = invoke(before, after, "--fail-over", "5%")
     assert result.exit_code == 2
     assert "--fail-over cannot judge it" in result.stderr
+
+
+def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
+    """Ways in which 900 MiB can be on another device, by the part that knows."""
+    nbytes = 900 * MIB
+
+    def snapshots(profile: Profile) -> None:
+        for s in record_of(profile).snapshots:
+            s.devices[name] = DeviceMemory(nbytes, 1, nbytes, nbytes, nbytes, highest_bytes=nbytes)
+
+    def operation(profile: Profile) -> None:
+        step = record_of(profile).operation_summary[0]
+        step.devices[name] = DeviceSummary(0, 0, nbytes, 4)
+
+    def dataflow(profile: Profile) -> None:
+        assert profile.dataflow is not None
+        live = [DataFlowStorage(nbytes, Category.ACTIVATION, "aten::mm", "l1", None)]
+        device = DataFlowDevice(name, [1], {Category.ACTIVATION: [nbytes]}, 0, live)
+        profile.dataflow.devices.append(device)
+
+    def compiled(profile: Profile) -> None:
+        # What the forward saves is on the other device.
+        for graph, storage in ((0, "buf0"), (1, "mm")):
+            program = profile.graphs[graph].programs[0]
+            storages = tuple(
+                dataclasses.replace(s, device=name) if s.name == storage else s
+                for s in program.storages
+            )
+            profile.graphs[graph].programs[0] = dataclasses.replace(program, storages=storages)
+
+    return {
+        "tracker peak": snapshots,
+        "peak of step": operation,
+        "data-flow peak": dataflow,
+        "peak": compiled,
+    }
+
+
+def everything() -> Profile:
+    """All parts, compiled code on one GPU."""
+    found = training()
+    for graph in found.graphs:
+        graph.programs[:] = [
+            dataclasses.replace(
+                p, storages=tuple(dataclasses.replace(s, device="cuda:0") for s in p.storages)
+            )
+            for p in graph.programs
+        ]
+    found.tracker, found.dataflow = tracked().tracker, flow(MIB).dataflow
+    return found
+
+
+@pytest.mark.parametrize("part", with_device("cuda:1"))
+def test_memory_on_another_device_has_grown_from_nothing(part: str, tmp_path: Path) -> None:
+    after = everything()
+    with_device("cuda:1")[part](after)
+    a, b = written(tmp_path, "a.json", everything()), written(tmp_path, "b.json", after)
+    result = invoke(a, b, "--fail-over", "1MiB")
+    assert result.exit_code == 1, result.output
+    assert f"{part}, cuda:1 by " in result.stderr
+    # AND it is gone the other way round
+    result = invoke(b, a, "--fail-over", "50MiB")
+    assert result.exit_code == 0, result.output
+
+
+def test_the_cpu_beside_an_accelerator_is_compared_when_asked_for() -> None:
+    after = everything()
+    with_device("cpu")["peak"](after)
+    compiled = {"peak", "saved", "allocated", "pool"}
+    found = [q for q in compare(everything(), after).quantities if q.name in compiled]
+    assert {q.device for q in found} == {""}
+    # AND where both have it by then, each device is compared with itself
+    (grown,) = [q for q in compare(everything(), after, "cpu").quantities if q.name == "saved"]
+    assert (grown.before, grown.change) == (0, 8 * MIB)
+
+
+def test_a_process_that_did_not_come_to_its_end_is_not_judged(tmp_path: Path) -> None:
+    a = written(tmp_path, "a.json", everything())
+    killed = {"stream": everything(), "tracker": tracked()}
+    killed["stream"].complete = False
+    killed["tracker"].complete = False
+    record_of(killed["tracker"]).metadata.state = RunState.RUNNING
+    for name, profile in killed.items():
+        b = written(tmp_path, name, profile)
+        assert invoke(a, b).exit_code == 0
+        for files in ((a, b), (b, a)):
+            result = invoke(*files, "--fail-over", "90%")
+            assert result.exit_code == 2
+            assert f"{b}: its process was killed or still runs" in result.stderr
+
+
+def without_tracker(profile: Profile) -> None:
+    profile.tracker = None
+
+
+def without_figure(profile: Profile) -> None:
+    for s in record_of(profile).snapshots:
+        s.devices["cuda:0"] = dataclasses.replace(s.devices["cuda:0"], reserved_bytes=None)
+
+
+def without_snapshots(profile: Profile) -> None:
+    record = record_of(profile)
+    record.snapshots, record.operation_summary = [], []
+
+
+def without_flow(profile: Profile) -> None:
+    assert profile.dataflow is not None
+    profile.dataflow.devices.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (without_tracker, "a tracker's record: only before"),
+        (without_snapshots, "a tracker's record: of no device after"),
+        (without_figure, "tracker reserved, cuda:0: only before"),
+        (without_flow, "a data-flow profile: of no device after"),
+    ],
+)
+def test_what_was_not_compared_does_not_pass(
+    change: Callable[[Profile], None], note: str, tmp_path: Path
+) -> None:
+    after = everything()
+    change(after)
+    a, b = written(tmp_path, "a.json", everything()), written(tmp_path, "b.json", after)
+    assert f"not compared: {note}\n" in invoke(a, b).output
+    result = invoke(a, b, "--fail-over", "5%")
+    assert result.exit_code == 2
+    assert f"not compared: {note}, so --fail-over cannot judge them" in result.stderr
+    # AND what did grow is said first
+    after.graphs[0].programs[0] = dataclasses.replace(
+        after.graphs[0].programs[0],
+        storages=tuple(
+            dataclasses.replace(s, nbytes=s.nbytes + MIB)
+            for s in after.graphs[0].programs[0].storages
+        ),
+    )
+    assert invoke(a, written(tmp_path, "c.json", after), "--fail-over", "0").exit_code == 1
 
 
 def test_one_device() -> None:

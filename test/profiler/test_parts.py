@@ -28,21 +28,23 @@ from memprof.profiler.model import (
     Process,
     Profile,
     RunState,
+    SnapshotKind,
     SourceFrame,
     Span,
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
 )
-from memprof.profiler.out_of_memory import out_of_memory
+from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style, render_text, summarize
 from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 from memprof.profiler.stream import encode_stream
+from memprof.profiler.tracker.limits import MAX_NAMES
 from memprof.profiler.validate import findings
-from memprof.profiler.validate_parts import LONGEST_PATH
+from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
 
 
 def everything() -> Profile:
@@ -192,6 +194,23 @@ def test_paths_of_operations_have_a_bound(document: dict[str, Any]) -> None:
     assert found.left_out
 
 
+def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any]) -> None:
+    # GIVEN one long name above very many
+    n = 3 * MAX_NAMES
+    root = {"name": "n" * (LONGEST_PATH - 100), "parent": -1}
+    below = [{"name": f"{i}", "parent": 0} for i in range(n)]
+    document["tracker"]["operation_summary"] = [root, *below]
+    found = decode_profile(json.dumps(document).encode())
+    assert found.tracker is not None
+    summary = found.tracker.operation_summary
+    # THEN as many are below it as a tracker has, and the others keep their names
+    below_it = sum(o.parent == 0 for o in summary)
+    assert MAX_NAMES <= below_it <= LONGEST_PATHS / (LONGEST_PATH - 100)
+    assert [o.name for o in summary[1:]] == [f"{i}" for i in range(n)]
+    assert "the names above all before it have some 20,000,000 characters" in found.left_out[0]
+    assert list(findings(found)) == []
+
+
 # Reports
 
 
@@ -253,7 +272,15 @@ def test_every_report_says_that_memory_ran_out() -> None:
     notes = gantt_payload(profile)["notes"]
     assert any(n.startswith("Out of memory 3 times: tree failure of 0/0 forward") for n in notes)
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
-    assert "rank 2 ran out of memory 5 times" in compare_ranks([profile, other]).warnings
+    # Of one failure several can know; that of the ledger alone happened three times.
+    (warning,) = [w for w in compare_ranks([profile, other]).warnings if "out of memory" in w]
+    assert warning == "rank 2 ran out of memory 3 times or more"
+    # So do a snapshot and the exception that ended the process.
+    assert profile.tracker is not None
+    profile.ledger.clear()
+    failed = MemorySnapshot(25, SnapshotKind.OUT_OF_MEMORY, "cuda:0: 20 MiB wanted")
+    profile.tracker.snapshots.append(failed)
+    assert (len(out_of_memory(profile)), times_out_of_memory(profile)) == (3, 1)
     # AND a profile that did not has no word of it
     assert out_of_memory(everything()) == []
     assert "Out of memory" not in render_text(summarize(everything()))

@@ -10,10 +10,12 @@ import zlib
 from pathlib import Path
 
 import pytest
+from counting import lines_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, forward, training
 
+from memprof.profiler import stream_reader
 from memprof.profiler.errors import (
     ProfileError,
     ProfileInvalidError,
@@ -391,6 +393,58 @@ def test_a_strange_record_is_left_out(record: bytes) -> None:
     )
     found.left_out.clear()
     assert found == training()
+
+
+def test_lines_of_nothing_cost_nothing() -> None:
+    whole = encode_stream(training())
+    found = []
+
+    def read() -> None:
+        found.append(decode_profile(whole + gzip.compress(b"\n" * 20_000)))
+
+    assert lines_run(read) - lines_run(lambda: decode_profile(whole)) < 1_000
+    assert found == [training()]
+
+
+def test_after_very_many_strange_records_nobody_looks_for_more() -> None:
+    whole = encode_stream(training())
+    enough, much_more = (
+        whole + gzip.compress(b"[\n" * n + b'{"set":{"torch":"later"}}\n') for n in (999, 20_000)
+    )
+    kept, given_up = decode_profile(enough), decode_profile(much_more)
+    assert (kept.torch, given_up.torch) == ("later", training().torch)
+    assert len(kept.left_out) == len(given_up.left_out) == 51
+    assert lines_run(lambda: decode_profile(much_more)) < 2 * lines_run(
+        lambda: decode_profile(enough)
+    )
+    given_up.left_out.clear()
+    assert given_up == training()
+    # AND another process has a thousand of its own
+    assert decode_profiles(much_more + whole)[1] == training()
+
+
+def test_changes_of_a_graph_are_made_in_place() -> None:
+    # Copies of it would take time with the square of what nobody knows in it.
+    maker = stream_reader._Document({"schema_version": 1}, None)
+    maker._graph({"id": 0, "a": 1})
+    first = maker.graphs[0]
+    maker._graph({"id": 0, "b": 2, "programs": {"from": 0, "items": [{}]}})
+    assert maker.graphs[0] is first
+    assert first == {"id": 0, "a": 1, "b": 2, "programs": [{}]}
+
+
+@pytest.mark.parametrize("version", [b"2", b'"one"', b"null"])
+def test_a_profile_of_another_version_costs_the_others_nothing(version: bytes) -> None:
+    ours = encode_stream(training())
+    header = b'{"format":"memprof-stream","schema_version":%s,"memprof":"9.9"}\n' % version
+    theirs = gzip.compress(header + b"[]\n") + gzip.compress(b'{"set":{"torch":"theirs"}}\n')
+    for data in (ours + theirs + ours, theirs + ours + ours):
+        one, two = decode_profiles(data)
+        (line,) = one.left_out
+        assert line.startswith("the profile of another process: ")
+        assert "schema" in line
+        one.left_out.clear()
+        assert one == two == training()
 
 
 def test_a_strange_first_record_is_an_error_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import subprocess
@@ -18,7 +19,10 @@ import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import api
+from memprof.profiler.tracker import operations as operations_module
 from memprof.profiler.tracker import snapshots as snapshots_module
+from memprof.profiler.tracker.operations import CURRENT
+from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
@@ -139,7 +143,10 @@ def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     assert record(tmp_path).metadata.snapshots_taken == 102
 
 
-def test_wrong_toml(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_wrong_toml(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_LARGEST", "3")
     (tmp_path / "memprof.toml").write_text("[memprof]\nintervall = 1\n")
     tracker = memprof.initialize_memory_tracker(interval=30)
     assert tracker.enabled
@@ -147,7 +154,23 @@ def test_wrong_toml(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (said,) = messages(caplog)
     assert f"{tmp_path / 'memprof.toml'}: [memprof]: there is no setting 'intervall'" in said
     assert "did you mean interval?" in said
-    assert "takes no setting from files and variables" in said
+    assert said.endswith("The tracker takes no setting from files")
+    # The variables are this job's own, whoever the file is of.
+    assert tracker.settings.largest == 3
+
+
+def test_wrong_variables_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_LARGEST", "many")
+    for text in ("[memprof]\nintervall = 1\n", ""):
+        caplog.clear()
+        (tmp_path / "memprof.toml").write_text(text)
+        assert memprof.initialize_memory_tracker(interval=30).settings.largest == 10
+        memprof.stop_memory_tracker()
+        assert "largest is 'many', it must be a whole number" in messages(caplog)[0]
+        assert ("no setting 'intervall'" in messages(caplog)[0]) == bool(text)
+        assert "takes no setting from files and variables" in messages(caplog)[0]
 
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:
@@ -368,6 +391,59 @@ def test_a_tracker_that_fails_inside(
     found = record(tmp_path)
     assert found.metadata.problems == ["the tracker failed: ZeroDivisionError: inside"]
     assert [s.kind for s in found.snapshots] == [SnapshotKind.START]
+
+
+@pytest.mark.parametrize(
+    ("edge", "place"),
+    [
+        *itertools.product(
+            ["begin", "end"],
+            ["tensors.look", "accelerators.brief", "process.resident", "log.made_in"],
+        ),
+        ("begin", "log._take_lane"),
+        ("end", "log._digest"),
+    ],
+)
+def test_an_edge_that_fails_leaves_the_users_code_alone(
+    edge: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+    log = tracker._log
+    log._readings, log._counts = Allowance(1e12), Allowance(1e12)
+    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
+    monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
+    owner, _, name = place.partition(".")
+    parts = {"tensors": log._tensors, "accelerators": log._accelerators, "process": log._process}
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("inside")
+
+    with tracker.track_operation("outer"):
+        tracked = tracker.track_operation("inner")
+        with monkeypatch.context() as patched:
+            if edge == "begin":
+                patched.setattr(parts.get(owner, log), name, broken)
+            tracked.__enter__()
+        with monkeypatch.context() as patched:
+            if edge == "end":
+                patched.setattr(parts.get(owner, log), name, broken)
+            tracked.__exit__(None, None, None)
+        # THEN the operation around it is the current one again
+        current = CURRENT.get()
+        assert current is not None
+        assert current.name == "outer"
+    assert CURRENT.get() is None
+    found = tracker.record()
+    tracker.stop()
+    # AND the failure is said
+    assert found.metadata.problems == ["the tracker failed: ZeroDivisionError: inside"]
+    # AND figures are unknown where they are, never made up
+    for operation in found.operation_summary:
+        if operation.name == "inner" and place in ("accelerators.brief", "process.resident"):
+            assert operation.devices == {}
+        if operation.name == "inner" and place in ("tensors.look", "log.made_in"):
+            assert operation.tensors_measured == 0
 
 
 def test_a_namer_that_fails(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from memprof.profiler.claims import locked_by_another
 from memprof.profiler.errors import (
     ProfileForeignError,
     ProfileInvalidError,
@@ -22,6 +24,7 @@ from memprof.profiler.model import (
     OperationSummary,
     Profile,
     RunState,
+    Span,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -210,10 +213,33 @@ def test_a_damaged_line_is_left_out_and_said(tmp_path: Path) -> None:
     written(tmp_path / "j", ENTRIES).close()
     lines = (tmp_path / "j").read_bytes().split(b"\n")
     lines[2] = lines[2][:30]
-    record = decode_journal(b"\n".join(lines)).tracker
+    found = decode_journal(b"\n".join(lines))
+    record = found.tracker
     assert record is not None
     assert [s.time_ns for s in record.snapshots] == [20]
     assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    # AND it counts as left out, for whoever must not judge a file that lacks something
+    assert found.left_out == record.metadata.problems
+
+
+def test_what_a_reader_drops_of_whole_lines_is_said(tmp_path: Path) -> None:
+    backwards = dataclasses.replace(METADATA, pauses=[Span(9, 5), Span(5, 9)])
+    entries = [
+        Entry(metadata=backwards),
+        Entry(operations=[row(0, 1, 2, summary=3), row(1, 1, 2)]),
+        Entry(summaries={0: OperationSummary("step")}),
+    ]
+    written(tmp_path / "j", entries).close()
+    found = read_profile(tmp_path / "j")
+    assert found.tracker is not None
+    assert (len(found.tracker.operation_allocations), len(found.tracker.metadata.pauses)) == (1, 1)
+    assert found.left_out == [
+        "1 operations, whose names are in no line of the journal",
+        "1 pauses of the tracker, which end before they start",
+    ]
+    # AND a journal that lacks nothing says nothing
+    written(tmp_path / "k", ENTRIES).close()
+    assert read_profile(tmp_path / "k").left_out == []
 
 
 def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +281,32 @@ def test_it_is_written_anew_when_too_long(tmp_path: Path, monkeypatch: pytest.Mo
     assert record is not None
     assert record.snapshots[-1].time_ns == 1999
     assert sorted(p.name for p in tmp_path.iterdir()) == ["j"]
+
+
+def test_a_new_file_that_cannot_be_locked_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a journal whose header says that it is locked
+    monkeypatch.setattr(journal_module, "REWRITE_AT", 500)
+    journal = Journal(tmp_path / "j", Header(), lambda: [Entry(snapshot=snapshot(9))])
+    # WHEN somebody looks at the next one before its writer has the lock
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module, "try_lock", lambda fd: False)
+        for i in range(10):
+            journal.append(Entry(snapshot=snapshot(i)))
+    # THEN the old one goes on, with every line
+    assert [p.name for p in tmp_path.iterdir()] == ["j"]
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert [s.time_ns for s in record.snapshots] == [*range(10)]
+    # AND it is written anew later, in a file that is locked
+    for i in range(10, 40):
+        journal.append(Entry(snapshot=snapshot(i)))
+    record = read_profile(tmp_path / "j").tracker
+    assert record is not None
+    assert len(record.snapshots) < 20
+    assert locked_by_another(str(tmp_path / "j"))
+    journal.close()
 
 
 def test_a_reader_thins_as_the_tracker_does(tmp_path: Path) -> None:

@@ -219,11 +219,13 @@ def test_a_line_that_no_tracker_writes_costs_no_other(
     head, rest = lines(path)[0], lines(path)[1:]
     path.write_bytes(b"\n".join([head, BAD_LINES[line](), *rest]))
     assert recover(tmp_path) == [tmp_path / NAME]
-    record = read_profile(tmp_path / NAME).tracker
+    found = read_profile(tmp_path / NAME)
+    record = found.tracker
     assert record is not None
     assert [s.time_ns for s in record.snapshots] == [10, 20]
     assert len(record.operation_allocations) == 2
     assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    assert found.left_out == record.metadata.problems
 
 
 def test_a_lost_line_costs_what_refers_to_it_its_name_alone(tmp_path: Path, dead: Header) -> None:
@@ -285,6 +287,48 @@ def test_no_more_is_read_than_a_start_can_bear(
     assert len(recover(tmp_path)) == 2
     assert "are too much to read now; `memprof report` reads it" in caplog.text
     assert len(recover(tmp_path)) == 2
+
+
+def test_journals_that_are_not_recovered_do_not_keep_others_from_it(
+    tmp_path: Path, dead: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN journals of another host, or from before this one was started again
+    elsewhere = Header(writer=Writer("elsewhere", "another start", 1, 2_000_000_000, 1))
+    for i in range(1, 5):
+        left(tmp_path, elsewhere, f"memory_profile_{i}.json")
+    (tmp_path / "memory_profile_5.json.journal").symlink_to(tmp_path / "nowhere")
+    left(tmp_path, dead, "memory_profile_6.json")
+    left(tmp_path, dead, "memory_profile_7.json")
+    monkeypatch.setattr(recovery, "MAX_JOURNALS", 1)
+    # THEN only those count that are read
+    assert recover(tmp_path) == [tmp_path / "memory_profile_6.json"]
+    # AND no start looks at names without end
+    monkeypatch.setattr(recovery, "MAX_LOOKED", 5)
+    assert recover(tmp_path) == []
+    monkeypatch.undo()
+    assert recover(tmp_path) == [tmp_path / "memory_profile_7.json"]
+
+
+@pytest.mark.parametrize("change", ["replaced", "linked"])
+def test_what_a_journal_is_may_change_until_it_is_locked(
+    change: str, tmp_path: Path, dead: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a writer that puts a shorter journal in the place of this one as it is being opened
+    path = left(tmp_path, dead)
+    real = recovery.try_lock
+
+    def locked(fd: int) -> bool | None:
+        if change == "linked":
+            os.link(path, tmp_path / "another name")
+        else:
+            path.with_suffix(".new").write_bytes(path.read_bytes())
+            path.with_suffix(".new").rename(path)
+        return real(fd)
+
+    monkeypatch.setattr(recovery, "try_lock", locked)
+    assert recover(tmp_path) == []
+    assert path.exists()
+    assert not (tmp_path / NAME).exists()
 
 
 def test_no_more_figures_are_kept_than_a_start_can_bear(

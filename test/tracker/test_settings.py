@@ -175,6 +175,41 @@ def test_folders_and_projects_that_are_not_ours(
         configured()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[project]\nname = 'theirs'\n" + b"#" * 300_000,
+        b"[project]\nauthors = [{name = 'Andr\xe9'}]\n",
+        b"\xff\xfe[\0p\0r\0o\0",
+        None,
+    ],
+)
+def test_projects_of_others_are_not_judged(
+    content: bytes | None, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a project file that is too long, no UTF-8, or cannot be read, beneath a file of ours
+    (empty_folder.parent / "memprof.toml").write_text("[memprof]\nlargest = 1\n")
+    theirs = empty_folder / "pyproject.toml"
+    theirs.write_bytes(content or b"")
+    if content is None:
+        opened = Path.open
+
+        def refused(path: Path, *more: Any) -> Any:
+            if path == theirs:
+                raise PermissionError(13, "Permission denied", str(path))
+            return opened(path, *more)
+
+        monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setenv("MEMPROF_INTERVAL", "7")
+    found = configured().settings
+    assert (found.largest, found.interval) == (1, 7)
+    # AND one that speaks of us is, however long it is
+    if content is not None:
+        theirs.write_bytes(content + b"\n[tool.memprof]\n")
+        with pytest.raises(SettingsError, match=r"pyproject\.toml: (longer than|not TOML)"):
+            configured()
+
+
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
 def test_true_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("MEMPROF_CPU_ALLOCATOR", text)

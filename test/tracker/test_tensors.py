@@ -9,7 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import tensors as tensors_module
+from memprof.profiler.tracker._torch_compat import CpuAllocatorCount
+from memprof.profiler.tracker.memory import Accelerators, ProcessMemory
+from memprof.profiler.tracker.snapshots import Photographer
 from memprof.profiler.tracker.tensors import LiveTensors
 
 
@@ -227,6 +231,44 @@ def test_subclasses_are_counted_without_running_their_code(live: LiveTensors) ->
     live.recheck()
     assert Loud.calls == 0
     del loud
+
+
+def evil(name: str) -> type[torch.Tensor]:
+    """A subclass whose property or method ``name`` raises, once it is told to."""
+
+    def refuses(tensor: torch.Tensor) -> None:
+        raise KeyError("not now")
+
+    return type("Evil", (torch.Tensor,), {name: property(refuses)})
+
+
+@pytest.mark.parametrize("name", ["device", "untyped_storage", "__class__", "shape", "dtype"])
+def test_subclasses_that_raise_cost_nobody_else(live: LiveTensors, name: str) -> None:
+    live.look()
+    before = live.sums()
+    # Not as_subclass(), whose result has a base that keeps the storage known.
+    bad = torch.Tensor._make_subclass(evil(name), torch.empty(1 << 20))
+    good = torch.empty(100)
+    expected = (4 << 20) + 400 if name in ("shape", "dtype") else 400
+    assert grown(live, before)[0] == expected
+    # AND one that was counted before it raised
+    kind = type("Later", (torch.Tensor,), {})
+    later = torch.Tensor._make_subclass(kind, torch.empty(100))
+    assert grown(live, before)[0] == expected + 400
+    if name != "__class__":
+        setattr(kind, name, evil(name).__dict__[name])
+    recheck_all(live)
+    assert grown(live, before)[0] == expected + 400
+    # AND a snapshot has the others
+    live._top, said = 10_000, list[str]()
+    process, accelerators = ProcessMemory(), Accelerators()
+    photographer = Photographer(
+        live, process, accelerators, CpuAllocatorCount(), lambda place: "", said.append
+    )
+    sizes = [t.nbytes for t in photographer.take(SnapshotKind.CHECKPOINT).largest]
+    assert ((4 << 20) in sizes) == (expected > 400)
+    assert bool(said) == (name in ("shape", "dtype"))
+    del bad, good, later
 
 
 def test_too_many_young_objects_are_left_to_the_collector(

@@ -43,8 +43,10 @@ class _Here(threading.local):
         is_captured: the backward that it runs, the innermost one, is that.
     """
 
-    runs = False
-    is_captured = False
+    def __init__(self) -> None:
+        # Not of the class: Dynamo of torch 2.11 would look no further than that.
+        self.runs = False
+        self.is_captured = False
 
 
 HERE = _Here()

@@ -20,12 +20,17 @@ Moving swaps the memory under the ``StorageImpl``, so every view moves along. To
 2.12 cannot do that to a storage over borrowed memory. There the trees look for the
 holders that they know, a parameter's ``.grad`` and the tensor that was handed out, give
 these new memory, and the use of any other view raises.
+
+Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
+and place in it: compiled code relies on the strides, and what the call writes to an argument that
+is a view of a holder is to be seen there.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -33,6 +38,7 @@ import torch
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
+from .device.protocol import TensorSpec
 from .errors import OverwrittenMessage
 from .function import CompilationMode
 from .liveness import held
@@ -40,7 +46,7 @@ from .node_recorded import CUDAGraphNode
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
-    from .device.protocol import Input
+    from .device.protocol import Input, Pool
     from .function import Function
     from .hand_out import HandOut
     from .manager import CUDAGraphTreeManager
@@ -48,6 +54,8 @@ if TYPE_CHECKING:
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
+_BLOCK = 512
+"""Allocators' blocks begin at multiples of so many bytes, or fewer."""
 
 
 def end_path(
@@ -169,10 +177,8 @@ def takes_gradients(
     )
 
 
-def _clone_arguments(inputs: list[Input], pointer: int) -> None:
-    for i, x in enumerate(inputs):
-        if _lies_in(x, pointer):
-            inputs[i] = x.clone()
+def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
+    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
@@ -199,28 +205,32 @@ def _end_output(
     written = next_function is not None and any(
         _lies_in(inputs[i], pointer) for i in next_function.mutated_input_idxs
     )
-    if gradient or clone or written:
-        # What a step that begins in inference mode moves out is used outside of it.
-        with torch.no_grad(), torch.inference_mode(False):
-            all_moved = manager.pool.move_out(pointer)
-            moved = all_moved or _move_known_holders(manager, pointer, handed_out, gradient)
-        if moved:
-            why = (
-                "the call that begins the next one writes to it"
-                if written
-                else "a gradient"
-                if gradient
-                else 'outputs="clone"'
-            )
-            reason = f"output {index} is held beyond its step: {why}"
-            manager.note(LedgerKind.MOVED_OUT, function, reason)
-        if all_moved:
-            return
-    else:
-        _drop_unheld(handed_out)
+    moving = gradient or clone or written
+    # What a step that begins in inference mode moves out is used outside of it.
+    with torch.no_grad(), torch.inference_mode(False):
+        all_moved = moving and manager.pool.move_out(pointer)
+        if moving and not all_moved:
+            known = _known_holders(manager, pointer, handed_out, gradient)
+        else:
+            known = []
+        if not all_moved:
+            _copy_out(manager.pool, pointer, known, inputs)
+    if all_moved or known:
+        why = (
+            "the call that begins the next one writes to it"
+            if written
+            else "a gradient"
+            if gradient
+            else 'outputs="clone"'
+        )
+        reason = f"output {index} is held beyond its step: {why}"
+        manager.note(LedgerKind.MOVED_OUT, function, reason)
+    if all_moved:
+        return
+    known.clear()
+    _drop_unheld(handed_out)
     if compat.storage_use_count(pointer) == 0:
         return
-    _clone_arguments(inputs, pointer)
     message = OverwrittenMessage.of(function, index, node.id.id).text(
         made_in=manager.step,
         overwritten_in=manager.step + 1,
@@ -240,34 +250,75 @@ def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
     handed_out[:] = held
 
 
-def _move_known_holders(
+def _known_holders(
     manager: CUDAGraphTreeManager, pointer: int, handed_out: list[torch.Tensor], gradient: bool
-) -> bool:
-    """Give parameters' gradients and the tensors that were handed out memory of their own.
+) -> list[torch.Tensor]:
+    """Parameters' gradients and held tensors that were handed out, over one storage.
 
     Args:
         manager: knows the parameters.
         pointer: to the storage.
         handed_out: those tensors; it is emptied.
         gradient: it may be that of a parameter.
-
-    Returns:
-        Whether there are any.
     """
-    moved = False
+    _drop_unheld(handed_out)
+    found = {id(t): t for t in handed_out}
+    handed_out.clear()
     if gradient:
         for p in manager.leaves:
             g = p.grad
             if g is not None and g.untyped_storage()._cdata == pointer:
-                p.grad = g.clone()
-                moved = True
-            del g
-    _drop_unheld(handed_out)
-    while handed_out:
-        t = handed_out.pop()
-        t.data = t.data.clone()
-        moved = True
-    return moved
+                found[id(g)] = g
+    return list(found.values())
+
+
+def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]) -> None:
+    """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
+    pool: what the call writes to its arguments, holders see.
+
+    Args:
+        pool: where it lies.
+        pointer: to its storage.
+        holders: tensors over it; each gets other memory and stays what it is otherwise.
+        inputs: of the call; another tensor takes the place of an argument that is no holder.
+    """
+    ours = {id(t) for t in holders}
+    arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
+    copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
+    for t, copy in zip(holders, copies, strict=False):
+        t.data = copy
+    for i, copy in zip(arguments, copies[len(holders) :], strict=True):
+        inputs[i] = copy
+
+
+def _copies(pool: Pool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these, which share a storage: over one copy of what they span of it.
+
+    Compiled code relies on their strides, and on where they begin in a block.
+    """
+    if not tensors:
+        return []
+    spans = [_span(t) for t in tensors]
+    begin = min(b for b, _ in spans) // _BLOCK * _BLOCK
+    nbytes = max(e for _, e in spans) - begin
+    source = tensors[0].untyped_storage()
+    view = torch.empty(0, dtype=torch.uint8, device=source.device)
+    copy = view.set_(source, begin, (nbytes,), (1,)).clone().untyped_storage()
+    out = []
+    for t in tensors:
+        spec = TensorSpec.of(t)
+        offset = spec.offset - begin // t.itemsize
+        new = pool.tensor_at(replace(spec, nbytes=nbytes, offset=offset), copy)
+        new = new.conj() if t.is_conj() else new
+        out.append(torch._neg_view(new) if t.is_neg() else new)
+    return out
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the one after its last."""
+    begin = int(t.storage_offset())
+    n = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return begin * t.itemsize, (begin + n) * t.itemsize
 
 
 def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

@@ -169,6 +169,88 @@ def test_an_output_that_the_next_steps_first_call_writes_to_is_written_to(before
         del y
 
 
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_arguments_that_the_last_step_made_keep_their_strides_and_what_they_share(
+    before: int,
+) -> None:
+    make = graphed(lambda x: [x + 1], [torch.ones(8, 8, device="cuda")])
+    seen = []
+
+    def use(*views: torch.Tensor) -> list[torch.Tensor]:
+        seen.append([(t.stride(), t.data_ptr() - views[0].data_ptr()) for t in views])
+        return [t * 2 for t in views]
+
+    def views_of(y: torch.Tensor) -> list[torch.Tensor]:
+        """A step in a row, columns, an expanded row, nothing, and all of it."""
+        return [y[2:, ::2], y.t()[1:], y[3:4].expand(5, 8), y[:0], y]
+
+    y = torch.empty(8, 8, device="cuda")
+    laid_out = [(t.stride(), t.data_ptr() - y[2:].data_ptr()) for t in views_of(y)]
+    call = graphed(use, views_of(y))
+    x = torch.arange(64.0).view(8, 8)
+    for i in range(before + 3):
+        next_step()
+        (y,) = make([(x + i).cuda()])
+        if i < before:
+            continue
+        # WHEN views of an output begin the next step
+        next_step()
+        for got, t in zip(call(views_of(y)), views_of(x + i + 1), strict=True):
+            same(got, t * 2)
+        # THEN the function gets what its code was compiled for, as often as it is run
+        del y
+    assert len(seen) == 2
+    assert [[s for s, _ in views] for views in seen] == [[s for s, _ in laid_out]] * 2
+    # AND in the warm-up, which reads the clones themselves, they lie as they did
+    assert [d for t, (_, d) in zip(views_of(x), seen[0], strict=True) if t.numel()] == [
+        d for t, (_, d) in zip(views_of(x), laid_out, strict=True) if t.numel()
+    ]
+
+
+def test_the_clone_of_a_view_has_no_more_bytes_than_it_spans() -> None:
+    make = graphed(lambda x: [x + 1], [torch.ones(1 << 20, device="cuda")])
+    (y,) = make([torch.ones(1 << 20, device="cuda")])
+    got = []
+    call = graphed(lambda v: got.append(v.untyped_storage().nbytes()) or [v * 2], [y[:4]])
+    # WHEN a few elements of a large output begin the next step
+    next_step()
+    (z,) = call([y[1000:1004]])
+    same(z, torch.full((4,), 4.0))
+    # THEN little is copied: 4 elements, and what comes before them in their block
+    assert got == [4000 % 512 + 16]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["output", "gradient"])
+def test_what_is_written_through_a_view_the_holder_sees(before: int, kind: str) -> None:
+    # GIVEN a function that makes a tensor, and another that writes to it
+    x = torch.ones(8, device="cuda")
+    backward = kind == "gradient"
+    make = graphed(lambda x: [x * 2], [x], is_inference=not backward, is_backward=backward)
+    update = graphed(lambda v: [v.add_(1).sum()], [x[:4]], mutated_input_idxs=(0,))
+    p = torch.zeros(8, device="cuda", requires_grad=True)
+    forward = graphed(lambda p: [p + 1], [p], static=(0,), is_inference=False)
+    with torch.no_grad():
+        forward([p])  # the trees know the parameter from now on
+    for i in range(before + 3):
+        torch.compiler.cudagraph_mark_step_begin()
+        (y,) = make([torch.full((8,), float(i), device="cuda")])
+        if i < before:
+            del y
+            continue
+        if backward:
+            p.grad = y.detach()
+            del y
+        # WHEN the next step's first call writes to a view that is no output itself
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            update([(p.grad if backward else y)[:4]])
+        # THEN its holder sees it, and the rest is what it was
+        expected = torch.tensor([1.0] * 4 + [0.0] * 4) + 2 * i
+        same(p.grad if backward else y, expected)
+        p.grad = y = None
+
+
 def test_a_pending_backward_holds_the_step() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)

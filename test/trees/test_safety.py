@@ -417,6 +417,33 @@ def test_what_such_a_call_was_given_is_there_until_it_was_read() -> None:
         del z, kept
 
 
+def test_what_such_a_call_copied_is_recorded_again_with_its_strides() -> None:
+    # GIVEN a recording in which an output dies, and which copies inputs that are not dense
+    x = torch.arange(32.0).view(4, 8)
+    views = [lambda x: x[:, ::2], lambda x: x[1:2].expand(4, 8)[:, 1::2]]
+    seen = []
+
+    def add(h: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+        seen.append([t.stride() for t in others])
+        return [h + sum(others)]
+
+    f = graphed(lambda x: [x + 1], [torch.ones(4, 4, device="cuda")])
+    g = graphed(add, [torch.ones(4, 4, device="cuda"), *(v(x.cuda()) for v in views)])
+    for i in range(6):
+        next_step()
+        (h,) = f([torch.full((4, 4), float(i), device="cuda")])
+        # WHEN it is held at a later call, which is called off when the inputs were copied
+        kept = h if i == 5 else None
+        there = (x + i).cuda()
+        args = [h, *(v(there) for v in views)]
+        del h, there
+        (z,) = g(args)
+        same(z, i + 1.0 + sum(v(x + i) for v in views))
+        del z, kept
+    # THEN the recording that this takes is one of inputs like those of the others
+    assert seen == [[(8, 2), (0, 2)]] * 3
+
+
 def test_stale_autograd_graphs_hold_nothing() -> None:
     # GIVEN outputs that get a grad_fn after they were returned, as autograd.Function does
     x = torch.ones(4, device="cuda")

@@ -18,8 +18,8 @@ these ends, in this order:
 
 Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
 2.12 cannot do that to a storage over borrowed memory. There the trees look for the
-holders that they know, a parameter's ``.grad`` and the tensor that was handed out, give
-these new memory, and the use of any other view raises.
+holders that they know, a parameter's ``.grad``, the tensor that was handed out and the argument
+that is written to, give these new memory, and the use of any other view raises.
 
 Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
 and place in it: compiled code relies on the strides, and what the call writes to an argument that
@@ -46,6 +46,8 @@ from .node_recorded import CUDAGraphNode
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .device.protocol import Input, Pool
     from .function import Function
     from .hand_out import HandOut
@@ -97,8 +99,8 @@ def end_path_quickly(
 
     In the second the variable still holds the last step's loss while the next step begins.
     All that is held are tensors that the last step's nodes handed out as they were, none that
-    is to move out, and no argument of the new call: their use raises from here on, and the
-    node hands out others. Hot.
+    is to move out, and no argument of the new call, a static one included: their use raises from
+    here on, and the node hands out others. Hot.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -120,17 +122,17 @@ def end_path_quickly(
                 found.append(slot)
     if found is None:
         return True
-    loose = next_function.loose
+    arguments = _unlocated(manager, next_function, inputs)
     for ref, hand_out, k in found:
         if _count(ref.pointer) == ref.own:
             # Nothing but the tensor itself is over the storage.
             t = hand_out.slots[k]
-            for i in loose:
+            for i in arguments:
                 if inputs[i] is t:
                     return False
         else:
             begin, nbytes = ref.address, hand_out.nbytes[k]
-            for i in loose:
+            for i in arguments:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
     step = manager.step
@@ -143,6 +145,23 @@ def end_path_quickly(
             _count(ref.pointer) == ref.own,
         )
     return True
+
+
+def _unlocated(
+    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input]
+) -> Sequence[int]:
+    """Tensors among the inputs that may lie in an output of the last step. Hot.
+
+    Static ones do not where a recording fits that begins a step: its addresses are compared in C++,
+    and what lay in an output when it was recorded was cloned before.
+    """
+    static = function.static_input_idxs
+    if not static:
+        return function.loose
+    for root in manager.roots.get(function.id, ()):
+        if root.fits(inputs):
+            return function.loose
+    return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
 
 
 def takes_gradients(
@@ -202,15 +221,14 @@ def _end_output(
         f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
         for f, i in ((n.wrapped_function, i) for n, i in outputs)
     )
-    written = next_function is not None and any(
-        _lies_in(inputs[i], pointer) for i in next_function.mutated_input_idxs
-    )
-    moving = gradient or clone or written
+    mutated = next_function.mutated_input_idxs if next_function is not None else ()
+    written = [inputs[i] for i in mutated if _lies_in(inputs[i], pointer)]
+    moving = bool(gradient or clone or written)
     # What a step that begins in inference mode moves out is used outside of it.
     with torch.no_grad(), torch.inference_mode(False):
         all_moved = moving and manager.pool.move_out(pointer)
         if moving and not all_moved:
-            known = _known_holders(manager, pointer, handed_out, gradient)
+            known = _known_holders(manager, pointer, handed_out, written, gradient)
         else:
             known = []
         if not all_moved:
@@ -251,18 +269,23 @@ def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
 
 
 def _known_holders(
-    manager: CUDAGraphTreeManager, pointer: int, handed_out: list[torch.Tensor], gradient: bool
+    manager: CUDAGraphTreeManager,
+    pointer: int,
+    handed_out: list[torch.Tensor],
+    arguments: list[torch.Tensor],
+    gradient: bool,
 ) -> list[torch.Tensor]:
-    """Parameters' gradients and held tensors that were handed out, over one storage.
+    """Tensors over one storage that are to have other memory.
 
     Args:
         manager: knows the parameters.
         pointer: to the storage.
-        handed_out: those tensors; it is emptied.
+        handed_out: tensors that were; those that are held count. It is emptied.
+        arguments: of the call, those that are to stay the tensors that they are.
         gradient: it may be that of a parameter.
     """
     _drop_unheld(handed_out)
-    found = {id(t): t for t in handed_out}
+    found = {id(t): t for t in (*handed_out, *arguments)}
     handed_out.clear()
     if gradient:
         for p in manager.leaves:

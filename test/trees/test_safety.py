@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -249,6 +250,37 @@ def test_what_is_written_through_a_view_the_holder_sees(before: int, kind: str) 
         expected = torch.tensor([1.0] * 4 + [0.0] * 4) + 2 * i
         same(p.grad if backward else y, expected)
         p.grad = y = None
+
+
+@pytest.mark.parametrize("of", [lambda y: y, lambda y: y[:]])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_static_input_that_the_last_step_made_is_used_with_its_value(
+    of: Callable[[torch.Tensor], torch.Tensor], written: bool
+) -> None:
+    # GIVEN a function that reads a buffer of its module, replayed after one that is none of its
+    x = torch.ones(4, device="cuda")
+
+    def read(buffer: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [(buffer.mul_(2) if written else buffer * 2) + x]
+
+    make = graphed(lambda x: [x * 3], [x])
+    mutated = (0,) if written else ()
+    use = graphed(read, [x, x], static=(0,), mutated_input_idxs=mutated)
+    buffer = torch.zeros(4, device="cuda")
+    for i in range(8):
+        next_step()
+        (y,) = make([torch.full((4,), float(i), device="cuda")])
+        # WHEN it is another one from now on, which the last step made
+        if i >= 5:
+            buffer = of(y)
+            del y
+        next_step()
+        (z,) = use([buffer, torch.ones(4, device="cuda")])
+        # THEN it is read
+        same(z, torch.full((4,), 6.0 * i + 1 if i >= 5 else 1.0))
+        # AND written to
+        if written:
+            same(buffer, torch.full((4,), 6.0 * i if i >= 5 else 0.0))
 
 
 def test_a_pending_backward_holds_the_step() -> None:

@@ -8,6 +8,8 @@ these ends, in this order:
 
 * the very call that begins the new step writes to it (a cache that is handed back): it moves
   out of the pool, content and all, so that whoever holds it sees what was written;
+* the call is that of a graph's partition, and the graph was given it: it moves out as well, since
+  something else of the graph may read it (Note [Graphs in parts]);
 * it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
   it computes what the program says;
 * it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
@@ -18,8 +20,8 @@ these ends, in this order:
 
 Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
 2.12 cannot do that to a storage over borrowed memory. There the trees look for the
-holders that they know, a parameter's ``.grad``, the tensor that was handed out and the argument
-that is written to, give these new memory, and the use of any other view raises.
+holders that they know, a parameter's ``.grad``, the tensor that was handed out, and what of the
+call's arguments moves out, give these new memory, and the use of any other view raises.
 
 Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
 and place in it: compiled code relies on the strides, and what the call writes to an argument that
@@ -122,6 +124,8 @@ def end_path_quickly(
                 found.append(slot)
     if found is None:
         return True
+    if manager.given:
+        return False
     arguments = _unlocated(manager, next_function, inputs)
     for ref, hand_out, k in found:
         if _count(ref.pointer) == ref.own:
@@ -223,12 +227,13 @@ def _end_output(
     )
     mutated = next_function.mutated_input_idxs if next_function is not None else ()
     written = [inputs[i] for i in mutated if _lies_in(inputs[i], pointer)]
-    moving = bool(gradient or clone or written)
+    given = [t for ref in manager.given if _lies_in(t := ref(), pointer)]
+    moving = bool(gradient or clone or written or given)
     # What a step that begins in inference mode moves out is used outside of it.
     with torch.no_grad(), torch.inference_mode(False):
         all_moved = moving and manager.pool.move_out(pointer)
         if moving and not all_moved:
-            known = _known_holders(manager, pointer, handed_out, written, gradient)
+            known = _known_holders(manager, pointer, handed_out, written + given, gradient)
         else:
             known = []
         if not all_moved:
@@ -240,6 +245,8 @@ def _end_output(
             else "a gradient"
             if gradient
             else 'outputs="clone"'
+            if clone
+            else "a graph in parts takes it"
         )
         reason = f"output {index} is held beyond its step: {why}"
         manager.note(LedgerKind.MOVED_OUT, function, reason)

@@ -302,6 +302,18 @@ def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
     return list(getattr(compiled.compiled_fn_runner, "partitions", None) or ())
 
 
+def runs_in_parts(compiled: Any) -> bool:
+    """Whether the graph trees get parts of generated code: it has several partitions, or does more
+    than to call the only one."""
+    runner = getattr(compiled, "compiled_fn_runner", None)
+    partitions = getattr(runner, "partitions", None)
+    if not partitions or wraps_whole_graphs():
+        return False
+    code = getattr(getattr(runner, "call", None), "__code__", None)
+    uses = set(code.co_names) if code is not None else {"unknown"}
+    return len(partitions) > 1 or not uses <= {"clear", "partitions"}
+
+
 def wraps_whole_graphs() -> bool:
     """Whether Inductor hands whole graphs to what captures them, although it cuts them into
     partitions: ``cudagraph_policy``, from torch 2.13 on."""

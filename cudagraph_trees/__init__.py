@@ -42,6 +42,7 @@ Reading order, one idea a file:
 ``budget``             a limit on the pool: all recordings go, what is used again comes back
 ``attribution``        every byte of the pool explained
 ``container``          one manager per device and autograd-thread family
+``given``              Note [Graphs in parts]: what a graph was given that has several
 ``entry``              ``cudagraphify``: the function that a compiler calls
 ``inductor``           ``use_in_inductor()``: plain ``mode="reduce-overhead"`` on these trees
 ``checks``             looking into a pool from outside
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from .entry import cudagraphify, cudagraphify_impl
     from .function import CompilationMode, FunctionID, GraphID
     from .generations import mark_step_begin
+    from .given import tell_what_is_given
     from .inductor import InductorTrees, use_in_inductor
     from .manager import CUDAGraphTreeManager
     from .node_recorded import CUDAGraphNode
@@ -108,6 +110,7 @@ _HOME = {
     "mark_step_begin": "generations",
     "mark_warmup_incomplete": "container",
     "reset_cudagraph_trees": "container",
+    "tell_what_is_given": "given",
     "use_in_inductor": "inductor",
 }
 
@@ -138,6 +141,7 @@ __all__ = [
     "mark_step_begin",
     "mark_warmup_incomplete",
     "reset_cudagraph_trees",
+    "tell_what_is_given",
     "use_in_inductor",
 ]
 

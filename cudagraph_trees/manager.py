@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, TreeCause
 
@@ -77,6 +78,8 @@ class CUDAGraphTreeManager(ManagerNames):
         dead: functions that nobody can call any more, and that were not let go of altogether.
         failures: how often the warm-up or recording of a function failed.
         active_warm_up: the function that is being warmed up now.
+        given: what the graph that runs was given and lay in live outputs when it was called, see
+            Note [Graphs in parts].
         plain_forwards: forwards whose last call ran without a graph, by ``compile_id``. What
             they save for their backward is somewhere else each time.
     """
@@ -110,6 +113,7 @@ class CUDAGraphTreeManager(ManagerNames):
         self.failures: dict[Function, int] = defaultdict(int)
         self._given_up: dict[Function, str] = {}
         self.active_warm_up: Function | None = None
+        self.given: list[TensorWeakRef] = []
         self.plain_forwards: dict[object, set[Function]] = {}
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker

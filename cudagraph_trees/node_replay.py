@@ -78,7 +78,6 @@ class Replay:
             address_bound: see ``device.protocol``.
         """
         self.plan = inputs
-        self.buffers = buffers
         self.specs = specs
         self.pool = pool
         self.path = path
@@ -191,11 +190,8 @@ class Replay:
         Copied values are in the buffers, which the next recording may reuse: clones.
         """
         out = list(inputs)
-        live = self.plan.live_outputs
-        specs = {i: self.specs[i] for i in self.plan.managed}
-        refs = {i: refs_at(self.path, [w])[0] for i in specs if (w := live[i]) is not None}
-        for i, t in inputs_again(self.pool, specs, refs).items():
+        plan, live = self.plan, self.plan.live_outputs
+        refs = {i: refs_at(self.path, [w])[0] for i in plan.managed if (w := live[i]) is not None}
+        for i, t in inputs_again(self.pool, self.specs, refs).items():
             out[i] = t
-        for i in self.plan.copied:
-            out[i] = self.buffers[i].clone()
         return out

@@ -8,6 +8,8 @@ these ends, in this order:
 
 * the very call that begins the new step writes to it (a cache that is handed back): it moves
   out of the pool, content and all, so that whoever holds it sees what was written;
+* the call is that of a graph's partition, and the graph was given it: it moves out as well, since
+  something else of the graph may read it (Note [Graphs in parts]);
 * it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
   it computes what the program says;
 * it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
@@ -18,14 +20,19 @@ these ends, in this order:
 
 Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
 2.12 cannot do that to a storage over borrowed memory. There the trees look for the
-holders that they know, a parameter's ``.grad`` and the tensor that was handed out, give
-these new memory, and the use of any other view raises.
+holders that they know, a parameter's ``.grad``, the tensor that was handed out, and what of the
+call's arguments moves out, give these new memory, and the use of any other view raises.
+
+Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
+and place in it: compiled code relies on the strides, and what the call writes to an argument that
+is a view of a holder is to be seen there.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -33,6 +40,7 @@ import torch
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
+from .device.protocol import TensorSpec
 from .errors import OverwrittenMessage
 from .function import CompilationMode
 from .liveness import held
@@ -40,7 +48,9 @@ from .node_recorded import CUDAGraphNode
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
-    from .device.protocol import Input
+    from collections.abc import Sequence
+
+    from .device.protocol import Input, Pool
     from .function import Function
     from .hand_out import HandOut
     from .manager import CUDAGraphTreeManager
@@ -48,6 +58,8 @@ if TYPE_CHECKING:
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
+_BLOCK = 512
+"""Allocators' blocks begin at multiples of so many bytes, or fewer."""
 
 
 def end_path(
@@ -89,8 +101,8 @@ def end_path_quickly(
 
     In the second the variable still holds the last step's loss while the next step begins.
     All that is held are tensors that the last step's nodes handed out as they were, none that
-    is to move out, and no argument of the new call: their use raises from here on, and the
-    node hands out others. Hot.
+    is to move out, and no argument of the new call, a static one included: their use raises from
+    here on, and the node hands out others. Hot.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -112,17 +124,19 @@ def end_path_quickly(
                 found.append(slot)
     if found is None:
         return True
-    loose = next_function.loose
+    if manager.given:
+        return False
+    arguments = _unlocated(manager, next_function, inputs)
     for ref, hand_out, k in found:
         if _count(ref.pointer) == ref.own:
             # Nothing but the tensor itself is over the storage.
             t = hand_out.slots[k]
-            for i in loose:
+            for i in arguments:
                 if inputs[i] is t:
                     return False
         else:
             begin, nbytes = ref.address, hand_out.nbytes[k]
-            for i in loose:
+            for i in arguments:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
     step = manager.step
@@ -135,6 +149,23 @@ def end_path_quickly(
             _count(ref.pointer) == ref.own,
         )
     return True
+
+
+def _unlocated(
+    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input]
+) -> Sequence[int]:
+    """Tensors among the inputs that may lie in an output of the last step. Hot.
+
+    Static ones do not where a recording fits that begins a step: its addresses are compared in C++,
+    and what lay in an output when it was recorded was cloned before.
+    """
+    static = function.static_input_idxs
+    if not static:
+        return function.loose
+    for root in manager.roots.get(function.id, ()):
+        if root.fits(inputs):
+            return function.loose
+    return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
 
 
 def takes_gradients(
@@ -169,10 +200,8 @@ def takes_gradients(
     )
 
 
-def _clone_arguments(inputs: list[Input], pointer: int) -> None:
-    for i, x in enumerate(inputs):
-        if _lies_in(x, pointer):
-            inputs[i] = x.clone()
+def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
+    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
@@ -196,31 +225,37 @@ def _end_output(
         f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
         for f, i in ((n.wrapped_function, i) for n, i in outputs)
     )
-    written = next_function is not None and any(
-        _lies_in(inputs[i], pointer) for i in next_function.mutated_input_idxs
-    )
-    if gradient or clone or written:
-        # What a step that begins in inference mode moves out is used outside of it.
-        with torch.no_grad(), torch.inference_mode(False):
-            all_moved = manager.pool.move_out(pointer)
-            moved = all_moved or _move_known_holders(manager, pointer, handed_out, gradient)
-        if moved:
-            why = (
-                "the call that begins the next one writes to it"
-                if written
-                else "a gradient"
-                if gradient
-                else 'outputs="clone"'
-            )
-            reason = f"output {index} is held beyond its step: {why}"
-            manager.note(LedgerKind.MOVED_OUT, function, reason)
-        if all_moved:
-            return
-    else:
-        _drop_unheld(handed_out)
+    mutated = next_function.mutated_input_idxs if next_function is not None else ()
+    written = [inputs[i] for i in mutated if _lies_in(inputs[i], pointer)]
+    given = [t for ref in manager.given if _lies_in(t := ref(), pointer)]
+    moving = bool(gradient or clone or written or given)
+    # What a step that begins in inference mode moves out is used outside of it.
+    with torch.no_grad(), torch.inference_mode(False):
+        all_moved = moving and manager.pool.move_out(pointer)
+        if moving and not all_moved:
+            known = _known_holders(manager, pointer, handed_out, written + given, gradient)
+        else:
+            known = []
+        if not all_moved:
+            _copy_out(manager.pool, pointer, known, inputs)
+    if all_moved or known:
+        why = (
+            "the call that begins the next one writes to it"
+            if written
+            else "a gradient"
+            if gradient
+            else 'outputs="clone"'
+            if clone
+            else "a graph in parts takes it"
+        )
+        reason = f"output {index} is held beyond its step: {why}"
+        manager.note(LedgerKind.MOVED_OUT, function, reason)
+    if all_moved:
+        return
+    known.clear()
+    _drop_unheld(handed_out)
     if compat.storage_use_count(pointer) == 0:
         return
-    _clone_arguments(inputs, pointer)
     message = OverwrittenMessage.of(function, index, node.id.id).text(
         made_in=manager.step,
         overwritten_in=manager.step + 1,
@@ -240,34 +275,80 @@ def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
     handed_out[:] = held
 
 
-def _move_known_holders(
-    manager: CUDAGraphTreeManager, pointer: int, handed_out: list[torch.Tensor], gradient: bool
-) -> bool:
-    """Give parameters' gradients and the tensors that were handed out memory of their own.
+def _known_holders(
+    manager: CUDAGraphTreeManager,
+    pointer: int,
+    handed_out: list[torch.Tensor],
+    arguments: list[torch.Tensor],
+    gradient: bool,
+) -> list[torch.Tensor]:
+    """Tensors over one storage that are to have other memory.
 
     Args:
         manager: knows the parameters.
         pointer: to the storage.
-        handed_out: those tensors; it is emptied.
+        handed_out: tensors that were; those that are held count. It is emptied.
+        arguments: of the call, those that are to stay the tensors that they are.
         gradient: it may be that of a parameter.
-
-    Returns:
-        Whether there are any.
     """
-    moved = False
+    _drop_unheld(handed_out)
+    found = {id(t): t for t in (*handed_out, *arguments)}
+    handed_out.clear()
     if gradient:
         for p in manager.leaves:
             g = p.grad
             if g is not None and g.untyped_storage()._cdata == pointer:
-                p.grad = g.clone()
-                moved = True
-            del g
-    _drop_unheld(handed_out)
-    while handed_out:
-        t = handed_out.pop()
-        t.data = t.data.clone()
-        moved = True
-    return moved
+                found[id(g)] = g
+    return list(found.values())
+
+
+def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]) -> None:
+    """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
+    pool: what the call writes to its arguments, holders see.
+
+    Args:
+        pool: where it lies.
+        pointer: to its storage.
+        holders: tensors over it; each gets other memory and stays what it is otherwise.
+        inputs: of the call; another tensor takes the place of an argument that is no holder.
+    """
+    ours = {id(t) for t in holders}
+    arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
+    copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
+    for t, copy in zip(holders, copies, strict=False):
+        t.data = copy
+    for i, copy in zip(arguments, copies[len(holders) :], strict=True):
+        inputs[i] = copy
+
+
+def _copies(pool: Pool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these, which share a storage: over one copy of what they span of it.
+
+    Compiled code relies on their strides, and on where they begin in a block.
+    """
+    if not tensors:
+        return []
+    spans = [_span(t) for t in tensors]
+    begin = min(b for b, _ in spans) // _BLOCK * _BLOCK
+    nbytes = max(e for _, e in spans) - begin
+    source = tensors[0].untyped_storage()
+    view = torch.empty(0, dtype=torch.uint8, device=source.device)
+    copy = view.set_(source, begin, (nbytes,), (1,)).clone().untyped_storage()
+    out = []
+    for t in tensors:
+        spec = TensorSpec.of(t)
+        offset = spec.offset - begin // t.itemsize
+        new = pool.tensor_at(replace(spec, nbytes=nbytes, offset=offset), copy)
+        new = new.conj() if t.is_conj() else new
+        out.append(torch._neg_view(new) if t.is_neg() else new)
+    return out
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the one after its last."""
+    begin = int(t.storage_offset())
+    n = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return begin * t.itemsize, (begin + n) * t.itemsize
 
 
 def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
@@ -81,8 +82,10 @@ class ObserveStage(CompileStage[Any]):
         if hasattr(compiled, "current_callable"):
             observed = ObservedCall(self, compiled.current_callable, compiled, sizes, dims)
 
+            in_parts = self.models is not None and compat.runs_in_parts(compiled)
+
             def install(call: BoxedCall) -> None:
-                compiled.current_callable = call
+                compiled.current_callable = tell_what_is_given(call) if in_parts else call
 
             observed.start(install)
             return compiled

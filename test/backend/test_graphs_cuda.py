@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from trees.support import same
 
 import memprof
+from memprof.compile_backend.observation import stage
 from memprof.cudagraph_trees.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution
@@ -237,3 +240,54 @@ def test_parameters_that_fsdp_gathers_get_no_graph_unless_asked_for(asked_for: b
         assert not all_managers()
     # and is observed all the same
     assert {p for p in profile.calls.program if p >= 0}
+
+
+@pytest.mark.parametrize(
+    ("of", "read"),
+    [
+        (lambda y: y, "in a later partition"),
+        (lambda y: y[:2], "between partitions"),
+        (lambda y: y[:2], "in both"),
+    ],
+)
+def test_what_a_graph_in_parts_is_given_has_its_value_in_all_of_them(
+    of: Callable[[torch.Tensor], torch.Tensor], read: str
+) -> None:
+    # GIVEN a graph of several partitions, with code between them
+    def g(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        b = (a * 2 + y if read == "in both" else a * 2).cpu() + 1
+        if read != "in a later partition":
+            b = b + y.cpu()
+        return b.cuda() + (y * 3 if read != "between partitions" else a)
+
+    first = torch.compile(lambda x: x * 2, backend="memprof")
+    then = torch.compile(g, backend="memprof")
+    with torch.no_grad():
+        for i in range(6):
+            y = of(first(torch.full((4, 4), float(i), device="cuda")))
+            # WHEN it begins a step, given an output of the last one
+            a = torch.ones(len(y), 4, device="cuda")
+            z = then(a, y)
+            # THEN all that reads it reads its value
+            same(z, g(a, torch.full_like(a, 2.0 * i)))
+            # AND whoever holds it can go on using it
+            same(y, torch.full((len(y), 4), 2.0 * i))
+            del y, z
+
+
+def test_only_graphs_in_parts_tell_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def noted(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        told.append(call)
+        return call
+
+    monkeypatch.setattr(stage, "tell_what_is_given", noted)
+    x = torch.ones(4, device="cuda")
+    # WHEN a graph is one partition
+    torch.compile(lambda x: (x * 2 + 1).sum(0), backend="memprof")(x)
+    # THEN nothing is between its caller and its code
+    assert not told
+    # AND it is told apart from one with code beside its only partition
+    torch.compile(lambda x: (x * 2 + 1).cpu(), backend="memprof")(x)
+    assert told

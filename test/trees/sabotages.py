@@ -132,7 +132,7 @@ def _() -> None:
 
 @sabotage("arguments that the ending step made are not cloned")
 def _() -> None:
-    _set(path_end, "_clone_arguments", _nothing)
+    _set(path_end, "_arguments_in", lambda inputs, pointer: [])
 
 
 @sabotage("what the next call writes to is not moved out")
@@ -159,12 +159,8 @@ def _() -> None:
     _set(cuda, "compat", _Changed(cuda.compat, swap_storage=_swap_with_nothing))
     _wrap(
         path_end,
-        "_move_known_holders",
-        lambda move: (
-            lambda manager, pointer, handed_out, gradient: _zeros(
-                move, manager, pointer, handed_out, gradient
-            )
-        ),
+        "_copies",
+        lambda copies: lambda pool, tensors: [torch.zeros_like(t) for t in copies(pool, tensors)],
     )
 
 
@@ -182,15 +178,6 @@ class _Changed:
 def _swap_with_nothing(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
     b.fill_(0)
     compat.swap_storage(a, b)
-
-
-def _zeros(move: Any, manager: Any, pointer: int, handed_out: list[Any], gradient: bool) -> Any:
-    for p in manager.leaves if gradient else ():
-        g = p.grad
-        if g is not None and g.untyped_storage()._cdata == pointer:
-            p.grad = torch.zeros_like(g)
-        del g
-    return move(manager, pointer, handed_out, gradient)
 
 
 @sabotage("a function's own clone_outputs is forgotten", needs=compat.can_swap_storage)

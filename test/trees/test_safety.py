@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,6 +168,119 @@ def test_an_output_that_the_next_steps_first_call_writes_to_is_written_to(before
         same(cache, torch.full((4,), 3.0 + i))
         same(y, torch.full((4,), 30.0 + 10 * i))
         del y
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_arguments_that_the_last_step_made_keep_their_strides_and_what_they_share(
+    before: int,
+) -> None:
+    make = graphed(lambda x: [x + 1], [torch.ones(8, 8, device="cuda")])
+    seen = []
+
+    def use(*views: torch.Tensor) -> list[torch.Tensor]:
+        seen.append([(t.stride(), t.data_ptr() - views[0].data_ptr()) for t in views])
+        return [t * 2 for t in views]
+
+    def views_of(y: torch.Tensor) -> list[torch.Tensor]:
+        """A step in a row, columns, an expanded row, nothing, and all of it."""
+        return [y[2:, ::2], y.t()[1:], y[3:4].expand(5, 8), y[:0], y]
+
+    y = torch.empty(8, 8, device="cuda")
+    laid_out = [(t.stride(), t.data_ptr() - y[2:].data_ptr()) for t in views_of(y)]
+    call = graphed(use, views_of(y))
+    x = torch.arange(64.0).view(8, 8)
+    for i in range(before + 3):
+        next_step()
+        (y,) = make([(x + i).cuda()])
+        if i < before:
+            continue
+        # WHEN views of an output begin the next step
+        next_step()
+        for got, t in zip(call(views_of(y)), views_of(x + i + 1), strict=True):
+            same(got, t * 2)
+        # THEN the function gets what its code was compiled for, as often as it is run
+        del y
+    assert len(seen) == 2
+    assert [[s for s, _ in views] for views in seen] == [[s for s, _ in laid_out]] * 2
+    # AND in the warm-up, which reads the clones themselves, they lie as they did
+    assert [d for t, (_, d) in zip(views_of(x), seen[0], strict=True) if t.numel()] == [
+        d for t, (_, d) in zip(views_of(x), laid_out, strict=True) if t.numel()
+    ]
+
+
+def test_the_clone_of_a_view_has_no_more_bytes_than_it_spans() -> None:
+    make = graphed(lambda x: [x + 1], [torch.ones(1 << 20, device="cuda")])
+    (y,) = make([torch.ones(1 << 20, device="cuda")])
+    got = []
+    call = graphed(lambda v: got.append(v.untyped_storage().nbytes()) or [v * 2], [y[:4]])
+    # WHEN a few elements of a large output begin the next step
+    next_step()
+    (z,) = call([y[1000:1004]])
+    same(z, torch.full((4,), 4.0))
+    # THEN little is copied: 4 elements, and what comes before them in their block
+    assert got == [4000 % 512 + 16]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["output", "gradient"])
+def test_what_is_written_through_a_view_the_holder_sees(before: int, kind: str) -> None:
+    # GIVEN a function that makes a tensor, and another that writes to it
+    x = torch.ones(8, device="cuda")
+    backward = kind == "gradient"
+    make = graphed(lambda x: [x * 2], [x], is_inference=not backward, is_backward=backward)
+    update = graphed(lambda v: [v.add_(1).sum()], [x[:4]], mutated_input_idxs=(0,))
+    p = torch.zeros(8, device="cuda", requires_grad=True)
+    forward = graphed(lambda p: [p + 1], [p], static=(0,), is_inference=False)
+    with torch.no_grad():
+        forward([p])  # the trees know the parameter from now on
+    for i in range(before + 3):
+        torch.compiler.cudagraph_mark_step_begin()
+        (y,) = make([torch.full((8,), float(i), device="cuda")])
+        if i < before:
+            del y
+            continue
+        if backward:
+            p.grad = y.detach()
+            del y
+        # WHEN the next step's first call writes to a view that is no output itself
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            update([(p.grad if backward else y)[:4]])
+        # THEN its holder sees it, and the rest is what it was
+        expected = torch.tensor([1.0] * 4 + [0.0] * 4) + 2 * i
+        same(p.grad if backward else y, expected)
+        p.grad = y = None
+
+
+@pytest.mark.parametrize("of", [lambda y: y, lambda y: y[:]])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_static_input_that_the_last_step_made_is_used_with_its_value(
+    of: Callable[[torch.Tensor], torch.Tensor], written: bool
+) -> None:
+    # GIVEN a function that reads a buffer of its module, replayed after one that is none of its
+    x = torch.ones(4, device="cuda")
+
+    def read(buffer: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [(buffer.mul_(2) if written else buffer * 2) + x]
+
+    make = graphed(lambda x: [x * 3], [x])
+    mutated = (0,) if written else ()
+    use = graphed(read, [x, x], static=(0,), mutated_input_idxs=mutated)
+    buffer = torch.zeros(4, device="cuda")
+    for i in range(8):
+        next_step()
+        (y,) = make([torch.full((4,), float(i), device="cuda")])
+        # WHEN it is another one from now on, which the last step made
+        if i >= 5:
+            buffer = of(y)
+            del y
+        next_step()
+        (z,) = use([buffer, torch.ones(4, device="cuda")])
+        # THEN it is read
+        same(z, torch.full((4,), 6.0 * i + 1 if i >= 5 else 1.0))
+        # AND written to
+        if written:
+            same(buffer, torch.full((4,), 6.0 * i if i >= 5 else 0.0))
 
 
 def test_a_pending_backward_holds_the_step() -> None:
@@ -333,6 +447,33 @@ def test_what_such_a_call_was_given_is_there_until_it_was_read() -> None:
         # THEN the recording that this takes reads them both
         same(z, torch.full((4,), (2.0 * i + 3) * (i + 2)))
         del z, kept
+
+
+def test_what_such_a_call_copied_is_recorded_again_with_its_strides() -> None:
+    # GIVEN a recording in which an output dies, and which copies inputs that are not dense
+    x = torch.arange(32.0).view(4, 8)
+    views = [lambda x: x[:, ::2], lambda x: x[1:2].expand(4, 8)[:, 1::2]]
+    seen = []
+
+    def add(h: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+        seen.append([t.stride() for t in others])
+        return [h + sum(others)]
+
+    f = graphed(lambda x: [x + 1], [torch.ones(4, 4, device="cuda")])
+    g = graphed(add, [torch.ones(4, 4, device="cuda"), *(v(x.cuda()) for v in views)])
+    for i in range(6):
+        next_step()
+        (h,) = f([torch.full((4, 4), float(i), device="cuda")])
+        # WHEN it is held at a later call, which is called off when the inputs were copied
+        kept = h if i == 5 else None
+        there = (x + i).cuda()
+        args = [h, *(v(there) for v in views)]
+        del h, there
+        (z,) = g(args)
+        same(z, i + 1.0 + sum(v(x + i) for v in views))
+        del z, kept
+    # THEN the recording that this takes is one of inputs like those of the others
+    assert seen == [[(8, 2), (0, 2)]] * 3
 
 
 def test_stale_autograd_graphs_hold_nothing() -> None:

@@ -273,6 +273,37 @@ def test_a_failed_warm_up_does_not_write_twice() -> None:
         del y
 
 
+def test_the_call_without_a_graph_waits_for_the_kernels_of_the_failed_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a function whose warm-up launches a kernel that writes, and fails
+    log: list[tuple[str, int]] = []
+    current = torch.cuda.current_stream
+
+    def foo(buffer: torch.Tensor) -> list[torch.Tensor]:
+        log.append(("run", current().cuda_stream))
+        buffer.add_(1)
+        if len([what for what, _ in log if what == "run"]) == 1:
+            raise RuntimeError("after a kernel")
+        return [buffer + 1]
+
+    buffer = torch.zeros(4, device="cuda")
+    f = graphed(foo, [buffer], static=(0,), mutated_input_idxs=(0,))
+    wait = torch.cuda.Stream.wait_stream
+
+    def logged(self: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        log.append(("wait", other.cuda_stream) if self == current() else ("other", 0))
+        wait(self, other)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", logged)
+    # WHEN it is called again without a graph
+    f([buffer])
+    # THEN the stream of that call has waited for that of the warm-up
+    first, last = (i for i, (what, _) in enumerate(log) if what == "run")
+    assert log[first][1] != log[last][1] == current().cuda_stream
+    assert ("wait", log[first][1]) in log[first:last]
+
+
 def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
     # GIVEN a function that keeps a tensor of the pool in a global, say a cache
     kept = []

@@ -15,6 +15,7 @@ Reading order, one idea a file:
 ``storage_ref``        weak references to storages: is this output still held?
 ``liveness``           which outputs of a path are live, and what a node expects of that
 ``generations``        when a new step begins and old outputs may be overwritten
+``forwards``           which graphs' last forward ran without a graph
 ``inputs``             static, managed and copied inputs; copying; why a node does not fit
 ``outputs``            what an output is an alias of
 ``hand_out``           handing the outputs out after a replay; Note [Cached outputs]

@@ -19,6 +19,7 @@ from . import _torch_compat as compat
 from . import history, recording, torch_logs
 from .budget import Budget
 from .device.protocol import Device, Input, Model, Output
+from .forwards import PlainForwards
 from .function import CompilationMode, Function, FunctionID, GraphID
 from .generations import Generations
 from .inputs import CheckInvariantStatus
@@ -77,8 +78,7 @@ class CUDAGraphTreeManager(ManagerNames):
         dead: functions that nobody can call any more, and that were not let go of altogether.
         failures: how often the warm-up or recording of a function failed.
         active_warm_up: the function that is being warmed up now.
-        plain_forwards: forwards whose last call ran without a graph, by ``compile_id``. What
-            they save for their backward is somewhere else each time.
+        plain_forwards: see there.
     """
 
     def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
@@ -110,7 +110,7 @@ class CUDAGraphTreeManager(ManagerNames):
         self.failures: dict[Function, int] = defaultdict(int)
         self._given_up: dict[Function, str] = {}
         self.active_warm_up: Function | None = None
-        self.plain_forwards: dict[object, set[Function]] = {}
+        self.plain_forwards = PlainForwards()
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker
         self._roots: dict[Function, list[CUDAGraphNode]] = {}
@@ -241,7 +241,7 @@ class CUDAGraphTreeManager(ManagerNames):
                     if function.mode is _FORWARD:
                         generations.pending_backward = True
                         if self.plain_forwards:
-                            self.ran_forward(function, plainly=False)
+                            self.plain_forwards.forget(function)
                     elif function.mode is _BACKWARD:
                         generations.pending_backward = False
                     return outputs
@@ -361,7 +361,7 @@ class CUDAGraphTreeManager(ManagerNames):
         """``node`` has run; ``state`` is WARMUP or RECORDING."""
         self._node, self._state = node, state
         if node.wrapped_function.mode is _FORWARD:
-            self.ran_forward(node.wrapped_function, plainly=False)
+            self.plain_forwards.forget(node.wrapped_function)
         self._generations.update()
 
     def add_node(
@@ -388,7 +388,8 @@ class CUDAGraphTreeManager(ManagerNames):
         self.failures.pop(function, None)
         self._given_up.pop(function, None)
         self.warned_pending.discard(function)
-        self.ran_forward(function, plainly=False)
+        if function.mode is _FORWARD:
+            self.plain_forwards.forget(function)
         self.moves.forget(function)
         self.places.forget_function(function)
         # New ones: a collector may have come by in the midst of a walk over them.
@@ -500,15 +501,6 @@ class CUDAGraphTreeManager(ManagerNames):
     def can_start_new_generation(self) -> bool:
         """Whether a step may begin, see Note [Generations]."""
         return self._generations.may_begin()
-
-    def ran_forward(self, function: Function, *, plainly: bool) -> None:
-        """How a forward ran, which its backward has to know."""
-        if function.compile_id is None:
-            return
-        plain = self.plain_forwards.setdefault(function.compile_id, set())
-        (plain.add if plainly else plain.discard)(function)
-        if not plain:
-            del self.plain_forwards[function.compile_id]
 
     def ran_outside(self) -> None:
         """A function ran without a graph: it belongs to the step that runs, unless one may

@@ -280,7 +280,7 @@ def run_plainly(
     if note:
         manager.note(LedgerKind.SKIP, function, reason, **cause.detail())
     if function.mode is CompilationMode.FORWARD:
-        manager.ran_forward(function, plainly=True)
+        manager.plain_forwards.ran_plainly(function)
     manager.ran_outside()
     compat.align_inputs(
         inputs, [i for i in function.alignment_checked if i not in function.mutated_input_idxs]

@@ -373,3 +373,38 @@ def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> 
         next_step()
         other([x])
     assert [n.wrapped_function.compile_id for n in manager().nodes()] == ["8/0"]
+
+
+def test_a_size_whose_forward_cannot_be_recorded_leaves_the_other_sizes_their_backward() -> None:
+    # GIVEN a forward that can be captured in all sizes but one
+    def forward(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        if n == 3:
+            torch.cuda.synchronize()
+        return [x * 2]
+
+    x = torch.zeros(4, device="cuda")
+    f = graphed(forward, [x, 5], is_inference=False, compile_id="7/0")
+    g = graphed(lambda y, n: [y + 1], [x, 5], is_backward=True, compile_id="7/0")
+
+    def run(n: int, times: int) -> None:
+        for _ in range(times):
+            next_step()
+            (y,) = f([x, n])
+            same(g([y, n])[0], torch.ones(4))
+
+    def replays() -> list[int]:
+        return [n.replays for n in manager().nodes() if n.wrapped_function.mode.name == "BACKWARD"]
+
+    run(5, 3)
+    # WHEN that size comes, and then another one again
+    run(3, 4)
+    run(5, 5)
+    # THEN the other one's backward is replayed
+    assert replays() == [4]
+    # AND that of the size without a graph was never recorded
+    backwards = [
+        (e.tree.key, e.reason)
+        for e in manager().entries()
+        if e.kind is LedgerKind.SKIP and e.tree and "backward" in e.tree.function
+    ]
+    assert backwards == [((3,), "its forward ran without a graph")]

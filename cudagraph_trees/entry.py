@@ -130,7 +130,10 @@ class GraphedFunction:
             manager.ran_outside()
             if options.get("is_backward"):
                 manager.set_to_running_backward()
-            manager.note(LedgerKind.SKIP, self._unwrapped(inputs), reason)
+            function = self._unwrapped(inputs)
+            if function.mode is CompilationMode.FORWARD:
+                manager.plain_forwards.ran_plainly(function)
+            manager.note(LedgerKind.SKIP, function, reason)
         # What torch's trees leave out.
         mutated = options.get("mutated_input_idxs", ())
         model = compat.with_aligned_inputs(self.model, sorted(self._checked), mutated)
@@ -148,6 +151,7 @@ class GraphedFunction:
             compile_id=compile_id,
             key=tuple(inputs[i] for i in self._ints),
             record=options.get("record"),
+            partition=options.get("partition"),
             label="" if compile_id else f"{mode.name.lower()} function",
         )
 

@@ -121,7 +121,7 @@ class CUDAGraphTreeManager(ManagerNames):
 
     # ---- functions
 
-    def add_function(
+    def wrap(
         self,
         model: Model,
         inputs: list[Input],
@@ -143,12 +143,8 @@ class CUDAGraphTreeManager(ManagerNames):
         alignment_checked: Sequence[int] = (),
         clone_outputs: bool = False,
         options: TreeOptions | None = None,
-    ) -> tuple[functools.partial[list[Output]], list[Output]]:
-        """Wrap a function and call it for the first time.
-
-        Returns:
-            ``call`` of the function, and what the first call returned.
-        """
+    ) -> functools.partial[list[Output]]:
+        """``call`` of a function that is made of these. ``inputs`` are those of its first call."""
         options = TreeOptions.of_this_compilation() if options is None else options
         function = Function(
             FunctionID(next(self.func_counter)),
@@ -182,8 +178,7 @@ class CUDAGraphTreeManager(ManagerNames):
         if function.compile_id in self.stopped:
             self.give_up(function, self.stopped[function.compile_id])
         self.leaves.remember(function, inputs)
-        wrapped = functools.partial(self.call, function)
-        return wrapped, wrapped(inputs)
+        return functools.partial(self.call, function)
 
     def run(self, inputs: list[Input], function_id: FunctionID) -> list[Output]:
         """Call a wrapped function by its number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -193,6 +194,36 @@ def test_the_programs_own_error_reaches_the_user() -> None:
         next_step()
         with pytest.raises(KeyError, match="mine"):
             f([torch.ones(4, device="cuda")])
+
+
+def test_a_function_none_of_whose_calls_returns() -> None:
+    # GIVEN a function with a constant that raises in each of its calls, the first one included
+    constant = torch.ones(4, device="cuda")
+    gone = weakref.ref(constant)
+    runs: list[bool] = []
+
+    def foo(x: torch.Tensor, constant: torch.Tensor = constant) -> list[torch.Tensor]:
+        runs.append(torch.cuda.current_stream() == torch.cuda.default_stream())
+        raise KeyError("mine")
+
+    other = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    for _ in range(2):
+        next_step()
+        other([torch.ones(4, device="cuda")])
+    f = graphed(foo, [torch.ones(4, device="cuda")], constants=(constant,))
+    for _ in range(4):
+        with pytest.raises(KeyError, match="mine"):
+            f([torch.ones(4, device="cuda")])
+    # THEN it is one function, which is warmed up no more after two failures
+    assert runs == [False, True, False, True, True, True]
+    assert len(manager().ids_to_funcs) == 2
+    # WHEN nobody has it any more, THEN nothing is left of it
+    del f, foo, constant
+    gc.collect()
+    assert gone() is None
+    next_step()
+    graphed(lambda x: [x + 2], [torch.ones(4, device="cuda")])([torch.ones(4, device="cuda")])
+    assert 1 not in {id.id for id in manager().ids_to_funcs}
 
 
 def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:

@@ -30,6 +30,7 @@ Reading order, one idea a file:
 ``path_state``         Note [The four states]
 ``torch_names``        torch's names for what nodes and the manager keep in another form
 ``recording``          calls that are no replays: warming up, recording, running plainly
+``starting_over``      the pool as a whole: limits, giving it back, taking another one
 ``places``             why a function is not recorded at a place of the tree
 ``path_end``           what becomes of live outputs when their step is over
 ``leaves``             parameters whose gradients have to be found (torch before 2.12)

@@ -35,6 +35,7 @@ from .path_state import ExecutionState
 from .places import Place, Places
 from .recording import run_plainly, warm_up
 from .settings import TreeSettings, current_settings
+from .starting_over import OwnsPool
 from .stopping import Cause, bury, refusal
 from .torch_names import ManagerNames
 from .torch_options import TreeOptions
@@ -55,7 +56,7 @@ class ManagerGone(Exception):
     """The manager of a wrapped function was shut down; the call was not begun."""
 
 
-class CUDAGraphTreeManager(ManagerNames):
+class CUDAGraphTreeManager(OwnsPool, ManagerNames):
     """All recordings that share one pool.
 
     Attributes:
@@ -74,7 +75,6 @@ class CUDAGraphTreeManager(ManagerNames):
         leaves: parameters that forwards read.
         moves: what is known about static inputs that move.
         stopped: compiled graphs of which nothing is recorded any more, and why.
-        resting: the pool was given back; nothing is recorded until the step ends.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         failures: how often the warm-up or recording of a function failed.
         active_warm_up: the function that is being warmed up now.
@@ -82,6 +82,7 @@ class CUDAGraphTreeManager(ManagerNames):
     """
 
     def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
+        super().__init__()
         self.device = device
         self.device_index = device.device.index or 0
         self.settings = settings if settings is not None else current_settings()
@@ -103,8 +104,6 @@ class CUDAGraphTreeManager(ManagerNames):
         self.places = Places()
         self.moves = Moves()
         self.stopped: dict[object, str] = {}
-        self.resting = False
-        self._begun_already: set[int] = set()
         self.dead: set[Function] = set()
         self.leaves = Leaves()
         self.failures: dict[Function, int] = defaultdict(int)
@@ -400,69 +399,6 @@ class CUDAGraphTreeManager(ManagerNames):
         """``function`` runs without a graph from now on, and each time the ledger says ``why``."""
         self.failures[function] = MAX_FAILURES
         self._given_up[function] = why
-
-    def spent(self, function: Function) -> None:
-        """Something was allocated from the pool."""
-        if self.budget.limit is not None and self.budget.spent(
-            function, self.pool.reserved_bytes()
-        ):
-            # Hides the roots from the hot path until the budget was enforced.
-            self._roots = {}
-
-    def limit_pool(self, budget: int | None) -> None:
-        """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
-        with capturing():
-            if self.budget.lower(budget, self.pool.reserved_bytes()):
-                self._roots = {}
-
-    def begun_already(self, pool_initial: int) -> None:
-        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
-        if pool_initial not in self._begun_already:
-            self._begun_already.add(pool_initial)
-            compat.log.warning(
-                "a pool of %d bytes to begin with was asked for, but code that runs already has "
-                "one on %s, which began with %d; it takes what it needs when it needs it",
-                pool_initial,
-                self.ledger.device,
-                self.settings.pool_initial,
-            )
-
-    def give_memory_back(self, reason: str) -> None:
-        """Start over, in the midst of a path too: its outputs own their memory from then on, and
-        nothing is recorded until the step ends, since their addresses do not come back."""
-        self.resting = self._node is not None
-        with capturing():
-            recording.restore_books(self, None)
-            self.start_over(reason)
-
-    def rested(self) -> bool:
-        """Whether recording may go on after ``give_memory_back``: a new step begins."""
-        if self.resting and self.can_start_new_generation():
-            self.resting = False
-            # What the outputs of that step have let go of meanwhile.
-            self.device.empty_cache()
-        return not self.resting
-
-    def start_over(self, reason: str) -> None:
-        """Drop all recordings and take a new pool.
-
-        The allocator's books must be right: outputs of the current path own their blocks in
-        the old pool and stay valid for as long as they are held.
-        """
-        for node in list(self.nodes()):
-            self.note(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.id.id)
-            self.ledger.retire(node)
-            node.release()
-        self.roots.clear()
-        self._roots = {}
-        self.current_node = None
-        self.places.forget()
-        for function in self.ids_to_funcs.values():
-            function.pool_growth = function.recordings = 0
-        if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
-            self.pool.release()
-            self.device.empty_cache()
-            self.pool = self.device.create_pool(self.settings.pool_initial)
 
     # ---- the ends of paths
 

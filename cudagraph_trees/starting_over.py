@@ -99,7 +99,7 @@ class OwnsPool:
     def give_memory_back(self, reason: str) -> None:
         """Start over, in the midst of a path too: its outputs own their memory from then on, and
         nothing is recorded until the step ends, see Note [Giving the pool back]."""
-        self.resting = self.current_node is not None
+        self.resting |= self.current_node is not None
         with capturing():
             recording.restore_books(self, None)  # type: ignore[arg-type]
             self.start_over(reason)
@@ -129,6 +129,17 @@ class OwnsPool:
         for function in self.ids_to_funcs.values():
             function.pool_growth = function.recordings = 0
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
+            # Until there is another one, whatever becomes of this.
+            self.pool.damaged = True
             self.pool.release()
             self.device.empty_cache()
-            self.pool = self.device.create_pool(self.settings.pool_initial)
+            self._take_pool()
+
+    def _take_pool(self) -> None:
+        for nbytes in dict.fromkeys((self.settings.pool_initial, 0)):
+            try:
+                self.pool = self.device.create_pool(nbytes)
+                return
+            except Exception as e:
+                why = f"{type(e).__name__}: {e}"
+                compat.log.warning("no other pool of %d bytes for CUDA graphs: %s", nbytes, why)

@@ -67,6 +67,10 @@ def refusal(
     Raises:
         RuntimeError: inputs keep moving, and ``cudagraph_or_error`` is on.
     """
+    if manager.pool.damaged:
+        manager.give_memory_back("the pool was damaged")
+    if manager.pool.damaged:
+        return Refusal("there is no pool")
     if not manager.rested():
         return Refusal("the pool was given back in this step", this_once=True)
     if not manager.device.address_bound:

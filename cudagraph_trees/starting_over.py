@@ -25,6 +25,7 @@ from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
 from . import recording
+from .liveness import path_refs
 from .locks import capturing
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class OwnsPool:
     def __init__(self) -> None:
         self.resting = False
         self._begun_already: set[int] = set()
+        # Outputs of the step in which it was, with memory in the old pool.
         self._left: list[StorageWeakRefWrapper] = []
 
     # ---- limits
@@ -99,15 +101,23 @@ class OwnsPool:
     def give_memory_back(self, reason: str) -> None:
         """Start over, in the midst of a path too: its outputs own their memory from then on, and
         nothing is recorded until the step ends, see Note [Giving the pool back]."""
-        self.resting |= self.current_node is not None
+        node = self.current_node
+        self.resting |= node is not None
         with capturing():
             recording.restore_books(self, None)  # type: ignore[arg-type]
             self.start_over(reason)
+        if node is not None:
+            self._left = [r for r in path_refs(node.path_weakrefs) if not r.expired()]
 
     def rested(self) -> bool:
-        """Whether recording may go on after ``give_memory_back``: a new step begins."""
-        if self.resting and self.can_start_new_generation():
+        """Whether recording may go on after ``give_memory_back``: a new step begins, or it is later
+        and nothing is held of the old one."""
+        if self.resting and (
+            self.can_start_new_generation()
+            or (self.generation_moved() and all(r.expired() for r in self._left))
+        ):
             self.resting = False
+            self._left.clear()
             # What the outputs of that step have let go of meanwhile.
             self.device.empty_cache()
         return not self.resting

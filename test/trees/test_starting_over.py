@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -76,3 +78,48 @@ def test_there_is_no_memory_for_another_pool(
     assert not manager().pool.damaged
     assert manager().path_state is ExecutionState.EXECUTION
     assert len(list(manager().nodes())) == 2
+
+
+def test_forwards_without_a_backward_are_recorded_again() -> None:
+    # GIVEN forwards, say an evaluation with grad mode on, whose backward never comes
+    f = graphed(lambda x: [x * 2], [ones()], is_inference=False, compile_id="0/0")
+    g = graphed(Cached(), [ones()], is_inference=False, compile_id="1/0")
+    held: list[Tensor] = []
+    for i in range(10):
+        next_step()
+        (a,) = f([ones(i)])
+        # WHEN the pool is given back in the first step, of which something is held for long
+        (b,) = g([a])
+        if i == 0:
+            held += [a, b]
+        elif i == 5:
+            same(held[0], ones(0))
+            held.clear()
+        same(a, ones(2 * i))
+        same(b, ones(6 * i))
+        del a, b
+        # THEN nothing is recorded while it is
+        assert i > 5 or not list(manager().nodes())
+    # AND from then on both are recorded, and replayed
+    assert not manager().resting
+    assert [n.replays for n in manager().nodes()] == [3, 2]
+
+
+def test_a_function_that_dies_in_such_a_step_does_not_end_it() -> None:
+    f = graphed(lambda x: [x * 2], [ones()])
+    g = graphed(Cached(), [ones()])
+    h = graphed(lambda x: [x + 1], [ones()])
+    next_step()
+    h([ones()])
+    next_step()
+    # GIVEN a step in which the pool is given back
+    (a,) = f([ones()])
+    (b,) = g([a])
+    # WHEN a function dies, with which the last recording might have gone
+    del f
+    gc.collect()
+    h([ones()])
+    # THEN nothing is recorded in that step all the same
+    assert list(manager().nodes()) == []
+    assert list(reasons(LedgerKind.SKIP)) == ["the pool was given back in this step"]
+    same(b, ones(6))

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure
+from memprof.cudagraph_trees import configure, recording
 from memprof.cudagraph_trees.device.protocol import Pool
+from memprof.cudagraph_trees.generators import GeneratorStates
 from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.recovery import Attempt
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, same
@@ -123,3 +125,100 @@ def test_a_function_that_dies_in_such_a_step_does_not_end_it() -> None:
     assert list(manager().nodes()) == []
     assert list(reasons(LedgerKind.SKIP)) == ["the pool was given back in this step"]
     same(b, ones(6))
+
+
+def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
+    # GIVEN a function whose capture fails and spoils the pool, and one that reads in place what
+    # comes from that pool
+    f = graphed(lambda x: [x + 1], [ones()])
+
+    def spoils(x: Tensor) -> list[Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            manager().pool.damaged = True
+            raise NotImplementedError
+        return [x * 2]
+
+    g = graphed(spoils, [ones()])
+    h = graphed(lambda w, x: [w + x], [ones(), ones()], (0,))
+    recorded = []
+    for i in range(8):
+        next_step()
+        (a,) = f([ones(i)])
+        (b,) = g([a])
+        (c,) = h([a, b])
+        same(c, ones(3.0 * (i + 1)))
+        del a, b, c
+        recorded.append({n.wrapped_function.label for n in manager().nodes()})
+    # THEN nothing is recorded for an address that does not come back
+    assert recorded[1] == recorded[2] == set()
+    assert reasons(LedgerKind.SKIP)["the pool was given back in this step"] == 2
+    assert "inference function 2" in recorded[-1]
+
+
+@pytest.mark.parametrize("what", ["inputs", "generators", "generators, interrupted"])
+def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a warm-up that fails and spoils the pool
+    error = KeyboardInterrupt if "interrupted" in what else ValueError
+    failing = [True]
+
+    def foo(x: Tensor) -> list[Tensor]:
+        if failing:
+            manager().pool.damaged = True
+            raise error("mine")
+        return [x + 1]
+
+    def lost(*args: object) -> None:
+        raise RuntimeError("lost")
+
+    f = graphed(foo, [ones()])
+    # WHEN what the call needs to be made again cannot be had, which raises something else
+    with monkeypatch.context() as m:
+        if what == "inputs":
+            m.setattr(Attempt, "inputs_again", lost)
+        else:
+            m.setattr(GeneratorStates, "restore", lost)
+        with pytest.raises(error, match="mine") as e:
+            f([ones()])
+    # THEN the user hears of the first error
+    if error is ValueError:
+        assert "lost" in str(getattr(e.value, "__notes__", "lost"))
+    # AND there is another pool
+    assert not manager().pool.damaged
+    failing.clear()
+    for i in range(4):
+        next_step()
+        (y,) = f([ones(i)])
+        same(y, ones(i + 1))
+        del y
+    assert manager().path_state is ExecutionState.EXECUTION
+
+
+def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails_once(x: Tensor) -> list[Tensor]:
+        runs.append(1)
+        if len(runs) == 1:
+            raise ValueError
+        return [x + 1]
+
+    def lost(*args: object) -> None:
+        raise RuntimeError("lost")
+
+    runs: list[int] = []
+    f = graphed(fails_once, [ones()])
+    with monkeypatch.context() as m:
+        m.setattr(recording, "memory_kept", lost)
+        (y,) = f([ones()])
+    same(y, ones(2))
+    # AND that pool is not used any more
+    before = manager().pool
+    for i in range(4):
+        next_step()
+        (y,) = f([ones(i)])
+        same(y, ones(i + 1))
+        del y
+    assert manager().pool is not before
+    assert manager().path_state is ExecutionState.EXECUTION

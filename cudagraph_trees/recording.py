@@ -64,9 +64,10 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         if parent is None:
             manager.step += 1
         first = function.id not in manager.warmed_up_functions
-        manager.warmed_up_functions.add(function.id)
         node = CUDAWarmupNode(function, GraphID(next(manager.warmup_counter)), parent, manager.step)
         attempt = Attempt.warm_up(function, inputs, path_addresses(parent), manager.pool.device)
+        # It is called from here on, unless that fails, or says that once is not enough.
+        manager.warmed_up_functions.add(function.id)
         torch_logs.warm_up(function)
         manager.active_warm_up = function
         try:

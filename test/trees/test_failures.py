@@ -10,6 +10,7 @@ import torch
 
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.recovery import Attempt
 from memprof.profiler.model import LedgerKind
 
 from .support import (
@@ -281,6 +282,35 @@ def test_a_warm_up_that_fails_before_the_function_is_called(
     (y,) = g(inputs)
     same(y, torch.full((4,), 3.0))
     assert inputs == []
+
+
+def test_a_warm_up_before_which_nothing_could_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN no memory on the host for the copy of what the function writes to
+    runs: list[bool] = []
+
+    def foo(buffer: torch.Tensor) -> list[torch.Tensor]:
+        runs.append(torch.cuda.is_current_stream_capturing())
+        buffer.add_(1)
+        return [buffer + 1]
+
+    buffer = torch.zeros(4, device="cuda")
+    f = graphed(foo, [buffer], static=(0,), mutated_input_idxs=(0,))
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as m:
+        m.setattr(Attempt, "warm_up", fails)
+        with pytest.raises(MemoryError):
+            f([buffer])
+    assert runs == []
+    for i in range(4):
+        next_step()
+        (y,) = f([buffer])
+        same(y, torch.full((4,), i + 2.0))
+        del y
+    # THEN the next call is its warm-up
+    assert runs == [False, True]
 
 
 def test_a_failed_warm_up_does_not_write_twice() -> None:

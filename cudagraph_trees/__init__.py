@@ -15,6 +15,7 @@ Reading order, one idea a file:
 ``storage_ref``        weak references to storages: is this output still held?
 ``liveness``           which outputs of a path are live, and what a node expects of that
 ``generations``        when a new step begins and old outputs may be overwritten
+``forwards``           which graphs' last forward ran without a graph
 ``inputs``             static, managed and copied inputs; copying; why a node does not fit
 ``outputs``            what an output is an alias of
 ``hand_out``           handing the outputs out after a replay; Note [Cached outputs]
@@ -29,6 +30,7 @@ Reading order, one idea a file:
 ``path_state``         Note [The four states]
 ``torch_names``        torch's names for what nodes and the manager keep in another form
 ``recording``          calls that are no replays: warming up, recording, running plainly
+``starting_over``      the pool as a whole: limits, giving it back, taking another one
 ``places``             why a function is not recorded at a place of the tree
 ``path_end``           what becomes of live outputs when their step is over
 ``leaves``             parameters whose gradients have to be found (torch before 2.12)

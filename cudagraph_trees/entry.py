@@ -103,7 +103,8 @@ class GraphedFunction:
         # What is written to must not be a copy: it runs without a graph where it is misaligned.
         mutated = self._options.get("mutated_input_idxs", ())
         compat.align_inputs(inputs, sorted(checked.difference(mutated)))
-        runner, out = cudagraphify(
+        # Kept before it is called: when that raises, the next call finds what is known of it.
+        runner = runners[key] = wrap(
             self.model,
             inputs,
             static,
@@ -112,8 +113,7 @@ class GraphedFunction:
             torch_options=self._torchs,
             **self._options,
         )
-        runners[key] = runner
-        return out
+        return runner(inputs)
 
     def _of_family(self, of: Family) -> dict[Any, Runner]:
         runners = self._runners.get(id(of))
@@ -130,7 +130,10 @@ class GraphedFunction:
             manager.ran_outside()
             if options.get("is_backward"):
                 manager.set_to_running_backward()
-            manager.note(LedgerKind.SKIP, self._unwrapped(inputs), reason)
+            function = self._unwrapped(inputs)
+            if function.mode is CompilationMode.FORWARD:
+                manager.plain_forwards.ran_plainly(function)
+            manager.note(LedgerKind.SKIP, function, reason)
         # What torch's trees leave out.
         mutated = options.get("mutated_input_idxs", ())
         model = compat.with_aligned_inputs(self.model, sorted(self._checked), mutated)
@@ -148,6 +151,7 @@ class GraphedFunction:
             compile_id=compile_id,
             key=tuple(inputs[i] for i in self._ints),
             record=options.get("record"),
+            partition=options.get("partition"),
             label="" if compile_id else f"{mode.name.lower()} function",
         )
 
@@ -190,6 +194,27 @@ def cudagraphify(
     model: Model,
     inputs: list[Input],
     static_input_idxs: Sequence[int] = (),
+    **options: Any,
+) -> tuple[Runner, list[Output]]:
+    """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
+
+    Args:
+        model: boxed callable, see Note [Who does what: manager and device].
+        inputs: of the first call. Emptied.
+        static_input_idxs: inputs whose address is expected to stay.
+        **options: those of ``wrap``.
+
+    Returns:
+        The wrapped function, and what the first call returned.
+    """
+    runner = wrap(model, inputs, static_input_idxs, **options)
+    return runner, runner(inputs)
+
+
+def wrap(
+    model: Model,
+    inputs: list[Input],
+    static_input_idxs: Sequence[int] = (),
     *,
     device_index: int | torch.device,
     is_backward: bool,
@@ -210,12 +235,12 @@ def cudagraphify(
     clone_outputs: bool = False,
     torch_options: TreeOptions | None = None,
     **unused: Any,
-) -> tuple[Runner, list[Output]]:
-    """Wrap ``model`` for the integers in ``inputs`` and call it for the first time.
+) -> Runner:
+    """Wrap ``model`` for the integers in ``inputs``.
 
     Args:
         model: boxed callable, see Note [Who does what: manager and device].
-        inputs: of the first call. Emptied.
+        inputs: those that it will be called with first.
         static_input_idxs: inputs whose address is expected to stay.
         device_index: number of a CUDA device, or a ``torch.device``.
         is_backward, is_inference: which part of AOTAutograd's output it is; a forward if
@@ -238,7 +263,7 @@ def cudagraphify(
         **unused: what later versions of torch pass of their options, see ``_torch_options``.
 
     Returns:
-        The wrapped function, and what the first call returned.
+        The wrapped function, which goes, with what is known of it, when nobody holds it.
 
     Raises:
         ValueError: it cannot be a backward and an inference graph.
@@ -247,7 +272,7 @@ def cudagraphify(
     options = _torch_options(unused) if torch_options is None else torch_options
     container = get_container(device_index)
     with container.in_use() as manager:
-        runner, out = manager.add_function(
+        runner = manager.wrap(
             model,
             inputs,
             static_input_idxs,
@@ -269,4 +294,4 @@ def cudagraphify(
             options=options,
         )
         container.add_strong_reference(runner, runner.args[0])
-    return runner, out
+    return runner

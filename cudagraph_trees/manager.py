@@ -20,6 +20,7 @@ from . import _torch_compat as compat
 from . import history, recording, torch_logs
 from .budget import Budget
 from .device.protocol import Device, Input, Model, Output
+from .forwards import PlainForwards
 from .function import CompilationMode, Function, FunctionID, GraphID
 from .generations import Generations
 from .inputs import CheckInvariantStatus
@@ -35,6 +36,7 @@ from .path_state import ExecutionState
 from .places import Place, Places
 from .recording import run_plainly, warm_up
 from .settings import TreeSettings, current_settings
+from .starting_over import OwnsPool
 from .stopping import Cause, bury, refusal
 from .torch_names import ManagerNames
 from .torch_options import TreeOptions
@@ -55,7 +57,7 @@ class ManagerGone(Exception):
     """The manager of a wrapped function was shut down; the call was not begun."""
 
 
-class CUDAGraphTreeManager(ManagerNames):
+class CUDAGraphTreeManager(OwnsPool, ManagerNames):
     """All recordings that share one pool.
 
     Attributes:
@@ -74,17 +76,16 @@ class CUDAGraphTreeManager(ManagerNames):
         leaves: parameters that forwards read.
         moves: what is known about static inputs that move.
         stopped: compiled graphs of which nothing is recorded any more, and why.
-        resting: the pool was given back; nothing is recorded until the step ends.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         failures: how often the warm-up or recording of a function failed.
         active_warm_up: the function that is being warmed up now.
         given: what the graph that runs was given and lay in live outputs when it was called, see
             Note [Graphs in parts].
-        plain_forwards: forwards whose last call ran without a graph, by ``compile_id``. What
-            they save for their backward is somewhere else each time.
+        plain_forwards: see there.
     """
 
     def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
+        super().__init__()
         self.device = device
         self.device_index = device.device.index or 0
         self.settings = settings if settings is not None else current_settings()
@@ -106,15 +107,13 @@ class CUDAGraphTreeManager(ManagerNames):
         self.places = Places()
         self.moves = Moves()
         self.stopped: dict[object, str] = {}
-        self.resting = False
-        self._begun_already: set[int] = set()
         self.dead: set[Function] = set()
         self.leaves = Leaves()
         self.failures: dict[Function, int] = defaultdict(int)
         self._given_up: dict[Function, str] = {}
         self.active_warm_up: Function | None = None
         self.given: list[TensorWeakRef] = []
-        self.plain_forwards: dict[object, set[Function]] = {}
+        self.plain_forwards = PlainForwards()
         self._generations = Generations()
         self._mark, self._tracker = self._generations.mark, self._generations.tracker
         self._roots: dict[Function, list[CUDAGraphNode]] = {}
@@ -125,7 +124,7 @@ class CUDAGraphTreeManager(ManagerNames):
 
     # ---- functions
 
-    def add_function(
+    def wrap(
         self,
         model: Model,
         inputs: list[Input],
@@ -147,12 +146,8 @@ class CUDAGraphTreeManager(ManagerNames):
         alignment_checked: Sequence[int] = (),
         clone_outputs: bool = False,
         options: TreeOptions | None = None,
-    ) -> tuple[functools.partial[list[Output]], list[Output]]:
-        """Wrap a function and call it for the first time.
-
-        Returns:
-            ``call`` of the function, and what the first call returned.
-        """
+    ) -> functools.partial[list[Output]]:
+        """``call`` of a function that is made of these. ``inputs`` are those of its first call."""
         options = TreeOptions.of_this_compilation() if options is None else options
         function = Function(
             FunctionID(next(self.func_counter)),
@@ -186,8 +181,7 @@ class CUDAGraphTreeManager(ManagerNames):
         if function.compile_id in self.stopped:
             self.give_up(function, self.stopped[function.compile_id])
         self.leaves.remember(function, inputs)
-        wrapped = functools.partial(self.call, function)
-        return wrapped, wrapped(inputs)
+        return functools.partial(self.call, function)
 
     def run(self, inputs: list[Input], function_id: FunctionID) -> list[Output]:
         """Call a wrapped function by its number."""
@@ -245,7 +239,7 @@ class CUDAGraphTreeManager(ManagerNames):
                     if function.mode is _FORWARD:
                         generations.pending_backward = True
                         if self.plain_forwards:
-                            self.ran_forward(function, plainly=False)
+                            self.plain_forwards.forget(function)
                     elif function.mode is _BACKWARD:
                         generations.pending_backward = False
                     return outputs
@@ -365,7 +359,7 @@ class CUDAGraphTreeManager(ManagerNames):
         """``node`` has run; ``state`` is WARMUP or RECORDING."""
         self._node, self._state = node, state
         if node.wrapped_function.mode is _FORWARD:
-            self.ran_forward(node.wrapped_function, plainly=False)
+            self.plain_forwards.forget(node.wrapped_function)
         self._generations.update()
 
     def add_node(
@@ -392,7 +386,8 @@ class CUDAGraphTreeManager(ManagerNames):
         self.failures.pop(function, None)
         self._given_up.pop(function, None)
         self.warned_pending.discard(function)
-        self.ran_forward(function, plainly=False)
+        if function.mode is _FORWARD:
+            self.plain_forwards.forget(function)
         self.moves.forget(function)
         self.places.forget_function(function)
         # New ones: a collector may have come by in the midst of a walk over them.
@@ -408,69 +403,6 @@ class CUDAGraphTreeManager(ManagerNames):
         """``function`` runs without a graph from now on, and each time the ledger says ``why``."""
         self.failures[function] = MAX_FAILURES
         self._given_up[function] = why
-
-    def spent(self, function: Function) -> None:
-        """Something was allocated from the pool."""
-        if self.budget.limit is not None and self.budget.spent(
-            function, self.pool.reserved_bytes()
-        ):
-            # Hides the roots from the hot path until the budget was enforced.
-            self._roots = {}
-
-    def limit_pool(self, budget: int | None) -> None:
-        """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
-        with capturing():
-            if self.budget.lower(budget, self.pool.reserved_bytes()):
-                self._roots = {}
-
-    def begun_already(self, pool_initial: int) -> None:
-        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
-        if pool_initial not in self._begun_already:
-            self._begun_already.add(pool_initial)
-            compat.log.warning(
-                "a pool of %d bytes to begin with was asked for, but code that runs already has "
-                "one on %s, which began with %d; it takes what it needs when it needs it",
-                pool_initial,
-                self.ledger.device,
-                self.settings.pool_initial,
-            )
-
-    def give_memory_back(self, reason: str) -> None:
-        """Start over, in the midst of a path too: its outputs own their memory from then on, and
-        nothing is recorded until the step ends, since their addresses do not come back."""
-        self.resting = self._node is not None
-        with capturing():
-            recording.restore_books(self, None)
-            self.start_over(reason)
-
-    def rested(self) -> bool:
-        """Whether recording may go on after ``give_memory_back``: a new step begins."""
-        if self.resting and self.can_start_new_generation():
-            self.resting = False
-            # What the outputs of that step have let go of meanwhile.
-            self.device.empty_cache()
-        return not self.resting
-
-    def start_over(self, reason: str) -> None:
-        """Drop all recordings and take a new pool.
-
-        The allocator's books must be right: outputs of the current path own their blocks in
-        the old pool and stay valid for as long as they are held.
-        """
-        for node in list(self.nodes()):
-            self.note(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.id.id)
-            self.ledger.retire(node)
-            node.release()
-        self.roots.clear()
-        self._roots = {}
-        self.current_node = None
-        self.places.forget()
-        for function in self.ids_to_funcs.values():
-            function.pool_growth = function.recordings = 0
-        if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
-            self.pool.release()
-            self.device.empty_cache()
-            self.pool = self.device.create_pool(self.settings.pool_initial)
 
     # ---- the ends of paths
 
@@ -504,15 +436,6 @@ class CUDAGraphTreeManager(ManagerNames):
     def can_start_new_generation(self) -> bool:
         """Whether a step may begin, see Note [Generations]."""
         return self._generations.may_begin()
-
-    def ran_forward(self, function: Function, *, plainly: bool) -> None:
-        """How a forward ran, which its backward has to know."""
-        if function.compile_id is None:
-            return
-        plain = self.plain_forwards.setdefault(function.compile_id, set())
-        (plain.add if plainly else plain.discard)(function)
-        if not plain:
-            del self.plain_forwards[function.compile_id]
 
     def ran_outside(self) -> None:
         """A function ran without a graph: it belongs to the step that runs, unless one may

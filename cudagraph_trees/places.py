@@ -93,7 +93,8 @@ class Places:
         ]
         if not bad:
             return ""
-        if function not in self._warned_inputs:
+        # An error each time says which line writes.
+        if function.options.or_error or function not in self._warned_inputs:
             self._warned_inputs.add(function)
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)

@@ -64,9 +64,10 @@ def warm_up(manager: CUDAGraphTreeManager, function: Function, inputs: list[Inpu
         if parent is None:
             manager.step += 1
         first = function.id not in manager.warmed_up_functions
-        manager.warmed_up_functions.add(function.id)
         node = CUDAWarmupNode(function, GraphID(next(manager.warmup_counter)), parent, manager.step)
         attempt = Attempt.warm_up(function, inputs, path_addresses(parent), manager.pool.device)
+        # It is called from here on, unless that fails, or says that once is not enough.
+        manager.warmed_up_functions.add(function.id)
         torch_logs.warm_up(function)
         manager.active_warm_up = function
         try:
@@ -280,7 +281,7 @@ def run_plainly(
     if note:
         manager.note(LedgerKind.SKIP, function, reason, **cause.detail())
     if function.mode is CompilationMode.FORWARD:
-        manager.ran_forward(function, plainly=True)
+        manager.plain_forwards.ran_plainly(function)
     manager.ran_outside()
     compat.align_inputs(
         inputs, [i for i in function.alignment_checked if i not in function.mutated_input_idxs]
@@ -320,44 +321,81 @@ def _failed(
     measured: Measurement,
 ) -> list[Output]:
     """See Note [Failures]."""
-    attempt.generators.restore()
-    if not isinstance(error, Exception) or function.options.or_error:
-        if isinstance(error, Exception):
-            failed = f"{what} failed: {why_it_failed(error)}"
-            manager.note(LedgerKind.TREE_FAILURE, function, failed)
-        let_go_of_frames(error)
+    try:
+        return _call_again(manager, function, inputs, what, error, attempt, measured)
+    finally:
+        # Not before: inputs that died in the attempt lie in memory that the old pool gives back.
         _replace_damaged_pool(manager, function)
-        raise error
-    manager.failures[function] += 1
+
+
+def _call_again(
+    manager: CUDAGraphTreeManager,
+    function: Function,
+    inputs: list[Input],
+    what: str,
+    error: BaseException,
+    attempt: Attempt,
+    measured: Measurement,
+) -> list[Output]:
     why = why_it_failed(error)
     reason = f"{what} failed: {why}"
+    if not isinstance(error, Exception) or function.options.or_error:
+        if isinstance(error, Exception):
+            manager.note(LedgerKind.TREE_FAILURE, function, reason)
+        try:
+            attempt.generators.restore()
+        except Exception as e:
+            compat.log.warning("no generator was put back: %s: %s", type(e).__name__, e)
+        let_go_of_frames(error)
+        raise error
+    manager.failures[function] += 1
     try:
         # The caller's list, which may be as full as it was, or not.
-        inputs[:] = attempt.inputs_again(error)
+        inputs[:] = _inputs_again(attempt, error)
     except Unrecoverable as e:
         manager.note(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
         if hasattr(error, "add_note"):
             error.add_note(f"memprof: {e}")
         else:  # Python 3.10
             compat.log.error("%s of %s failed, and %s", what, function.label, e)
-        _replace_damaged_pool(manager, function)
         raise error from None
     _grown(manager, function, measured)
     manager.note(LedgerKind.TREE_FAILURE, function, reason)
     # Not the exception: a log record lives on, and with it the frames of the failure.
     compat.log.warning("%s of %s failed; it runs without a graph. %s", what, function.label, why)
+    return run_plainly(manager, function, inputs, reason, note=False)
+
+
+def _inputs_again(attempt: Attempt, error: Exception) -> list[Input]:
+    """The inputs as they were, and all else that the call reads.
+
+    Raises:
+        Unrecoverable: that cannot be had, for whatever reason: ``error`` is what the user is told.
+    """
     try:
-        return run_plainly(manager, function, inputs, reason, note=False)
-    finally:
-        # Not before: inputs that died in the attempt lie in memory that the old pool gives back.
-        _replace_damaged_pool(manager, function)
+        attempt.generators.restore()
+        return attempt.inputs_again(error)
+    except Unrecoverable:
+        raise
+    except Exception as e:
+        let_go_of_frames(error)
+        raise Unrecoverable(
+            f"the call cannot be made again without a graph: {type(e).__name__}: {e}"
+        ) from e
 
 
 def _replace_damaged_pool(manager: CUDAGraphTreeManager, function: Function) -> None:
-    if manager.pool.damaged:
-        manager.start_over("a failed capture has spoilt the pool or the device's generator")
-    elif _memory_kept(manager, manager.current_node, function):
-        _leave_pool(manager)
+    try:
+        if manager.pool.damaged:
+            manager.give_memory_back(
+                "a failed capture has spoilt the pool or the device's generator"
+            )
+        elif _memory_kept(manager, manager.current_node, function):
+            _leave_pool(manager)
+    except Exception as e:
+        # The call has its results, or an error of its own. Next time it is tried again.
+        manager.pool.damaged = True
+        compat.log.warning("the pool could not be replaced: %s: %s", type(e).__name__, e)
 
 
 def _number(node: CUDAGraphNode | CUDAWarmupNode | None) -> int | None:

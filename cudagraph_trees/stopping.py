@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
+from .locks import capturing
 from .moves import copyable, nbytes_of
 from .node_program import graph_input
 from .node_warmup import CUDAWarmupNode
@@ -66,10 +67,22 @@ def refusal(
     Raises:
         RuntimeError: inputs keep moving, and ``cudagraph_or_error`` is on.
     """
+    if manager.pool.damaged:
+        manager.give_memory_back("the pool was damaged")
+    if manager.pool.damaged:
+        return Refusal("there is no pool")
     if not manager.rested():
         return Refusal("the pool was given back in this step", this_once=True)
     if not manager.device.address_bound:
         return None
+    # The lock keeps finalizers from releasing recordings in the midst of a look at them.
+    with capturing():
+        return _refusal_for_moves(manager, function, inputs)
+
+
+def _refusal_for_moves(
+    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input]
+) -> Refusal | None:
     node = manager.current_node
     sight = manager.moves.look(
         function, inputs, path_addresses(node), manager.step + (node is None), manager.nodes
@@ -155,13 +168,16 @@ def died(manager: CUDAGraphTreeManager, function: Function) -> None:
 
 def bury(manager: CUDAGraphTreeManager) -> None:
     """Let go of the rest of the functions that have died, and of the pool if it was for them."""
-    _drop_the_dead(manager)
-    in_use = {n.wrapped_function for n in _path(manager.current_node)}
-    for function in manager.dead - in_use:
-        manager.forget(function)
-    manager.dead &= in_use
-    if not in_use and next(manager.nodes(), None) is None:
-        manager.give_memory_back("the functions that it was for are gone")
+    # Those that die meanwhile wait for the lock, and are let go of next time.
+    with capturing():
+        _drop_the_dead(manager)
+        in_use = {n.wrapped_function for n in _path(manager.current_node)}
+        buried = manager.dead - in_use
+        for function in buried:
+            manager.forget(function)
+        manager.dead -= buried
+        if not in_use and next(manager.nodes(), None) is None:
+            manager.give_memory_back("the functions that it was for are gone")
 
 
 def _drop_the_dead(manager: CUDAGraphTreeManager) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from .path_state import ExecutionState
 
 if TYPE_CHECKING:
-    from .device.protocol import CapturedRun, Input, Output, Pool
+    from .device.protocol import CapturedRun, Input, Model, Output, Pool
     from .function import Function, FunctionID
     from .generations import Generations
     from .hand_out import HandOut
@@ -87,6 +87,14 @@ class ManagerNames:
     _generations: Generations
     _node: CUDAGraphNode | CUDAWarmupNode | None
     _state: ExecutionState
+    wrap: Callable[..., Callable[[list[Input]], list[Output]]]
+
+    def add_function(
+        self, model: Model, inputs: list[Input], *args: Any, **options: Any
+    ) -> tuple[Callable[[list[Input]], list[Output]], list[Output]]:
+        """Wrap a function and call it for the first time."""
+        wrapped = self.wrap(model, inputs, *args, **options)
+        return wrapped, wrapped(inputs)
 
     @property
     def in_recording(self) -> bool:

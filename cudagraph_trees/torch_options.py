@@ -66,7 +66,7 @@ DECISIONS: Mapping[str, Decision] = {
     ),
     "triton.cudagraph_trees_history_recording": _ours("recording, pool_check"),
     "triton.cudagraph_trees_objgraph": _ours("pool_check"),
-    "triton.cudagraph_trees_generation_cloning": _ours("manager.add_function"),
+    "triton.cudagraph_trees_generation_cloning": _ours("manager.wrap"),
     "triton.cudagraph_support_input_mutation": _ours("places; and Inductor"),
     "triton.cudagraph_unexpected_rerecord_limit": _ours("places"),
     "triton.cudagraph_managed_input_rerecord_limit": _ours("places"),

@@ -107,14 +107,17 @@ class CudaPool:
         torch.cuda.synchronize()
         caller = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(caller)
-        with torch.cuda.stream(self.stream), torch.device(self.device):
-            compat.begin_allocate_to_pool(self.index, self.handle)
-            try:
-                yield
-            finally:
-                compat.end_allocate_to_pool(self.index, self.handle)
-                compat.release_pool(self.index, self.handle)
-        caller.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream), torch.device(self.device):
+                compat.begin_allocate_to_pool(self.index, self.handle)
+                try:
+                    yield
+                finally:
+                    compat.end_allocate_to_pool(self.index, self.handle)
+                    compat.release_pool(self.index, self.handle)
+        finally:
+            # After a failure as well: its kernels may be running when the call is made again.
+            caller.wait_stream(self.stream)
 
     def warm_up(self, function: Function, inputs: list[Input]) -> list[Output]:
         with (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
 
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.recovery import Attempt
 from memprof.profiler.model import LedgerKind
 
 from .support import (
@@ -195,6 +197,36 @@ def test_the_programs_own_error_reaches_the_user() -> None:
             f([torch.ones(4, device="cuda")])
 
 
+def test_a_function_none_of_whose_calls_returns() -> None:
+    # GIVEN a function with a constant that raises in each of its calls, the first one included
+    constant = torch.ones(4, device="cuda")
+    gone = weakref.ref(constant)
+    runs: list[bool] = []
+
+    def foo(x: torch.Tensor, constant: torch.Tensor = constant) -> list[torch.Tensor]:
+        runs.append(torch.cuda.current_stream() == torch.cuda.default_stream())
+        raise KeyError("mine")
+
+    other = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
+    for _ in range(2):
+        next_step()
+        other([torch.ones(4, device="cuda")])
+    f = graphed(foo, [torch.ones(4, device="cuda")], constants=(constant,))
+    for _ in range(4):
+        with pytest.raises(KeyError, match="mine"):
+            f([torch.ones(4, device="cuda")])
+    # THEN it is one function, which is warmed up no more after two failures
+    assert runs == [False, True, False, True, True, True]
+    assert len(manager().ids_to_funcs) == 2
+    # WHEN nobody has it any more, THEN nothing is left of it
+    del f, foo, constant
+    gc.collect()
+    assert gone() is None
+    next_step()
+    graphed(lambda x: [x + 2], [torch.ones(4, device="cuda")])([torch.ones(4, device="cuda")])
+    assert 1 not in {id.id for id in manager().ids_to_funcs}
+
+
 def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
     interrupt: list[int] = []
     captures = []
@@ -252,6 +284,35 @@ def test_a_warm_up_that_fails_before_the_function_is_called(
     assert inputs == []
 
 
+def test_a_warm_up_before_which_nothing_could_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN no memory on the host for the copy of what the function writes to
+    runs: list[bool] = []
+
+    def foo(buffer: torch.Tensor) -> list[torch.Tensor]:
+        runs.append(torch.cuda.is_current_stream_capturing())
+        buffer.add_(1)
+        return [buffer + 1]
+
+    buffer = torch.zeros(4, device="cuda")
+    f = graphed(foo, [buffer], static=(0,), mutated_input_idxs=(0,))
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as m:
+        m.setattr(Attempt, "warm_up", fails)
+        with pytest.raises(MemoryError):
+            f([buffer])
+    assert runs == []
+    for i in range(4):
+        next_step()
+        (y,) = f([buffer])
+        same(y, torch.full((4,), i + 2.0))
+        del y
+    # THEN the next call is its warm-up
+    assert runs == [False, True]
+
+
 def test_a_failed_warm_up_does_not_write_twice() -> None:
     # GIVEN a function that adds to a buffer and fails afterwards, the first time
     buffer = torch.zeros(4, device="cuda")
@@ -271,6 +332,37 @@ def test_a_failed_warm_up_does_not_write_twice() -> None:
         same(buffer, torch.full((4,), i + 1.0))
         same(y, torch.full((4,), i + 2.0))
         del y
+
+
+def test_the_call_without_a_graph_waits_for_the_kernels_of_the_failed_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a function whose warm-up launches a kernel that writes, and fails
+    log: list[tuple[str, int]] = []
+    current = torch.cuda.current_stream
+
+    def foo(buffer: torch.Tensor) -> list[torch.Tensor]:
+        log.append(("run", current().cuda_stream))
+        buffer.add_(1)
+        if len([what for what, _ in log if what == "run"]) == 1:
+            raise RuntimeError("after a kernel")
+        return [buffer + 1]
+
+    buffer = torch.zeros(4, device="cuda")
+    f = graphed(foo, [buffer], static=(0,), mutated_input_idxs=(0,))
+    wait = torch.cuda.Stream.wait_stream
+
+    def logged(self: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        log.append(("wait", other.cuda_stream) if self == current() else ("other", 0))
+        wait(self, other)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", logged)
+    # WHEN it is called again without a graph
+    f([buffer])
+    # THEN the stream of that call has waited for that of the warm-up
+    first, last = (i for i, (what, _) in enumerate(log) if what == "run")
+    assert log[first][1] != log[last][1] == current().cuda_stream
+    assert ("wait", log[first][1]) in log[first:last]
 
 
 def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
@@ -342,3 +434,38 @@ def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> 
         next_step()
         other([x])
     assert [n.wrapped_function.compile_id for n in manager().nodes()] == ["8/0"]
+
+
+def test_a_size_whose_forward_cannot_be_recorded_leaves_the_other_sizes_their_backward() -> None:
+    # GIVEN a forward that can be captured in all sizes but one
+    def forward(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        if n == 3 and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError
+        return [x * 2]
+
+    x = torch.zeros(4, device="cuda")
+    f = graphed(forward, [x, 5], is_inference=False, compile_id="7/0")
+    g = graphed(lambda y, n: [y + 1], [x, 5], is_backward=True, compile_id="7/0")
+
+    def run(n: int, times: int) -> None:
+        for _ in range(times):
+            next_step()
+            (y,) = f([x, n])
+            same(g([y, n])[0], torch.ones(4))
+
+    def replays() -> list[int]:
+        return [n.replays for n in manager().nodes() if n.wrapped_function.mode.name == "BACKWARD"]
+
+    run(5, 3)
+    # WHEN that size comes, and then another one again
+    run(3, 4)
+    run(5, 5)
+    # THEN the other one's backward is replayed
+    assert replays() == [6]
+    # AND that of the size without a graph was never recorded
+    backwards = [
+        (e.tree.key, e.reason)
+        for e in manager().entries()
+        if e.kind is LedgerKind.SKIP and e.tree and "backward" in e.tree.function
+    ]
+    assert backwards == [((3,), "its forward ran without a graph")]

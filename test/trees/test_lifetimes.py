@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.cudagraph_trees.function import Function
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, pool_segments, same
@@ -124,6 +125,60 @@ def test_a_pool_whose_recordings_are_all_gone_is_given_back() -> None:
     # THEN the pool has what that one needs
     assert sum(s["total_size"] for s in pool_segments()) <= 2 * MIB
     assert [n.replays for n in manager().nodes()] == [3]
+
+
+def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = other()
+    f = [graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]) for _ in range(2)]
+    for function in f:
+        run(function, 2)
+    forget = manager().forget
+
+    def forget_and_collect(function: Function) -> None:
+        f.clear()  # the second dies, if it has not died
+        gc.collect()
+        forget(function)
+
+    # GIVEN one that died, WHEN another one dies while that is buried
+    monkeypatch.setattr(manager(), "forget", forget_and_collect)
+    del f[0], function
+    gc.collect()
+    for _ in range(2):
+        run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
+    # THEN nothing is known of either
+    assert {i.id for i in manager().ids_to_funcs} & {1, 2} == set()
+    run(g, 1)
+
+
+def test_a_function_that_dies_while_recordings_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, quick_collections: None
+) -> None:
+    # GIVEN a recorded function in a cycle that nobody holds
+    g = other()
+    f = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
+    run(f, 3)
+    dead: list[object] = [f]
+    dead.append(dead)
+    gc.disable()
+    del dead, f
+    nodes: list[int] = []
+    look = manager().moves.look
+
+    def look_meanwhile(*args: Any) -> Any:
+        gc.collect()
+        nodes.append(len(list(manager().nodes())))
+        return look(*args)
+
+    # WHEN the collector finds it in the midst of a look at all recordings
+    monkeypatch.setattr(manager().moves, "look", look_meanwhile)
+    try:
+        run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
+    finally:
+        gc.enable()
+    # THEN its recording goes later
+    assert nodes == [2]
+    assert len(list(manager().nodes())) == 1
+    run(g, 1)
 
 
 def test_evictions_are_in_the_ledger() -> None:

@@ -170,6 +170,32 @@ def test_sizes() -> None:
 
 
 @pytest.mark.simgpu
+def test_the_backward_of_a_size_that_gets_no_graph_is_not_recorded() -> None:
+    # GIVEN a forward one size of which gets no graph, and its backward, whose sizes all may
+    x = ones(4, device="cuda")
+    options = given(cudagraph_capture_sizes=(5,))
+    f = graphed(
+        lambda x, n: [x * 2],
+        [x, 5],
+        is_inference=False,
+        compile_id="7/0",
+        torch_options=options,
+    )
+    g = graphed(lambda y, n: [y + 1], [x, 5], (0,), is_backward=True, compile_id="7/0")
+    kept = []
+    for n in (5, 5, 5, 3, 3, 3, 3, 5):
+        next_step()
+        (saved,) = f([x, n])
+        same(g([saved, n])[0], torch.full((4,), 3.0))
+        if n == 3:
+            kept.append(saved)  # so that the next one is elsewhere
+        del saved
+    # THEN that backward is recorded for the other size alone
+    keys = [(n.wrapped_function.mode.name, n.wrapped_function.key) for n in manager().nodes()]
+    assert sorted(keys) == [("BACKWARD", (5,)), ("FORWARD", (5,))]
+
+
+@pytest.mark.simgpu
 def test_the_warning_about_many_sizes(caplog: pytest.LogCaptureFixture) -> None:
     torchs = logging.getLogger("torch._inductor.cudagraph_utils.__cudagraphs")
     torchs.addHandler(caplog.handler)

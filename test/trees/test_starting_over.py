@@ -1,0 +1,224 @@
+"""The pool is given back in the midst of things: no call is lost, and graphs come back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+from memprof.cudagraph_trees import configure, recording
+from memprof.cudagraph_trees.device.protocol import Pool
+from memprof.cudagraph_trees.generators import GeneratorStates
+from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.recovery import Attempt
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, manager, next_step, same
+
+pytestmark = pytest.mark.simgpu
+
+MIB = 1 << 20
+N = 1 << 10
+
+
+def ones(value: float = 1.0) -> Tensor:
+    return torch.full((N,), float(value), device="cuda")
+
+
+class Cached:
+    """Returns ``x * 3``, and its first call keeps a tensor of the pool for good."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        if not self.kept:
+            self.kept.append(x + 1)
+        return [x * 3]
+
+
+def reasons(kind: LedgerKind) -> dict[str, int]:
+    return {e.reason: e.count for e in manager().entries() if e.kind is kind}
+
+
+@pytest.mark.parametrize("failures", [0, 1, 4])
+def test_there_is_no_memory_for_another_pool(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN no memory for another pool so many times
+    configure(pool_initial=4 * MIB)
+    f = graphed(lambda x: [x * 2], [ones()])
+    g = graphed(Cached(), [ones()])
+    f([ones()])
+    asked: list[int] = []
+    create_pool = manager().device.create_pool
+
+    def create(nbytes: int = 0) -> Pool:
+        asked.append(nbytes)
+        if len(asked) <= failures:
+            raise torch.OutOfMemoryError("no memory for a pool")
+        return create_pool(nbytes)
+
+    monkeypatch.setattr(manager().device, "create_pool", create)
+    # WHEN a call that has its result leaves the pool
+    for i in range(8):
+        next_step()
+        (a,) = f([ones(i)])
+        (b,) = g([a])
+        # THEN all results are right
+        same(a, ones(2 * i))
+        same(b, ones(6 * i))
+        del a, b
+    # AND what the pool would begin with is done without, if need be
+    assert asked == [4 * MIB, 0, 4 * MIB, 0, 4 * MIB][: failures + 1]
+    # AND meanwhile calls run without a graph
+    skips = reasons(LedgerKind.SKIP)
+    assert skips.get("there is no pool", 0) == (1 if failures == 4 else 0)
+    # AND both are replayed at last
+    assert not manager().pool.damaged
+    assert manager().path_state is ExecutionState.EXECUTION
+    assert len(list(manager().nodes())) == 2
+
+
+def test_forwards_without_a_backward_are_recorded_again() -> None:
+    # GIVEN forwards, say an evaluation with grad mode on, whose backward never comes
+    f = graphed(lambda x: [x * 2], [ones()], is_inference=False, compile_id="0/0")
+    g = graphed(Cached(), [ones()], is_inference=False, compile_id="1/0")
+    held: list[Tensor] = []
+    for i in range(10):
+        next_step()
+        (a,) = f([ones(i)])
+        # WHEN the pool is given back in the first step, of which something is held for long
+        (b,) = g([a])
+        if i == 0:
+            held += [a, b]
+        elif i == 5:
+            same(held[0], ones(0))
+            held.clear()
+        same(a, ones(2 * i))
+        same(b, ones(6 * i))
+        del a, b
+        # THEN nothing is recorded while it is
+        assert i > 5 or not list(manager().nodes())
+    # AND from then on both are recorded, and replayed
+    assert not manager().resting
+    assert [n.replays for n in manager().nodes()] == [3, 2]
+
+
+def test_a_function_that_dies_in_such_a_step_does_not_end_it() -> None:
+    f = graphed(lambda x: [x * 2], [ones()])
+    g = graphed(Cached(), [ones()])
+    h = graphed(lambda x: [x + 1], [ones()])
+    next_step()
+    h([ones()])
+    next_step()
+    # GIVEN a step in which the pool is given back
+    (a,) = f([ones()])
+    (b,) = g([a])
+    # WHEN a function dies, with which the last recording might have gone
+    del f
+    gc.collect()
+    h([ones()])
+    # THEN nothing is recorded in that step all the same
+    assert list(manager().nodes()) == []
+    assert list(reasons(LedgerKind.SKIP)) == ["the pool was given back in this step"]
+    same(b, ones(6))
+
+
+def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
+    # GIVEN a function whose capture fails and spoils the pool, and one that reads in place what
+    # comes from that pool
+    f = graphed(lambda x: [x + 1], [ones()])
+
+    def spoils(x: Tensor) -> list[Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            manager().pool.damaged = True
+            raise NotImplementedError
+        return [x * 2]
+
+    g = graphed(spoils, [ones()])
+    h = graphed(lambda w, x: [w + x], [ones(), ones()], (0,))
+    recorded = []
+    for i in range(8):
+        next_step()
+        (a,) = f([ones(i)])
+        (b,) = g([a])
+        (c,) = h([a, b])
+        same(c, ones(3.0 * (i + 1)))
+        del a, b, c
+        recorded.append({n.wrapped_function.label for n in manager().nodes()})
+    # THEN nothing is recorded for an address that does not come back
+    assert recorded[1] == recorded[2] == set()
+    assert reasons(LedgerKind.SKIP)["the pool was given back in this step"] == 2
+    assert "inference function 2" in recorded[-1]
+
+
+@pytest.mark.parametrize("what", ["inputs", "generators", "generators, interrupted"])
+def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a warm-up that fails and spoils the pool
+    error = KeyboardInterrupt if "interrupted" in what else ValueError
+    failing = [True]
+
+    def foo(x: Tensor) -> list[Tensor]:
+        if failing:
+            manager().pool.damaged = True
+            raise error("mine")
+        return [x + 1]
+
+    def lost(*args: object) -> None:
+        raise RuntimeError("lost")
+
+    f = graphed(foo, [ones()])
+    # WHEN what the call needs to be made again cannot be had, which raises something else
+    with monkeypatch.context() as m:
+        if what == "inputs":
+            m.setattr(Attempt, "inputs_again", lost)
+        else:
+            m.setattr(GeneratorStates, "restore", lost)
+        with pytest.raises(error, match="mine") as e:
+            f([ones()])
+    # THEN the user hears of the first error
+    if error is ValueError:
+        assert "lost" in str(getattr(e.value, "__notes__", "lost"))
+    # AND there is another pool
+    assert not manager().pool.damaged
+    failing.clear()
+    for i in range(4):
+        next_step()
+        (y,) = f([ones(i)])
+        same(y, ones(i + 1))
+        del y
+    assert manager().path_state is ExecutionState.EXECUTION
+
+
+def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails_once(x: Tensor) -> list[Tensor]:
+        runs.append(1)
+        if len(runs) == 1:
+            raise ValueError
+        return [x + 1]
+
+    def lost(*args: object) -> None:
+        raise RuntimeError("lost")
+
+    runs: list[int] = []
+    f = graphed(fails_once, [ones()])
+    with monkeypatch.context() as m:
+        m.setattr(recording, "memory_kept", lost)
+        (y,) = f([ones()])
+    same(y, ones(2))
+    # AND that pool is not used any more
+    before = manager().pool
+    for i in range(4):
+        next_step()
+        (y,) = f([ones(i)])
+        same(y, ones(i + 1))
+        del y
+    assert manager().pool is not before
+    assert manager().path_state is ExecutionState.EXECUTION

@@ -66,9 +66,11 @@ def test_model_recordings_and_constants_go_with_their_function(calls: int) -> No
     gc.collect()
     # THEN so do its code and its constants, at once
     assert gone() is None
-    assert torch.cuda.memory_allocated() == before
+    # (torch 2.13 has two small tensors for each graph, for its generator)
+    assert torch.cuda.memory_allocated() - before in (0, 1024)
     # and with the next call that is no replay the rest of it
     run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
+    assert torch.cuda.memory_allocated() == before
     assert {n.wrapped_function.label for n in manager().nodes()} == {"inference function 0"}
     assert all(f.compile_id != "5/0" for f in manager().ids_to_funcs.values())
     # and the other one is replayed as before.

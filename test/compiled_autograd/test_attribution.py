@@ -29,10 +29,14 @@ class Trained:
         return [g for g in self.profile.graphs if g.kind is GraphKind.BACKWARD][-1]
 
 
+LAYERS = {"gpt2": 2, "resnet": 1}
+"""Of GPT-2 two: with one, what Inductor makes too early is a larger part of a peak."""
+
+
 def train(name: str, compiled_autograd: bool) -> Trained:
     torch._dynamo.reset()
     ca.reset()
-    case = zoo.build(name)
+    case = zoo.build(name, layers=LAYERS[name])
     options = {"compiled_autograd": compiled_autograd, "graphs": False}
     run = torch.compile(case.model, backend="memprof", options=options)
     with memprof.profile() as session:
@@ -45,7 +49,7 @@ def train(name: str, compiled_autograd: bool) -> Trained:
     return Trained(session.profile(), parameters)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "resnet"])
+@pytest.fixture(scope="module", params=LAYERS)
 def pair(request: pytest.FixtureRequest) -> tuple[Trained, Trained]:
     """The same steps with the backwards captured, and without."""
     return train(request.param, True), train(request.param, False)

@@ -25,7 +25,7 @@ class Run:
     """A model of the zoo with its state as it was, so that each backward sees the same."""
 
     def __init__(self, name: str, compile_forward: bool, dynamic: bool | None = None) -> None:
-        self.case = zoo.build(name)
+        self.case = zoo.build(name, layers=1)
         self.parameters = list(self.case.model.parameters())
         self._state = {k: v.clone() for k, v in self.case.model.state_dict().items()}
         self.forward: Any = self.case.model

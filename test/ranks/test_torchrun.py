@@ -35,8 +35,8 @@ def collectives() -> dict[str, str]:
     return {kind: torchrun(2, kind, "-") for kind in ("ddp", "fsdp2")}
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+# Whole copies on four ranks say nothing new, and shards of four are as uneven as those of two.
+@pytest.mark.parametrize(("kind", "processes"), [("ddp", 2), ("fsdp2", 4)])
 def test_one_file_a_rank(
     kind: str, processes: int, tmp_path: Path, collectives: dict[str, str]
 ) -> None:

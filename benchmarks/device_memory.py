@@ -310,8 +310,11 @@ def remarks(result: Result) -> list[str]:
     return [f"    {result.workload}, {result.backend}: {line}"[:160] for line in given_up]
 
 
-def run_all(args: argparse.Namespace, names: list[str]) -> list[Result]:
-    """Measure and print; workloads side by side, the backends of one in turn."""
+def run_all(
+    args: argparse.Namespace, names: list[str], done: Callable[[list[Result]], None]
+) -> None:
+    """Measure and print; workloads side by side, the backends of one in turn. ``done`` is told
+    the results of one workload, by one thread at a time."""
     runner = Runner(args.layers, args.timeout)
     printing = threading.Lock()
     results: dict[str, list[Result]] = {name: [] for name in names}
@@ -324,11 +327,36 @@ def run_all(args: argparse.Namespace, names: list[str]) -> list[Result]:
                 for line in remarks(result) if args.remarks else []:
                     print(line, flush=True)
             results[name].append(result)
+        with printing:
+            done(results[name])
 
     TABLE.header()
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(of_workload, names))
-    return [result for name in names for result in results[name]]
+
+
+def save(results: list[Result], about: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Put one workload's results into the file, in the place of those that it has of it: the whole
+    takes hours on a busy machine, and what is known is not lost if it ends before. A file of
+    another machine, torch or setting is begun anew."""
+    from memory_zoo import WORKLOADS
+
+    content: dict[str, Any] = {
+        "benchmark": "device_memory", "machine": about, "settings": settings,
+        "workloads": {}, "results": [],
+    }  # fmt: skip
+    if RESULTS.exists():
+        known = json.loads(RESULTS.read_text(encoding="utf-8"))
+        if (known["machine"], known["settings"]) == (about, settings):
+            content = known
+    name = results[0].workload
+    content["workloads"][name] = WORKLOADS[name].about
+    others = [r for r in content["results"] if r["workload"] != name]
+    every = [*others, *(asdict(r) for r in results)]
+    content["results"] = sorted(every, key=lambda r: list(WORKLOADS).index(r["workload"]))
+    new = RESULTS.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    new.replace(RESULTS)
 
 
 def main() -> None:
@@ -344,27 +372,26 @@ def main() -> None:
     from backend_overhead import machine
 
     about = machine()
+    del about["load_average"]  # bytes do not depend on it
     print(
         f"torch {about['torch']}, simulated device without values, MiB"
         + (f", at most {args.layers} layers" if args.layers else "")
     )
     for name in names:
         print(f"  {name}: {WORKLOADS[name].about}")
-    results = run_all(args, names)
+    settings = {
+        "ample_mib": AMPLE_MIB,
+        "context_mib": CONTEXT_MIB,
+        "tolerance": args.tolerance,
+        "layers": args.layers,
+    }
+
+    def done(results: list[Result]) -> None:
+        if args.save:
+            save(results, about, settings)
+
+    run_all(args, names, done)
     if args.save:
-        content = {
-            "benchmark": "device_memory",
-            "machine": about,
-            "settings": {
-                "ample_mib": AMPLE_MIB,
-                "context_mib": CONTEXT_MIB,
-                "tolerance": args.tolerance,
-                "layers": args.layers,
-            },
-            "workloads": {n: WORKLOADS[n].about for n in names},
-            "results": [asdict(r) for r in results],
-        }
-        RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(f"written to {RESULTS}")
 
 

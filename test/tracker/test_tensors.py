@@ -267,7 +267,8 @@ def test_subclasses_that_raise_cost_nobody_else(live: LiveTensors, name: str) ->
     )
     sizes = [t.nbytes for t in photographer.take(SnapshotKind.CHECKPOINT).largest]
     assert ((4 << 20) in sizes) == (expected > 400)
-    assert bool(said) == (name in ("shape", "dtype"))
+    # (tensors of other tests may be there, and refuse as well)
+    assert said or name not in ("shape", "dtype")
     del bad, good, later
 
 

@@ -23,6 +23,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from .container import family
+from .liveness import path_refs
 
 if TYPE_CHECKING:
     from .device.protocol import Input
@@ -53,12 +54,7 @@ def _in_outputs(manager: CUDAGraphTreeManager, inputs: Sequence[Input]) -> list[
     node = manager.current_node
     if node is None or not manager.can_start_new_generation():
         return []
-    live = {
-        r.pointer
-        for n in node._path_from_root
-        for r in n.outputs_weakrefs
-        if r is not None and not r.expired()
-    }
+    live = {r.pointer for r in path_refs(node.path_weakrefs) if not r.expired()}
     if not live:
         return []
     return [

@@ -118,13 +118,10 @@ class _Sighting:
         return [i for i, spot in self.spots.items() if spot.left(ours)]
 
     def replays(self) -> int:
-        return max((node.replays for node in self.recordings()), default=0)
+        return max((n.replays for ref in self.nodes if (n := ref()) is not None), default=0)
 
     def pinned(self, ours: Mapping[int, int]) -> bool:
         return any(spot.pinned(ours) for spot in self.spots.values())
-
-    def recordings(self) -> list[CUDAGraphNode]:
-        return [node for ref in self.nodes if (node := ref()) is not None]
 
 
 @dataclass(slots=True)

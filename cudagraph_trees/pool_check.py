@@ -37,19 +37,14 @@ def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None
     Raises:
         UntrackedMemory: others are, or some of them are not.
     """
-    known = set(known)
-    if pool.only_live(known):
-        return
-    # A tensor in a reference cycle is dead, only not collected yet.
-    gc.collect()
-    actual = pool.live_addresses()
-    if missing := known - actual:
+    missing, extra = _differences(pool, known)
+    if missing:
         raise UntrackedMemory(
             f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
             f"{pool.handle} and are not. This points at aliasing that the compiler "
             "or a custom operator's meta function did not declare."
         )
-    if extra := actual - known:
+    if extra:
         raise UntrackedMemory(_kept(pool, extra, options))
 
 
@@ -58,12 +53,19 @@ def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str
 
     Args: as of ``check_pool``.
     """
+    _, extra = _differences(pool, known)
+    return _kept(pool, extra, options) if extra else ""
+
+
+def _differences(pool: Pool, known: Collection[int]) -> tuple[set[int], set[int]]:
+    """Addresses that are known and not allocated, and that are allocated and not known."""
     known = set(known)
     if pool.only_live(known):
-        return ""
+        return set(), set()
+    # A tensor in a reference cycle is dead, only not collected yet.
     gc.collect()
-    extra = pool.live_addresses() - known
-    return _kept(pool, extra, options) if extra else ""
+    actual = pool.live_addresses()
+    return known - actual, actual - known
 
 
 def _kept(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:

@@ -33,6 +33,7 @@ from . import torch_logs
 from .errors import UntrackedMemory, why_it_failed
 from .function import CompilationMode, GraphID
 from .ledger import Measurement
+from .liveness import path_refs
 from .locks import capturing
 from .node_recorded import CUDAGraphNode
 from .node_warmup import CUDAWarmupNode
@@ -120,8 +121,8 @@ def _memory_kept(
     nothing. The books must be right. See Note [Memory that a function keeps]."""
     if not function.options.checks_pool:
         return ""
-    path = [] if node is None else node.path_weakrefs
-    live = {r.address for refs in path for r in refs if r is not None and not r.expired()}
+    path = [] if node is None else path_refs(node.path_weakrefs)
+    live = {r.address for r in path if not r.expired()}
     return memory_kept(manager.pool, live, function.options)
 
 

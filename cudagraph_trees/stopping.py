@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
+from .liveness import path_refs
 from .locks import capturing
 from .moves import copyable, nbytes_of
 from .node_program import graph_input
@@ -220,4 +221,4 @@ def path_addresses(node: CUDAGraphNode | CUDAWarmupNode | None) -> set[int]:
     """Addresses of all outputs of a path, dead ones included."""
     if node is None:
         return set()
-    return {r.address for refs in node.path_weakrefs for r in refs if r is not None}
+    return {r.address for r in path_refs(node.path_weakrefs)}

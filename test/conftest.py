@@ -52,6 +52,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,14 @@ def _clean_slate() -> None:
     if "memprof.cudagraph_trees.settings" in sys.modules:
         trees = sys.modules["memprof.cudagraph_trees.settings"]
         trees.restore_settings(trees.TreeSettings())
+
+
+@pytest.fixture
+def one_of_two_ranks() -> Iterator[None]:
+    """This process is the first of two, of which the other is not there."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -198,16 +198,6 @@ def test_being_observed_takes_no_memory_beside_the_pool(training: bool) -> None:
         assert any(e.kind is LedgerKind.RECORD and e.graph == graph.id for e in profile.ledger)
     # AND both took no more than the warm-up: a pool beside the pool would be twice as much
     assert max(reserved) <= 1.25 * reserved[0]
-
-
-@pytest.fixture
-def one_of_two_ranks() -> Iterator[None]:
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_of_two_ranks")

@@ -2,6 +2,15 @@
 
 from .category import Category
 from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowFailure, DataFlowStorage
+from .device import (
+    AccountRow,
+    DeviceAccount,
+    FailedRequest,
+    HostRead,
+    Outside,
+    PoolShare,
+    Purpose,
+)
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
 from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 from .placement import PlacedBlock, Placement
@@ -34,6 +43,7 @@ from .tracker import (
 __all__ = [
     "FORMAT",
     "SCHEMA_VERSION",
+    "AccountRow",
     "AllocationProgram",
     "BufferProvenance",
     "CallColumns",
@@ -42,14 +52,17 @@ __all__ = [
     "DataFlowDevice",
     "DataFlowFailure",
     "DataFlowStorage",
+    "DeviceAccount",
     "DeviceMemory",
     "DeviceSummary",
     "Event",
     "EventKind",
     "Evidence",
+    "FailedRequest",
     "GraphKind",
     "GraphRecord",
     "GraphValue",
+    "HostRead",
     "Lane",
     "LaneKind",
     "LedgerEntry",
@@ -65,11 +78,14 @@ __all__ = [
     "OperatorShapes",
     "OperatorStatistics",
     "Origin",
+    "Outside",
     "PlacedBlock",
     "Placement",
     "PoolMemory",
+    "PoolShare",
     "Process",
     "Profile",
+    "Purpose",
     "Role",
     "RunState",
     "SnapshotKind",

@@ -1,0 +1,171 @@
+"""Runs a script in this process, on whatever device is there, and writes an ``Outcome``.
+
+``python -m memprof.simulate.launch (SCRIPT | -m MODULE) [ARGUMENT ...]`` with a ``Request`` in the
+environment. Nothing of torch is imported before the script does: what a script sets in
+``os.environ`` first must count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from types import ModuleType
+from typing import Any, NoReturn
+
+import msgspec
+
+from memprof.profiler.run_main import CannotRun, run_main
+
+from .after_import import after_import
+from .ending import Stillness
+from .ranks import fake_groups
+from .request import VARIABLE, Failure, Outcome, Request
+
+__all__ = ["launch"]
+
+_PERIOD = 1.0
+"""Seconds between two looks at whether the peak stands still."""
+
+_LINE_PERIOD = 10.0
+"""Seconds without news after which progress is printed all the same."""
+
+
+def launch(arguments: list[str]) -> None:
+    """Run what ``arguments`` say as ``__main__`` and leave an outcome behind."""
+    request = msgspec.json.decode(os.environ.pop(VARIABLE), type=Request)
+    run = _Run(request)
+    status, failure = 0, None
+    try:
+        run_main(arguments, before=run.begin)
+    except CannotRun as e:
+        failure, status = Failure(kind="CannotRun", message=str(e), trace=""), 2
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if status and not isinstance(e.code, int):
+            print(e.code, file=sys.stderr)
+    except BaseException as e:
+        failure, status = _failure(e), 1
+    run.finish("the script ended" if failure is None else "the script failed", failure, status)
+
+
+def _failure(error: BaseException) -> Failure:
+    torch = sys.modules.get("torch")
+    too_small = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return Failure(
+        kind=type(error).__name__,
+        message=str(error),
+        trace="".join(traceback.format_exception(error)),
+        out_of_memory=too_small,
+    )
+
+
+class _Run:
+    """One run of a script, from its first line to its outcome."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._process = os.getpid()
+        self._began = time.monotonic()
+        self._watch: Any = None
+        self._finishing = threading.Lock()
+
+    def begin(self) -> None:
+        """Get ready for torch, whenever the script imports it."""
+        after_import("torch", self._torch_is_there)
+        if self._request.world_size is not None:
+            rank, size = self._request.rank, self._request.world_size
+            after_import(
+                "torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size)
+            )
+        after_import("memprof.compile_backend.runtime", self._backend_is_there)
+
+    def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
+        """Write the outcome and leave the process, without the script's own end.
+
+        The device has nothing to lose, and a script that is stopped in a step must not go on to
+        save what it has.
+        """
+        self._finishing.acquire()
+        outcome = Outcome(ended=ended, failure=failure, status=status)
+        try:
+            self._describe(outcome)
+        except Exception:
+            outcome.failure = failure or Failure(
+                kind="InternalError",
+                message="memprof could not make the account of this run",
+                trace=traceback.format_exc(),
+            )
+        path = self._request.outcome
+        with open(path + ".part", "wb") as f:
+            f.write(msgspec.json.encode(outcome))
+        os.replace(path + ".part", path)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+    def _describe(self, outcome: Outcome) -> None:
+        if self._watch is None:
+            return
+        seconds = time.monotonic() - self._began
+        outcome.accounts = self._watch.accounts()
+        for account in outcome.accounts:
+            account.simulated = True
+            account.seconds = round(seconds, 3)
+            account.ended = outcome.ended
+
+    def _torch_is_there(self, torch: ModuleType) -> None:
+        from memprof.profiler.device.watch import Watch
+
+        self._watch = Watch(on_step=self._after_step)
+        self._watch.install()
+        threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
+
+    def _backend_is_there(self, runtime: ModuleType) -> None:
+        runtime.RUNTIME.open_session(1_000_000)
+
+    def _after_step(self, steps: int) -> None:
+        if steps >= self._request.steps and os.getpid() == self._process:
+            self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
+
+    def _look(self) -> None:
+        """Print progress, and end the run when the peak has stood still."""
+        torch = sys.modules["torch"]
+        still, said, last = Stillness(), (), time.monotonic()
+        while True:
+            time.sleep(_PERIOD)
+            if not torch.cuda.is_initialized():
+                continue
+            stats = [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]
+            asked = sum(s.get("allocation.all.allocated", 0) for s in stats)
+            peak = tuple(
+                max(s.get(f"{what}_bytes.all.peak", 0) for s in stats)
+                for what in ("reserved", "allocated")
+            )
+            steps = self._watch.steps
+            news, now = (steps, peak[0]), time.monotonic()
+            if news != said or now - last >= _LINE_PERIOD:
+                said, last = news, now
+                print(
+                    f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
+                    f"{peak[0] / 2**30:.2f} GiB reserved",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            waits = steps == 0 and _has_optimizer(torch)
+            if self._request.until_still and still.reached(peak, asked, waits):
+                self.finish(f"the peak stood still for {asked - still.asked:,} allocations")
+
+
+def _has_optimizer(torch: ModuleType) -> bool:
+    import gc
+
+    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1:])

@@ -1,0 +1,96 @@
+"""One rank of a job, alone: every process group is torch's fake one.
+
+Note [A rank alone]
+~~~~~~~~~~~~~~~~~~~
+``torch.testing._internal.distributed.fake_pg`` registers a backend whose collectives return at once
+and leave tensors as they are. All of torch.distributed goes through two functions of
+``distributed_c10d`` to make a group: ``rendezvous`` and ``_new_process_group_helper``. Replacing
+them there, before anything else imports them, reaches ``init_process_group``, ``new_group``,
+``init_device_mesh`` and what is built on these, whatever backend a script names.
+
+What collectives *of objects* bring is unpickled, so that fake bytes would raise: each rank has its
+own object in place of every other's. The sizes of shards are those of this rank: on the last rank
+of an uneven split, or of a pipeline, they are different, which ``--ranks`` shows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+__all__ = ["fake_groups"]
+
+
+def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
+    """Make every process group from here on a fake one.
+
+    Args:
+        distributed: ``torch.distributed.distributed_c10d``, just imported.
+        rank: of this process.
+        world_size: of the job.
+    """
+    helper = distributed._new_process_group_helper
+
+    def rendezvous(
+        url: str, given_rank: int = -1, given_size: int = -1, **_: Any
+    ) -> Iterator[tuple[Any, int, int]]:
+        yield distributed.HashStore(), rank, world_size
+
+    @functools.wraps(helper)
+    def new_group(
+        group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        import torch.testing._internal.distributed.fake_pg  # registers the backend
+
+        kwargs.pop("backend_options", None)
+        kwargs.pop("pg_options", None)
+        kwargs.pop("device_id", None)
+        return helper(group_size, group_rank, ranks, "fake", *args, **kwargs)
+
+    distributed.rendezvous = rendezvous
+    distributed._new_process_group_helper = new_group
+    distributed._store_based_barrier = _no_barrier
+    for name, replacement in _OBJECTS.items():
+        setattr(distributed, name, functools.partial(replacement, distributed))
+
+
+def _no_barrier(rank: int, store: Any, group_name: str, count: int, timeout: timedelta) -> None:
+    """Nobody else would come."""
+
+
+def _all_gather_object(_: ModuleType, objects: list[Any], obj: Any, group: Any = None) -> None:
+    objects[:] = [obj] * len(objects)
+
+
+def _gather_object(
+    _: ModuleType, obj: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any
+) -> None:
+    if objects is not None:
+        objects[:] = [obj] * len(objects)
+
+
+def _broadcast_object_list(_: ModuleType, objects: list[Any], *args: Any, **kwargs: Any) -> None:
+    """What is to come from another rank stays what it was."""
+
+
+def _scatter_object_list(
+    distributed: ModuleType,
+    output: list[Any],
+    objects: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    **kwargs: Any,
+) -> None:
+    if objects:
+        output[0] = objects[min(distributed.get_rank(group), len(objects) - 1)]
+
+
+_OBJECTS = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "broadcast_object_list": _broadcast_object_list,
+    "scatter_object_list": _scatter_object_list,
+}

@@ -1,0 +1,69 @@
+"""What the process that runs the script is asked to do, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memprof.profiler.model import DeviceAccount, Profile
+
+__all__ = ["VARIABLE", "Failure", "Outcome", "Request"]
+
+VARIABLE = "MEMPROF_SIMULATE"
+"""Environment variable with a ``Request`` as JSON."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a script.
+
+    Attributes:
+        outcome: file for the ``Outcome``.
+        steps: optimizer steps after which it ends.
+        until_still: whether it ends when the peak has stood still, see ``ending.py``.
+        world_size: ranks of the job whose other ranks are not there; None for a process alone,
+            whose process groups are left as they are.
+        rank, local_rank: of this process in that job.
+    """
+
+    outcome: str
+    steps: int
+    until_still: bool = True
+    world_size: int | None = None
+    rank: int = 0
+    local_rank: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that the script did not catch.
+
+    Attributes:
+        kind: name of its type.
+        message: its text.
+        trace: its traceback as Python would print it.
+        out_of_memory: whether the device's memory was too small.
+    """
+
+    kind: str
+    message: str
+    trace: str
+    out_of_memory: bool = False
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What became of a script.
+
+    Attributes:
+        accounts: one a device that was used, the one with most reserved first.
+        profile: what memprof's backend recorded, if the script used it; without it, an empty one
+            with versions and machine.
+        ended: why the run ended.
+        failure: None if the script ended well or was ended.
+        status: exit status that the script asked for.
+        uncovered: calls that the simulated device does not know, by name.
+    """
+
+    accounts: list[DeviceAccount] = []
+    profile: Profile | None = None
+    ended: str = ""
+    failure: Failure | None = None
+    status: int = 0
+    uncovered: list[str] = []

@@ -1,0 +1,71 @@
+"""Private and version-specific torch that ``watch`` needs; read on 2.11, 2.13 and 2.15."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.graph
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "allocation_counts",
+    "clear_workspaces",
+    "drain_history",
+    "on_cuda_start",
+    "plain_tensors",
+    "record_history",
+    "wrap_backward",
+]
+
+MAX_ENTRIES = 1_000_000
+"""Of the allocator's history on one device between two drains."""
+
+
+def record_history() -> None:
+    """Begin the allocator's history anew, with Python's frames where memory is asked for."""
+    torch.cuda.memory._record_memory_history(
+        context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+    )
+
+
+def drain_history() -> dict[str, Any]:
+    """The allocator's state, with the history since it was last taken.
+
+    Other threads must not allocate meanwhile: what they do in between is lost.
+    """
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+    record_history()
+    return snapshot
+
+
+def allocation_counts(device: int) -> tuple[int, int]:
+    """How many blocks the allocator of a device has handed out, and how many were let go of."""
+    counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
+    return counts["allocated"], counts["freed"]
+
+
+def on_cuda_start(do: Callable[[], None]) -> None:
+    """Call ``do`` once CUDA has started in this process, now if it has."""
+    torch.cuda._lazy_call(do)
+
+
+def clear_workspaces() -> None:
+    """Make torch give back what cuBLAS works in."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
+    wrapped = around(torch.autograd.graph._engine_run_backward)
+    torch.autograd.graph._engine_run_backward = wrapped
+    torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory that a tensor is made of: itself, or those inside a subclass."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [t for name in names for t in plain_tensors(getattr(tensor, name))]

@@ -1,0 +1,247 @@
+"""The peak of a ``Replay``, each block with a purpose, added up to what the device says.
+
+Note [How a purpose is decided]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+*Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
+does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
+it is known which storages are parameters, gradients and optimizer state. Then, in this order:
+
+1. a block that held one of those at any mark of its life is one;
+2. a block that goes when torch is told to give back cuBLAS's workspaces is one;
+3. what FSDP asked for is a gathered parameter or a reduced gradient;
+4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
+5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
+   asked for it again; else a gradient;
+6. asked for in a forward: an activation if it went during a later backward, or would have; a
+   temporary if it went before one began; what outlives the backward is an output where modules
+   ran when it was asked for, an input where none did.
+
+Without any backward there are no such spans: what modules asked for is a temporary if it went, and
+state if it is there at the end of the run; anything else is an input.
+
+A category of compiled code (``compile_backend/categories.py``) is known from its graph; this one is
+known for all code, compiled or not, and by whatever backend.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from memprof.profiler.model import AccountRow, FailedRequest, PoolShare, Purpose, SourceFrame
+
+from .replay import Block, Frame, Peak, Replay
+from .where import Where, where
+
+__all__ = ["Explained", "Mark", "Phase", "explain", "failed_requests"]
+
+
+class Phase(str, Enum):
+    """What runs from a mark to the next."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(slots=True)
+class Mark:
+    """An instant between two events of the allocator's history.
+
+    Attributes:
+        phase: what runs from here on.
+        step: optimizer steps that have ended.
+        known: purposes of storages, by the address of their first byte, as far as looked for.
+        counts: by device, how many blocks had been asked for, and how many let go of.
+    """
+
+    phase: Phase
+    step: int
+    known: dict[int, Purpose] = field(default_factory=dict)
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A peak's bytes by what they are for; see ``DeviceAccount`` for the fields."""
+
+    rows: list[AccountRow]
+    rounding: int
+    awaiting: int
+    pools: list[PoolShare]
+    step: int
+    phase: str
+
+
+def explain(peak: Peak, marks: Sequence[Mark], last: int | None = None) -> Explained:
+    """Say of every byte of a peak what it is for.
+
+    Args:
+        peak: of a ``Replay`` that has followed the run to its end.
+        marks: all of the run; the first one is its beginning.
+        last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
+            if nobody did that.
+    """
+    decide = _Decider(marks, last)
+    grouped: dict[tuple[object, ...], list[int]] = {}
+    places: dict[tuple[object, ...], tuple[Purpose, str, Where]] = {}
+    rounding = awaiting = 0
+    for block in peak.blocks:
+        if block.address in peak.awaiting:
+            awaiting += block.size
+            continue
+        rounding += block.size - block.requested
+        at = where(block.frames)
+        purpose, detail = decide(block, at)
+        compiled = at.generated is not None
+        key = (purpose, detail, at.line, at.modules, at.nodes, compiled)
+        of_key = grouped.setdefault(key, [0, 0])
+        of_key[0] += block.requested
+        of_key[1] += 1
+        places.setdefault(key, (purpose, detail, at))
+    rows = [
+        AccountRow(
+            purpose,
+            grouped[key][0],
+            grouped[key][1],
+            " > ".join(at.modules),
+            _source(at.line),
+            at.nodes,
+            at.generated is not None,
+            detail,
+        )
+        for key, (purpose, detail, at) in places.items()
+    ]
+    rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
+    mark = marks[peak.mark]
+    trained = any(m.phase is not Phase.FORWARD for m in marks)
+    return Explained(
+        rows,
+        rounding,
+        awaiting,
+        _pools(peak),
+        mark.step + 1 if trained else 0,
+        mark.phase.value if trained else "",
+    )
+
+
+def failed_requests(replay: Replay) -> list[FailedRequest]:
+    """Requests that could not be served, those of one place together, in order of the first."""
+    found: dict[tuple[object, ...], FailedRequest] = {}
+    for nbytes, frames in replay.out_of_memory:
+        at = where(frames)
+        key = (nbytes, at.line, at.modules)
+        count = found[key].count + 1 if key in found else 1
+        found[key] = FailedRequest(nbytes, " > ".join(at.modules), _source(at.line), count)
+    return list(found.values())
+
+
+def _source(line: Frame | None) -> SourceFrame | None:
+    return SourceFrame(line.file, line.line, line.function) if line is not None else None
+
+
+class _Decider:
+    """Note [How a purpose is decided]."""
+
+    def __init__(self, marks: Sequence[Mark], last: int | None) -> None:
+        self._marks = marks
+        self._last = last
+        self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
+        self._addresses = {i: sorted(known) for i, known in self._known}
+        self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
+
+    def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
+        known = self._of_storage(block)
+        if known is not None:
+            return known, ""
+        if self._last is not None and block.freed_after == self._last:
+            return Purpose.WORKSPACE, "cuBLAS"
+        phase = self._marks[block.mark].phase
+        if "torch/distributed" in at.inside and self._in_fsdp(block):
+            if phase is Phase.BACKWARD and self._reduces(block):
+                return Purpose.GRADIENT, "reduced by FSDP"
+            return Purpose.PARAMETER, "all-gathered by FSDP"
+        if not self._backwards:
+            return self._without_backward(block, at)
+        end = block.freed_after
+        within = end is not None and self._same_span(block.mark, end)
+        if phase is Phase.OPTIMIZER:
+            return (Purpose.TEMPORARY if within else Purpose.OPTIMIZER_STATE), ""
+        if phase is Phase.BACKWARD:
+            if not within:
+                return Purpose.GRADIENT, ""
+            if "torch/utils/checkpoint" in at.inside:
+                return Purpose.ACTIVATION, "recomputed"
+            return Purpose.TEMPORARY, ""
+        return self._of_forward(block, at, end, within)
+
+    def _of_forward(
+        self, block: Block, at: Where, end: int | None, within: bool
+    ) -> tuple[Purpose, str]:
+        if within:
+            return Purpose.TEMPORARY, ""
+        later = bisect.bisect_right(self._backwards, block.mark)
+        if later == len(self._backwards):
+            # The run ended before the backward that would have come.
+            return (Purpose.ACTIVATION if at.modules else Purpose.INPUT), ""
+        if end is not None and self._marks[end].phase is Phase.BACKWARD:
+            return Purpose.ACTIVATION, ""
+        return (Purpose.OUTPUT if at.modules else Purpose.INPUT), ""
+
+    def _without_backward(self, block: Block, at: Where) -> tuple[Purpose, str]:
+        if not at.modules:
+            return Purpose.INPUT, ""
+        return (Purpose.STATE if block.freed_after is None else Purpose.TEMPORARY), ""
+
+    def _same_span(self, begin: int, end: int) -> bool:
+        """Whether no phase began between two marks, the first's own aside."""
+        phase = self._marks[begin].phase
+        return all(m.phase is phase for m in self._marks[begin : end + 1])
+
+    def _of_storage(self, block: Block) -> Purpose | None:
+        for i, known in self._known:
+            if block.mark >= i:
+                continue
+            if block.freed_after is not None and block.freed_after < i:
+                break
+            addresses = self._addresses[i]
+            at = bisect.bisect_left(addresses, block.address)
+            if at < len(addresses) and addresses[at] < block.address + block.size:
+                return known[addresses[at]]
+        return None
+
+    @staticmethod
+    def _in_fsdp(block: Block) -> bool:
+        return any("distributed/fsdp" in f.file or "_fully_shard" in f.file for f in block.frames)
+
+    @staticmethod
+    def _reduces(block: Block) -> bool:
+        return any("reduce" in f.function for f in block.frames)
+
+
+def _pools(peak: Peak) -> list[PoolShare]:
+    """Segments by pool, with what of them was in no block."""
+    used: Mapping[int, list[tuple[int, int]]] = {id(s): [] for s, _ in peak.segments}
+    for block in peak.blocks:
+        if id(block.segment) in used:
+            used[id(block.segment)].append((block.address, block.size))
+    pools: dict[str, list[int]] = {}
+    for segment, size in peak.segments:
+        private = segment.pool is not None and segment.pool != (0, 0)
+        name = f"private {segment.pool[0]},{segment.pool[1]}" if private and segment.pool else ""
+        of_pool = pools.setdefault(name or "general", [0, 0, 0, 0])
+        of_pool[0] += size
+        of_pool[2] += 1
+        at = segment.address
+        for address, nbytes in [*sorted(used[id(segment)]), (segment.address + size, 0)]:
+            of_pool[1] += max(0, address - at)
+            of_pool[3] = max(of_pool[3], address - at)
+            at = max(at, address + nbytes)
+    return [
+        PoolShare(name, reserved, free, segments, largest)
+        for name, (reserved, free, segments, largest) in sorted(
+            pools.items(), key=lambda item: -item[1][0]
+        )
+    ]

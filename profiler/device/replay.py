@@ -1,0 +1,357 @@
+"""What the caching allocator held at each instant, from the history that it keeps.
+
+Note [Following the allocator]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+``torch.cuda.memory._snapshot()["device_traces"]`` has an entry for each thing that the allocator
+did, with what was *asked for*. The block that it handed out may be larger, and what a device must
+have is decided by blocks: a request is rounded up to 512 bytes, then cut off a free block unless
+what would remain is too small to be of use (c10/cuda/CUDACachingAllocator.cpp, ``round_size``
+and ``should_split``). Which free block was taken need not be guessed, for the entry has the
+address; so the sizes of blocks follow without repeating the search. What the allocator's own
+counters say at the end is compared with what followed (``Replay.allocated_bytes`` against
+``allocated_bytes.all.current``): with settings that change the rounding they can differ, and the
+account says by how much.
+
+A free block that another stream still uses is *awaiting*: freed by the program
+(``free_requested``), not yet to be had (``free_completed``).
+
+Note [The instant that decides]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A job fits where the most that it *reserves* fits. The allocator seldom gives back, so that many
+instants have this maximum, and of these the one at which most is allocated says best what the
+memory is needed for. The instant that is kept is the first with the greatest pair (reserved,
+allocated).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Block", "Frame", "Peak", "Replay", "Segment"]
+
+ROUNDING = 512
+"""Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
+
+SMALL = 1 << 20
+"""The largest rounded request, in bytes, that is served from the pool of small blocks; and what
+must be left over of a block of the other pool to be cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of the program that was running.
+
+    Attributes:
+        file: its path.
+        line: from 1.
+        function: its name, without the class.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Memory that was handed out once.
+
+    Attributes:
+        address: of its first byte.
+        requested: bytes that were asked for.
+        size: bytes of the block, at least as many.
+        segment: in which it lies.
+        mark: number of the last mark before it was handed out.
+        raw_frames: the program at that time as the allocator has it, innermost first.
+        freed_after: number of the last mark before the program let go of it; None until then.
+        gone: whether it can be handed out again.
+    """
+
+    address: int
+    requested: int
+    size: int
+    segment: Segment
+    mark: int
+    raw_frames: Sequence[Mapping[str, Any]]
+    freed_after: int | None = None
+    gone: bool = False
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The program at that time, innermost first."""
+        return frames_of(self.raw_frames)
+
+    @property
+    def awaiting(self) -> bool:
+        """The program let go of it while another stream may still use it."""
+        return self.freed_after is not None and not self.gone
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A range of addresses that the allocator had from the device.
+
+    Attributes:
+        address: of its first byte.
+        size: bytes, of which a growing (expandable) one has more with time.
+        stream: whose requests it serves.
+        expandable: whether it grows.
+        pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
+            ``torch.cuda.MemPool``); None if it was gone before anybody asked.
+        free: sizes of free blocks by address.
+    """
+
+    address: int
+    size: int
+    stream: int
+    expandable: bool
+    pool: tuple[int, int] | None = None
+    free: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Peak:
+    """The instant of Note [The instant that decides].
+
+    Attributes:
+        reserved, allocated: bytes at that instant.
+        event: how many events had happened.
+        mark: number of the last mark before it.
+        blocks: that were handed out, or awaiting, then.
+        awaiting: those of ``blocks`` that the program had let go of by then.
+        segments: each with its size then.
+    """
+
+    reserved: int = 0
+    allocated: int = 0
+    event: int = 0
+    mark: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    awaiting: set[int] = field(default_factory=set)
+    segments: list[tuple[Segment, int]] = field(default_factory=list)
+
+
+class Replay:
+    """Follows the history of one device; see Note [Following the allocator].
+
+    Attributes:
+        reserved: bytes that the allocator has from the device.
+        allocated_bytes: of blocks that are handed out.
+        most_allocated: the most of the latter at any instant.
+        peak: the instant that decides.
+        events: that were followed.
+        strange: events that contradict what was followed, e.g. because the history began late.
+        out_of_memory: requests in bytes that failed, with the program of that time.
+    """
+
+    def __init__(self, max_split_size: int | None = None) -> None:
+        """
+        Args:
+            max_split_size: bytes from which on blocks are not cut
+                (``PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb``), None for no such limit.
+        """
+        self.reserved = 0
+        self.allocated_bytes = 0
+        self.most_allocated = 0
+        self.peak = Peak()
+        self.events = 0
+        self.strange = 0
+        self.out_of_memory: list[tuple[int, tuple[Frame, ...]]] = []
+        self._max_split = max_split_size
+        self._segments: dict[int, Segment] = {}
+        self._starts: list[int] = []
+        self._live: dict[int, Block] = {}
+        self._begun: dict[int, int] = {}
+        self._mark = 0
+        self._asked = 0
+        self._let_go = 0
+        self._peak_pending = False
+
+    @property
+    def live(self) -> Iterable[Block]:
+        """Blocks that are handed out, or awaiting, now."""
+        return self._live.values()
+
+    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
+        """Follow the next events.
+
+        Args:
+            events: of ``device_traces`` of one device, those that were not fed yet.
+            marks: for each mark of the run so far, how many blocks had been asked for, and how
+                many let go of, on this device when it was set; the first is ``(0, 0)``.
+        """
+        for e in events:
+            self.events += 1
+            action = e["action"]
+            if action == "alloc":
+                while self._next_mark(marks)[0] <= self._asked:
+                    self._mark += 1
+                self._asked += 1
+                self._alloc(e)
+            elif action == "free_requested":
+                while self._next_mark(marks) <= (self._asked, self._let_go):
+                    self._mark += 1
+                self._let_go += 1
+                self._free_requested(e["addr"])
+            elif action == "free_completed":
+                self._free_completed(e["addr"])
+            elif action in ("segment_alloc", "segment_map"):
+                self._grow(e["addr"], e["size"], e.get("stream", 0), action == "segment_map")
+            elif action in ("segment_free", "segment_unmap"):
+                self._keep_peak()
+                self._shrink(e["addr"], e["size"])
+            elif action == "oom":
+                self.out_of_memory.append((e["size"], frames_of(e.get("frames", ()))))
+        self._keep_peak()
+
+    def _next_mark(self, marks: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        return marks[self._mark + 1] if self._mark + 1 < len(marks) else (math.inf, math.inf)
+
+    def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
+        """Learn to which pools the segments belong that are there now.
+
+        Args:
+            segments: of the snapshot whose history was fed last.
+        """
+        for s in segments:
+            mine = self._segment_of(s["address"])
+            if mine is not None:
+                pool = s.get("segment_pool_id", (0, 0))
+                mine.pool = (int(pool[0]), int(pool[1]))
+
+    # What the allocator can do.
+
+    def _grow(self, address: int, size: int, stream: int, expandable: bool) -> None:
+        before = self._segment_of(address - 1) if expandable else None
+        if before is not None and before.expandable and before.address + before.size == address:
+            before.size += size
+            _give(before, address, size)
+        else:
+            segment = Segment(address, size, stream, expandable)
+            segment.free[address] = size
+            self._segments[address] = segment
+            bisect.insort(self._starts, address)
+        self.reserved += size
+
+    def _shrink(self, address: int, size: int) -> None:
+        segment = self._segment_of(address)
+        if segment is None:
+            self.strange += 1
+            return
+        self.reserved -= size
+        end, tail = segment.address + segment.size, address + size
+        free = segment.free
+        hole = next((a for a in free if a <= address and tail <= a + free[a]), None)
+        if hole is not None:
+            whole = free.pop(hole)
+            if hole < address:
+                free[hole] = address - hole
+            if tail < hole + whole:
+                free[tail] = hole + whole - tail
+        else:
+            self.strange += 1
+        segment.size = address - segment.address
+        if segment.size == 0:
+            del self._segments[segment.address]
+            self._starts.remove(segment.address)
+        if tail < end:
+            rest = Segment(tail, end - tail, segment.stream, segment.expandable, segment.pool)
+            rest.free = {a: n for a, n in free.items() if a >= tail}
+            segment.free = {a: n for a, n in free.items() if a < tail}
+            self._segments[tail] = rest
+            bisect.insort(self._starts, tail)
+
+    def _alloc(self, e: Mapping[str, Any]) -> None:
+        address, requested = e["addr"], e["size"]
+        size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
+        segment = self._segment_of(address)
+        if segment is None or address not in segment.free:
+            self.strange += 1
+            if segment is None:
+                segment = Segment(address, 0, e.get("stream", 0), False)
+        else:
+            there = segment.free.pop(address)
+            if self._is_cut(there, size, segment.expandable):
+                segment.free[address + size] = there - size
+            else:
+                size = there
+        block = Block(address, requested, size, segment, self._mark, e.get("frames", ()))
+        self._live[address] = block
+        self._begun[address] = self.events
+        self.allocated_bytes += size
+        self.most_allocated = max(self.most_allocated, self.allocated_bytes)
+        if (self.reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
+            self.peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
+            self._peak_pending = True
+
+    def _is_cut(self, there: int, size: int, expandable: bool) -> bool:
+        rest = there - size
+        if rest < 0:
+            self.strange += 1
+            return False
+        if size <= SMALL or expandable:
+            return rest >= ROUNDING
+        return rest > SMALL and (self._max_split is None or size < self._max_split)
+
+    def _free_requested(self, address: int) -> None:
+        self._keep_peak()
+        block = self._live.get(address)
+        if block is None or block.freed_after is not None:
+            self.strange += 1
+            return
+        block.freed_after = self._mark
+        self.allocated_bytes -= block.size
+
+    def _free_completed(self, address: int) -> None:
+        self._keep_peak()
+        block = self._live.pop(address, None)
+        if block is None:
+            self.strange += 1
+            return
+        if block.freed_after is None:  # Graph pools are put back without a request.
+            block.freed_after = self._mark
+            self.allocated_bytes -= block.size
+        block.gone = True
+        del self._begun[address]
+        _give(block.segment, address, block.size)
+
+    def _keep_peak(self) -> None:
+        """Take down who is there before the first of them goes."""
+        if not self._peak_pending:
+            return
+        self._peak_pending = False
+        peak = self.peak
+        peak.blocks = [b for a, b in self._live.items() if self._begun[a] <= peak.event]
+        peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
+        # What was reserved after that instant would have made a later one the peak.
+        peak.segments = [(s, s.size) for s in self._segments.values()]
+
+    def _segment_of(self, address: int) -> Segment | None:
+        i = bisect.bisect_right(self._starts, address) - 1
+        if i < 0:
+            return None
+        segment = self._segments[self._starts[i]]
+        return segment if address < segment.address + segment.size else None
+
+
+def _give(segment: Segment, address: int, size: int) -> None:
+    """Make a range free, as one with the free blocks beside it."""
+    free = segment.free
+    after = free.pop(address + size, None)
+    if after is not None:
+        size += after
+    # Blocks of a segment are few hundreds at most: looking through them is cheaper than an index.
+    before = next((a for a, n in free.items() if a + n == address), None)
+    if before is not None:
+        free[before] += size
+    else:
+        free[address] = size
+
+
+def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    """Frames as the allocator's history has them, made ours; innermost first."""
+    return tuple(Frame(f["filename"], f["line"], f["name"]) for f in raw)

@@ -1,0 +1,235 @@
+"""Watches a process's CUDA devices: the allocator's history, divided by marks.
+
+Note [Marks]
+~~~~~~~~~~~~
+A mark is where autograd's engine starts and ends, and where an optimizer's step does. Hooks of
+optimizers are public; for the engine one function is wrapped. Neither is seen by code that is being
+compiled: in a compiled optimizer the hooks are nothing, and its steps have no marks.
+
+Where in the allocator's history a mark lies is counted, not timed: the allocator's statistics tell
+how many blocks have been asked for and let go of, and the history has an entry for each. (The text
+that ``torch.cuda.memory._set_memory_metadata`` puts on entries would be simpler, and belongs to a
+thread: autograd's own threads do not have it.)
+
+Note [Draining the history]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks at
+which there is a lot of it, and what is followed is forgotten but for the blocks that live.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from memprof.profiler.model import DeviceAccount, Purpose
+
+from . import _torch_compat as compat
+from .account import Mark, Phase, explain, failed_requests
+from .replay import Replay
+
+__all__ = ["Watch"]
+
+log = logging.getLogger("memprof")
+
+_DRAIN = 100_000
+"""Blocks that are asked for between two drains."""
+
+
+class Watch:
+    """Follows every device of this process from its first allocation on.
+
+    Attributes:
+        marks: so far; the first one is the beginning.
+        steps: optimizer steps that have ended.
+        lost: how often the history was full before it was taken.
+    """
+
+    def __init__(self, on_step: Callable[[int], None] | None = None) -> None:
+        """
+        Args:
+            on_step: called with the number of steps when one has ended.
+        """
+        self.marks = [Mark(Phase.FORWARD, 0)]
+        self.steps = 0
+        self.lost = 0
+        self._on_step = on_step
+        self._replays: dict[int, Replay] = {}
+        self._taken = 0
+        self._depth = 0
+        self._started = False
+        self._modules_known = False
+
+    def install(self) -> None:
+        """Begin with CUDA, which this does not start."""
+        compat.on_cuda_start(self._start)
+        compat.wrap_backward(self._around_backward)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def accounts(self) -> list[DeviceAccount]:
+        """What was reserved at the peak of each device that was used, most first.
+
+        The run is taken to be over: cuBLAS's workspaces are given back.
+        """
+        if not self._started:
+            return []
+        self._mark(self.marks[-1].phase, self.marks[-1].known or _of_modules())
+        self._drain()
+        before = {d: torch.cuda.memory_stats(d) for d in self._replays}
+        self._mark(self.marks[-1].phase)
+        last = len(self.marks) - 1
+        compat.clear_workspaces()
+        self._drain()
+        found = [self._account(d, before[d], last) for d in self._replays]
+        return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
+
+    def _account(self, device: int, stats: dict[str, Any], last: int) -> DeviceAccount:
+        replay = self._replays[device]
+        peak = replay.peak
+        explained = explain(peak, self.marks, last)
+        # A script may set the counters back (reset_peak_memory_stats), the history has no such end.
+        reserved = max(stats.get("reserved_bytes.all.peak", 0), peak.reserved)
+        account = DeviceAccount(
+            device=f"cuda:{device}",
+            name=torch.cuda.get_device_name(device),
+            total=torch.cuda.get_device_properties(device).total_memory,
+            reserved=reserved,
+            allocated=peak.allocated,
+            most_allocated=max(stats.get("allocated_bytes.all.peak", 0), replay.most_allocated),
+            step=explained.step,
+            phase=explained.phase,
+            rows=explained.rows,
+            rounding=explained.rounding,
+            awaiting=explained.awaiting,
+            pools=explained.pools,
+            failed=failed_requests(replay),
+            steps=self.steps,
+        )
+        account.unexplained = reserved - (
+            account.live + account.rounding + account.awaiting + account.free
+        )
+        if replay.strange:
+            account.notes.append(
+                f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
+                "contradict the others, as they do where it was begun anew by somebody else"
+            )
+        if self.lost:
+            account.notes.append(
+                f"the allocator's history was full {self.lost:,} times: the live memory may be "
+                "that of a lower peak"
+            )
+        return account
+
+    def _start(self) -> None:
+        compat.record_history()
+        self._started = True
+        self._replays = {d: Replay() for d in range(torch.cuda.device_count())}
+
+    def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
+        counts = {d: compat.allocation_counts(d) for d in self._replays}
+        self.marks.append(Mark(phase, self.steps, known or {}, counts))
+
+    def _drain(self, at_least: int = 0) -> None:
+        """Follow the history, if that many blocks were asked for since it was last taken."""
+        if not self._started:
+            return
+        asked = sum(compat.allocation_counts(d)[0] for d in self._replays)
+        if asked - self._taken < at_least:
+            return
+        self._taken = asked
+        snapshot = compat.drain_history()
+        for device, replay in self._replays.items():
+            events = snapshot["device_traces"][device]
+            if len(events) >= compat.MAX_ENTRIES:
+                self.lost += 1
+            replay.feed(events, [m.counts.get(device, (0, 0)) for m in self.marks])
+            replay.assign_pools(s for s in snapshot["segments"] if s["device"] == device)
+
+    def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._depth or torch.compiler.is_compiling() or os.getpid() != _PROCESS:
+                return run(*args, **kwargs)
+            self._depth += 1
+            self._mark(Phase.BACKWARD)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                self._mark(Phase.FORWARD)
+                self._drain(_DRAIN)
+
+        return run_backward
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        known: dict[int, Purpose] = {}
+        if not self._modules_known:
+            self._modules_known = True
+            known = _of_modules()
+        for p in _parameters(optimizer):
+            _add(known, p, Purpose.PARAMETER)
+            if p.grad is not None:
+                _add(known, p.grad, Purpose.GRADIENT)
+        self._mark(Phase.OPTIMIZER, known)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        known: dict[int, Purpose] = {}
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    _add(known, value, Purpose.OPTIMIZER_STATE)
+        self.steps += 1
+        self._mark(Phase.FORWARD, known)
+        self._drain(_DRAIN)
+        if self._on_step is not None:
+            self._on_step(self.steps)
+
+
+_PROCESS = os.getpid()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if isinstance(p, torch.Tensor):
+                yield p
+
+
+def _of_modules() -> dict[int, Purpose]:
+    """Parameters, buffers and gradients of every module that there is."""
+    known: dict[int, Purpose] = {}
+    for module in [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]:
+        # Lazily set attributes, and modules in the middle of their construction, lack some.
+        for tensor in list(module.__dict__.get("_buffers", {}).values()):
+            if isinstance(tensor, torch.Tensor):
+                _add(known, tensor, Purpose.PARAMETER)
+        for tensor in list(module.__dict__.get("_parameters", {}).values()):
+            if isinstance(tensor, torch.Tensor):
+                _add(known, tensor, Purpose.PARAMETER)
+                if tensor.grad is not None:
+                    _add(known, tensor.grad, Purpose.GRADIENT)
+    return known
+
+
+def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:
+    try:
+        for plain in compat.plain_tensors(tensor):
+            if plain.device.type == "cuda":
+                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
+    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
+        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)

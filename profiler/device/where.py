@@ -1,0 +1,145 @@
+"""What program text asked for a block: a source line, the classes of modules, an FX node.
+
+Note [Frames of compiled code]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+While the allocator keeps Python frames, torch puts the stack trace of the model's own source
+between the frame of Inductor's generated code and the one that called it. So a block of compiled
+code has its source line like one of eager code. The generated code says more: above the call that
+first uses a buffer stands a comment with the FX nodes from which it was made ("Topologically Sorted
+Source Nodes").
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .replay import Frame
+
+__all__ = ["Where", "where"]
+
+_GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
+"""A file of Inductor's code cache: a ``c`` and a hash."""
+
+_INTERNAL = re.compile(
+    r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen |[/\\]runpy\.py$"
+)
+_NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
+_TARGET = re.compile(r"^\s*(\w+) = ")
+_NO_USE = re.compile(r"^\s*(#|del |assert_|\w+ = empty_strided|\w+ = tracked_empty|with )")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What asked for a block.
+
+    Attributes:
+        line: innermost frame of the program that is neither torch's nor generated; None where
+            no Python was running, as in autograd's own threads.
+        modules: names of the module classes whose ``forward`` was running, outermost first.
+        generated: line of Inductor's code, None for eager code.
+        nodes: FX nodes of the kernel that first uses the block, with what of ATen they are;
+            empty if unknown or eager.
+        inside: torch packages on the stack, such as ``torch/distributed/fsdp``.
+    """
+
+    line: Frame | None
+    modules: tuple[str, ...]
+    generated: Frame | None
+    nodes: str
+    inside: frozenset[str]
+
+
+_PACKAGES = ("torch/distributed", "torch/optim", "torch/utils/checkpoint", "torch/nn/modules")
+
+
+def where(frames: Sequence[Frame]) -> Where:
+    """What asked for a block.
+
+    Args:
+        frames: innermost first.
+    """
+    generated = next((f for f in frames if _GENERATED.search(f.file)), None)
+    line = next(
+        (f for f in frames if not _INTERNAL.search(f.file) and not _GENERATED.search(f.file)), None
+    )
+    modules: list[str] = []
+    for frame in reversed(frames):
+        if frame.function == "forward" and not _INTERNAL.search(frame.file):
+            name = _class_at(frame.file, frame.line)
+            if name and (not modules or modules[-1] != name):
+                modules.append(name)
+    inside = {p for f in frames for p in _PACKAGES if f"site-packages/{p}" in f.file}
+    return Where(
+        line,
+        tuple(modules),
+        generated,
+        _nodes(generated) if generated is not None else "",
+        frozenset(inside),
+    )
+
+
+def _nodes(generated: Frame) -> str:
+    lines = _lines(generated.file)
+    at = generated.line - 1
+    if not 0 <= at < len(lines):
+        return ""
+    target = _TARGET.match(lines[at])
+    use = at
+    if target is not None and _NO_USE.match(lines[at]):
+        named = re.compile(rf"\b{target[1]}\b")
+        use = next(
+            (
+                i
+                for i in range(at + 1, len(lines))
+                if named.search(lines[i]) and not _NO_USE.match(lines[i])
+            ),
+            at,
+        )
+    # The comment is of the call right below it: a few lines up, and not beyond another call.
+    for i in range(use, max(-1, use - 4), -1):
+        found = _NODES.search(lines[i])
+        if found is not None:
+            nodes, operators = found.groups()
+            return f"{nodes} ({operators})" if nodes else operators
+    return ""
+
+
+@functools.lru_cache(maxsize=512)
+def _lines(file: str) -> tuple[str, ...]:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as f:
+            return tuple(f.read().splitlines())
+    except OSError:
+        return ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_at(file: str, line: int) -> str:
+    """The class in whose body a line stands; empty if there is none or the file cannot be read."""
+    starts, spans = _classes(file)
+    i = bisect.bisect_right(starts, line) - 1
+    while i >= 0:
+        _, end, name = spans[i]
+        if line <= end:
+            return name
+        i -= 1
+    return ""
+
+
+@functools.lru_cache(maxsize=512)
+def _classes(file: str) -> tuple[list[int], list[tuple[int, int, str]]]:
+    try:
+        tree = ast.parse("\n".join(_lines(file)))
+    except (SyntaxError, ValueError):
+        return [], []
+    spans = sorted(
+        (node.lineno, node.end_lineno or node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+    return [s[0] for s in spans], spans

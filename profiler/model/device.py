@@ -1,0 +1,205 @@
+"""Everything that was reserved on a device at the instant that decides, by what it was for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .provenance import SourceFrame
+
+
+class Purpose(str, Enum):
+    """What a reserved byte is for; the value is the name written to profile files.
+
+    The first ones mean what ``Category`` calls so. Note [How a purpose is decided] in
+    ``profiler/device/account.py``.
+    """
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATION = "activation"
+    TEMPORARY = "temporary"
+    INPUT = "input"
+    OUTPUT = "output"
+    STATE = "state"
+    """Made while a module ran, and kept: caches of keys and values, static buffers."""
+    WORKSPACE = "workspace"
+    """Of cuBLAS, which torch allocates once for each handle and stream."""
+    UNKNOWN = "unknown"
+
+    @property
+    def label(self) -> str:
+        """The name in words, for reports."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRow:
+    """Blocks of one purpose that the same text asked for.
+
+    Attributes:
+        purpose: what for.
+        nbytes: that were asked for.
+        count: blocks.
+        modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
+        frame: innermost frame of the program; None where no Python was running.
+        nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
+        compiled: whether Inductor's code asked.
+        detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
+    """
+
+    purpose: Purpose
+    nbytes: int
+    count: int
+    modules: str = ""
+    frame: SourceFrame | None = None
+    nodes: str = ""
+    compiled: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShare:
+    """One of the allocator's pools at that instant.
+
+    Attributes:
+        name: ``general``, or the number of a private one (CUDA graphs, ``torch.cuda.MemPool``).
+        reserved: bytes of its segments.
+        free: bytes of them in no block.
+        segments: how many.
+        largest_free: bytes of its largest range in no block.
+    """
+
+    name: str
+    reserved: int
+    free: int
+    segments: int
+    largest_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Memory that the device gives without torch's allocator.
+
+    Attributes:
+        what: e.g. ``CUDA context``.
+        nbytes: how much.
+        estimated: whether it was not measured but taken from ``source``.
+        source: where the figure is from.
+    """
+
+    what: str
+    nbytes: int
+    estimated: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A request that the allocator could not serve.
+
+    Attributes:
+        nbytes: that were asked for.
+        modules, frame: as in ``AccountRow``.
+        count: how often.
+    """
+
+    nbytes: int
+    modules: str = ""
+    frame: SourceFrame | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostRead:
+    """A line that brought values of the device to the host.
+
+    Attributes:
+        frame: the line; None where no Python was running.
+        count: how often.
+        nbytes: in all.
+    """
+
+    frame: SourceFrame | None
+    count: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class DeviceAccount:
+    """The account of one device at its peak: the rows add up to what was reserved.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        name: of the model, e.g. ``NVIDIA H100 80GB HBM3``.
+        total: bytes of the device's memory.
+        simulated: whether nothing was computed.
+        reserved: the most bytes that the allocator had from the device, by its own counters.
+        allocated: bytes of blocks at the instant at which most was reserved.
+        most_allocated: the most bytes of blocks at any instant, by the allocator's own counters.
+        step: optimizer step in which the instant lies, from 1; 0 before any is known.
+        phase: ``forward``, ``backward`` or ``optimizer``; empty where there was no backward.
+        rows: what had been asked for and not let go of, largest first.
+        rounding: bytes of blocks beyond what was asked for.
+        awaiting: bytes of blocks that the program had let go of while a stream may use them.
+        pools: all that is reserved, with what of it is free.
+        unexplained: ``reserved`` less everything above: 0 unless the history began late or the
+            allocator works by rules that memprof does not know.
+        outside: beside the allocator.
+        failed: requests that could not be served, in order.
+        host_reads: where the program looked at values, most often first.
+        steps: optimizer steps that were made.
+        seconds: that the program ran.
+        ended: why the run ended, e.g. ``3 optimizer steps``.
+        notes: what else a reader should know, a line each.
+    """
+
+    device: str
+    name: str = ""
+    total: int = 0
+    simulated: bool = False
+    reserved: int = 0
+    allocated: int = 0
+    most_allocated: int = 0
+    step: int = 0
+    phase: str = ""
+    rows: list[AccountRow] = field(default_factory=list)
+    rounding: int = 0
+    awaiting: int = 0
+    pools: list[PoolShare] = field(default_factory=list)
+    unexplained: int = 0
+    outside: list[Outside] = field(default_factory=list)
+    failed: list[FailedRequest] = field(default_factory=list)
+    host_reads: list[HostRead] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    ended: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def live(self) -> int:
+        """Bytes that had been asked for and not let go of."""
+        return sum(r.nbytes for r in self.rows)
+
+    @property
+    def free(self) -> int:
+        """Bytes of segments in no block."""
+        return sum(p.free for p in self.pools)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Bytes beside the allocator."""
+        return sum(o.nbytes for o in self.outside)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device gave in all."""
+        return self.reserved + self.outside_bytes
+
+    def by_purpose(self) -> dict[Purpose, int]:
+        """Bytes of ``rows`` by purpose, largest first."""
+        found: dict[Purpose, int] = {}
+        for r in self.rows:
+            found[r.purpose] = found.get(r.purpose, 0) + r.nbytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,0 +1,125 @@
+"""Runs a script, folder or module as ``__main__``, as ``python`` would run it.
+
+Whatever is to be on while it runs is turned on by ``before``, which is called last: once the search
+path and ``sys.argv`` are the script's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pkgutil
+import runpy
+import sys
+import types
+import zipimport
+from collections.abc import Callable
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, TracebackType
+from typing import Any
+
+__all__ = ["CannotRun", "run_main", "show_without"]
+
+
+class CannotRun(Exception):
+    """What is to be run is not there, or cannot be read; the message says which."""
+
+
+def run_main(arguments: list[str], before: Callable[[], object]) -> None:
+    """Run what ``arguments`` say.
+
+    Args:
+        arguments: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``, as after ``python``.
+        before: called right before the first line of the script.
+
+    Raises:
+        CannotRun: there is no such script or module.
+        BaseException: whatever the script raises.
+    """
+    spec: ModuleSpec | None
+    if arguments[0] == "-m":
+        name, rest = arguments[1], arguments[2:]
+        if not _SAFE_PATH:
+            sys.path[0] = os.getcwd()
+        code, spec, path = _module(name)
+        file = path
+    else:
+        path, rest = arguments[0], arguments[1:]
+        code, spec, file = _script(path)
+    sys.argv = [path, *rest]
+    # Not runpy.run_path(), which empties the module again when it returns: functions that the
+    # script registered with atexit, and whatever is pickled by name, need it until the end.
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=file,
+        __spec__=spec,
+        __loader__=spec.loader if spec is not None else SourceFileLoader("__main__", file),
+        __package__=spec.parent if spec is not None else None,
+        __builtins__=__builtins__,
+    )
+    sys.modules["__main__"] = main
+    before()
+    exec(code, main.__dict__)
+
+
+_SAFE_PATH = getattr(sys.flags, "safe_path", False)
+"""``python -P``: no folder is put in front of the search path."""
+
+
+def _script(path: str) -> tuple[CodeType, ModuleSpec | None, str]:
+    """Code, spec and ``__file__`` of a script, or of a folder or zip file with ``__main__.py``."""
+    file = os.path.abspath(path)
+    if pkgutil.get_importer(file) is not None:
+        sys.path[0 : not _SAFE_PATH] = [file]
+        spec = PathFinder.find_spec("__main__", [file])
+        code = _code(spec)
+        if spec is None or code is None:
+            raise CannotRun(f"cannot find __main__.py in {path}")
+        return code, spec, spec.origin or file
+    if not _SAFE_PATH:
+        sys.path[0] = os.path.dirname(os.path.realpath(file))
+    try:
+        with open(file, "rb") as opened:
+            source = opened.read()
+    except OSError as e:
+        raise CannotRun(f"cannot open {path}: {e.strerror or e}") from e
+    return compile(source, file, "exec", dont_inherit=True), None, file
+
+
+def _module(name: str) -> tuple[CodeType, ModuleSpec, str]:
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name = f"{name}.__main__"
+            spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as e:
+        raise CannotRun(f"cannot find module {name}: {e}") from e
+    code = _code(spec)
+    if spec is None or code is None:
+        raise CannotRun(f"there is no module {name} that can be run")
+    return code, spec, spec.origin or name
+
+
+def _code(spec: ModuleSpec | None) -> CodeType | None:
+    loader: Any = spec.loader if spec is not None else None
+    if spec is None or not isinstance(loader, (InspectLoader, zipimport.zipimporter)):
+        return None
+    return loader.get_code(spec.name)
+
+
+def show_without(*files: str) -> None:
+    """Let tracebacks that nobody catches begin with the script's own frames.
+
+    Args:
+        files: whose frames are left out too, where they come first.
+    """
+    ours = {__file__, "<frozen runpy>", runpy.__file__, *files}
+    hook = sys.excepthook
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+            trace = trace.tb_next
+        hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = shown

@@ -30,6 +30,7 @@ COMMANDS = (
     "gantt",
     "export",
     "run",
+    "simulate",
     "config",
     "schema",
     "doctor",

@@ -74,7 +74,16 @@ _HEAD = f'{{"format":"{FORMAT}"'.encode()
 _GZIP_MAGIC = b"\x1f\x8b"
 # Absent in files of older memprof 0.1: everything else must be there, or an empty document
 # with the right header would read as an empty profile.
-_OPTIONAL = {"released", "process", "perf_origin_ns", "tracker", "dataflow", "complete", "left_out"}
+_OPTIONAL = {
+    "released",
+    "process",
+    "perf_origin_ns",
+    "tracker",
+    "dataflow",
+    "accounts",
+    "complete",
+    "left_out",
+}
 _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
 
@@ -200,7 +209,14 @@ def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
     """``profile`` without what contradicts itself, if anything is left of it."""
     repair(profile, notes)
     profile.left_out += notes.lines()
-    parts = (profile.graphs, len(profile.calls), profile.ledger, profile.tracker, profile.dataflow)
+    parts = (
+        profile.graphs,
+        len(profile.calls),
+        profile.ledger,
+        profile.tracker,
+        profile.dataflow,
+        profile.accounts,
+    )
     if notes and not any(parts):
         raise ProfileInvalidError(
             name,

@@ -49,6 +49,7 @@ from .validate_numbers import LARGEST, number_findings
 from .validate_parts import (
     Finding,
     Paths,
+    account_findings,
     device_findings,
     lane_findings,
     operations_findings,
@@ -139,6 +140,11 @@ def repair(profile: Profile, notes: Notes) -> None:
         profile.dataflow = _dataflow(profile.dataflow, graphs, notes)
     if profile.tracker is not None:
         _tracker(profile.tracker, notes)
+    profile.accounts = [
+        account
+        for i, account in enumerate(profile.accounts)
+        if _sound("an account", account_findings(account, f"$.accounts[{i}]"), notes)
+    ]
 
 
 def _sound(part: str, found: Iterable[Finding], notes: Notes) -> bool:

@@ -18,6 +18,7 @@ from .model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
+    DeviceAccount,
     GraphRecord,
     LedgerEntry,
     MemorySnapshot,
@@ -114,6 +115,7 @@ class _Salvage:
             "graphs": lambda raw, at: self.each(raw, at, "a graph", self.graph),
             "ledger": lambda raw, at: self.each(raw, at, "a ledger entry", self.of(LedgerEntry)),
             "dataflow": self.dataflow,
+            "accounts": lambda raw, at: self.each(raw, at, "an account", self.of(DeviceAccount)),
             "tracker": self.tracker,
         }
         return self.object(Profile, document, at, by_part)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from .model import (
     DataFlowColumns,
     DataFlowDevice,
+    DeviceAccount,
     Lane,
     MemorySnapshot,
     OperationColumns,
@@ -40,6 +41,19 @@ def part_findings(profile: Profile) -> Iterator[Finding]:
         yield from _dataflow(profile.dataflow, graphs)
     if profile.tracker is not None:
         yield from tracker_findings(profile.tracker)
+    for i, account in enumerate(profile.accounts):
+        yield from account_findings(account, f"$.accounts[{i}]")
+
+
+def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
+    """What contradicts itself in the account of a device."""
+    yield from number_findings(account, at)
+    for i, row in enumerate(account.rows):
+        if row.nbytes < 0 or row.count < 1:
+            yield f"{at}.rows[{i}]", f"{row.count} blocks of {row.nbytes} bytes"
+    total = account.live + account.rounding + account.awaiting + account.free + account.unexplained
+    if total != account.reserved:
+        yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
 
 
 def process_findings(process: Process) -> Iterator[Finding]:

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import traceback
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 import msgspec
 
+from memprof.profiler.model import Profile
 from memprof.profiler.run_main import CannotRun, run_main
 
 from .after_import import after_import
@@ -29,6 +30,9 @@ __all__ = ["launch"]
 
 _PERIOD = 1.0
 """Seconds between two looks at whether the peak stands still."""
+
+_MAX_CALLS = 1_000_000
+"""Calls of compiled code that the log keeps."""
 
 _LINE_PERIOD = 10.0
 """Seconds without news after which progress is printed all the same."""
@@ -58,9 +62,17 @@ def _failure(error: BaseException) -> Failure:
     return Failure(
         kind=type(error).__name__,
         message=str(error),
-        trace="".join(traceback.format_exception(error)),
+        trace="".join(traceback.format_exception(error, error, _of_script(error.__traceback__))),
         out_of_memory=too_small,
     )
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the script's first frame on."""
+    ours = {__file__, run_main.__code__.co_filename}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
 
 
 class _Run:
@@ -71,6 +83,7 @@ class _Run:
         self._process = os.getpid()
         self._began = time.monotonic()
         self._watch: Any = None
+        self._session: Any = None
         self._finishing = threading.Lock()
 
     def begin(self) -> None:
@@ -78,9 +91,7 @@ class _Run:
         after_import("torch", self._torch_is_there)
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
-            after_import(
-                "torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size)
-            )
+            after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
         after_import("memprof.compile_backend.runtime", self._backend_is_there)
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
@@ -111,12 +122,32 @@ class _Run:
     def _describe(self, outcome: Outcome) -> None:
         if self._watch is None:
             return
-        seconds = time.monotonic() - self._began
+        elapsed_ns = int((time.monotonic() - self._began) * 1e9)
         outcome.accounts = self._watch.accounts()
         for account in outcome.accounts:
             account.simulated = True
-            account.seconds = round(seconds, 3)
+            account.elapsed_ns = elapsed_ns
             account.ended = outcome.ended
+        outcome.profile = self._profile()
+
+    def _profile(self) -> Profile:
+        """What memprof's backend recorded, if the script used it."""
+        if self._session is not None:
+            recorded: Profile = sys.modules["memprof.compile_backend.runtime"].RUNTIME.profile(
+                self._session
+            )
+            return recorded
+        from memprof.compile_backend.environment import machine, process, versions
+
+        torch, own, python = versions()
+        return Profile(
+            created_ns=time.time_ns(),
+            memprof=own,
+            torch=torch,
+            python=python,
+            machine=machine(),
+            process=process(),
+        )
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         from memprof.profiler.device.watch import Watch
@@ -126,7 +157,7 @@ class _Run:
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _backend_is_there(self, runtime: ModuleType) -> None:
-        runtime.RUNTIME.open_session(1_000_000)
+        self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
 
     def _after_step(self, steps: int) -> None:
         if steps >= self._request.steps and os.getpid() == self._process:
@@ -148,7 +179,7 @@ class _Run:
             )
             steps = self._watch.steps
             news, now = (steps, peak[0]), time.monotonic()
-            if news != said or now - last >= _LINE_PERIOD:
+            if self._request.progress and (news != said or now - last >= _LINE_PERIOD):
                 said, last = news, now
                 print(
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
@@ -156,15 +187,9 @@ class _Run:
                     file=sys.stderr,
                     flush=True,
                 )
-            waits = steps == 0 and _has_optimizer(torch)
+            waits = steps == 0 and self._watch.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 self.finish(f"the peak stood still for {asked - still.asked:,} allocations")
-
-
-def _has_optimizer(torch: ModuleType) -> bool:
-    import gc
-
-    return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
     def new_group(
         group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        import torch.testing._internal.distributed.fake_pg  # registers the backend
 
         kwargs.pop("backend_options", None)
         kwargs.pop("pg_options", None)

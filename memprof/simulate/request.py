@@ -22,6 +22,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         world_size: ranks of the job whose other ranks are not there; None for a process alone,
             whose process groups are left as they are.
         rank, local_rank: of this process in that job.
+        progress: whether to print a line now and then on standard error.
     """
 
     outcome: str
@@ -30,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     rank: int = 0
     local_rank: int = 0
+    progress: bool = True
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ __all__ = [
     "clear_workspaces",
     "drain_history",
     "on_cuda_start",
+    "on_module_tensors",
+    "on_optimizer",
     "plain_tensors",
     "record_history",
     "wrap_backward",
@@ -61,6 +64,28 @@ def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
     wrapped = around(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+
+
+def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> None:
+    """Call ``do`` with every module that gets a parameter or a buffer from here on."""
+
+    def hook(module: torch.nn.Module, name: str, value: Any) -> None:
+        do(module)
+
+    torch.nn.modules.module.register_module_parameter_registration_hook(hook)
+    torch.nn.modules.module.register_module_buffer_registration_hook(hook)
+
+
+def on_optimizer(do: Callable[[], None]) -> None:
+    """Call ``do`` when an optimizer is made."""
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        do()
+        original(self, *args, **kwargs)
+
+    torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

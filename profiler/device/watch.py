@@ -20,9 +20,9 @@ which there is a lot of it, and what is followed is forgotten but for the blocks
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,6 +52,7 @@ class Watch:
     Attributes:
         marks: so far; the first one is the beginning.
         steps: optimizer steps that have ended.
+        has_optimizer: whether one was made.
         lost: how often the history was full before it was taken.
     """
 
@@ -69,11 +70,17 @@ class Watch:
         self._depth = 0
         self._started = False
         self._modules_known = False
+        # Not gc.get_objects(), which hands out tuples that another thread is still building: it
+        # would fail to grow them (Objects/tupleobject.c, _PyTuple_Resize).
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.has_optimizer = False
 
     def install(self) -> None:
         """Begin with CUDA, which this does not start."""
         compat.on_cuda_start(self._start)
         compat.wrap_backward(self._around_backward)
+        compat.on_module_tensors(self._modules.add)
+        compat.on_optimizer(self._optimizer_made)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -84,7 +91,7 @@ class Watch:
         """
         if not self._started:
             return []
-        self._mark(self.marks[-1].phase, self.marks[-1].known or _of_modules())
+        self._mark(self.marks[-1].phase, self.marks[-1].known or self._of_modules())
         self._drain()
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
         self._mark(self.marks[-1].phase)
@@ -130,6 +137,9 @@ class Watch:
                 "that of a lower peak"
             )
         return account
+
+    def _optimizer_made(self) -> None:
+        self.has_optimizer = True
 
     def _start(self) -> None:
         compat.record_history()
@@ -178,7 +188,7 @@ class Watch:
         known: dict[int, Purpose] = {}
         if not self._modules_known:
             self._modules_known = True
-            known = _of_modules()
+            known = self._of_modules()
         for p in _parameters(optimizer):
             _add(known, p, Purpose.PARAMETER)
             if p.grad is not None:
@@ -199,6 +209,20 @@ class Watch:
         if self._on_step is not None:
             self._on_step(self.steps)
 
+    def _of_modules(self) -> dict[int, Purpose]:
+        """Parameters, buffers and gradients of every module that there is."""
+        known: dict[int, Purpose] = {}
+        for module in list(self._modules):
+            for tensor in list(module.__dict__.get("_buffers", {}).values()):
+                if isinstance(tensor, torch.Tensor):
+                    _add(known, tensor, Purpose.PARAMETER)
+            for tensor in list(module.__dict__.get("_parameters", {}).values()):
+                if isinstance(tensor, torch.Tensor):
+                    _add(known, tensor, Purpose.PARAMETER)
+                    if tensor.grad is not None:
+                        _add(known, tensor.grad, Purpose.GRADIENT)
+        return known
+
 
 _PROCESS = os.getpid()
 
@@ -208,22 +232,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
         for p in group["params"]:
             if isinstance(p, torch.Tensor):
                 yield p
-
-
-def _of_modules() -> dict[int, Purpose]:
-    """Parameters, buffers and gradients of every module that there is."""
-    known: dict[int, Purpose] = {}
-    for module in [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]:
-        # Lazily set attributes, and modules in the middle of their construction, lack some.
-        for tensor in list(module.__dict__.get("_buffers", {}).values()):
-            if isinstance(tensor, torch.Tensor):
-                _add(known, tensor, Purpose.PARAMETER)
-        for tensor in list(module.__dict__.get("_parameters", {}).values()):
-            if isinstance(tensor, torch.Tensor):
-                _add(known, tensor, Purpose.PARAMETER)
-                if tensor.grad is not None:
-                    _add(known, tensor.grad, Purpose.GRADIENT)
-    return known
 
 
 def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:

@@ -150,7 +150,7 @@ class DeviceAccount:
         failed: requests that could not be served, in order.
         host_reads: where the program looked at values, most often first.
         steps: optimizer steps that were made.
-        seconds: that the program ran.
+        elapsed_ns: that the program ran.
         ended: why the run ended, e.g. ``3 optimizer steps``.
         notes: what else a reader should know, a line each.
     """
@@ -173,7 +173,7 @@ class DeviceAccount:
     failed: list[FailedRequest] = field(default_factory=list)
     host_reads: list[HostRead] = field(default_factory=list)
     steps: int = 0
-    seconds: float = 0.0
+    elapsed_ns: int = 0
     ended: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .dataflow import DataFlowColumns
+from .device import DeviceAccount
 from .graph import GraphRecord
 from .ledger import LedgerEntry
 from .process import Process
@@ -78,6 +79,8 @@ class Profile:
             process. 0 if not known.
         tracker: what the run-time tracker recorded, None if it did not run.
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
+        accounts: all that was reserved on each device, the one with most first; empty unless
+            somebody watched them (``memprof simulate``).
         complete: False if the process never came to the end of its session: a streamed
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
@@ -101,6 +104,7 @@ class Profile:
     perf_origin_ns: int = 0
     tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
+    accounts: list[DeviceAccount] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 

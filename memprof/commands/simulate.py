@@ -1,0 +1,204 @@
+"""``memprof simulate -- python SCRIPT``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import click
+
+from memprof.profiler._text import visible
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import check_writable
+from memprof.profiler.report.format import format_bytes
+from memprof.profiler.report.terminal import style_of
+from memprof.simulate.command_line import BadCommand, parse
+from memprof.simulate.job import BadJob, jobs_of
+from memprof.simulate.parent import Settings, Simulation
+from memprof.simulate.parent import simulate as simulate_script
+from memprof.simulate.result import as_json, write_profile_of
+from memprof.simulate.text import render
+from memprof.simulated_cuda.errors import SimulationError
+from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
+
+from ._common import BadFile, OutputPath, print_json, print_text
+
+TOO_MUCH, FAILED = 1, 3
+"""Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
+
+
+def _gpu(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
+    try:
+        return find_gpu(value)
+    except SimulationError as e:
+        raise click.BadParameter(str(e)) from e
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return parse_size(value)
+    except SimulationError as e:
+        raise click.BadParameter(str(e)) from e
+
+
+def _capability(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    known = sorted({g.capability for g in GPUS})
+    for major, minor in known:
+        if value == f"{major}.{minor}":
+            return major, minor
+    names = ", ".join(f"{a}.{b}" for a, b in known)
+    raise click.BadParameter(f"{value!r} is not simulated; there are {names}")
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--gpu",
+    default=DEFAULT_GPU,
+    show_default=True,
+    callback=_gpu,
+    help="Which GPU, by a name like a100-40gb.",
+)
+@click.option("--memory", callback=_size, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@click.option(
+    "--capability", callback=_capability, metavar="X.Y", help="Another compute capability."
+)
+@click.option(
+    "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
+)
+@click.option(
+    "--rank", "--ranks", "ranks", callback=_numbers, metavar="R[,R...]", help="Which of them. [0]"
+)
+@click.option(
+    "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="End after so many optimizer steps.",
+)
+@click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it then."
+)
+@click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
+@click.option(
+    "--fail-above", "limit", callback=_size, metavar="SIZE", help="Exit 1 if it needs more."
+)
+@click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
+@click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")
+@click.option("--exact", is_flag=True, help="Bytes with all digits.")
+@click.option("-q", "--quiet", is_flag=True, help="Without progress and the script's output.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def simulate(
+    command: tuple[str, ...],
+    gpu: Gpu,
+    memory: int | None,
+    capability: tuple[int, int] | None,
+    world_size: int | None,
+    ranks: tuple[int, ...],
+    ranks_per_host: int | None,
+    steps: int,
+    to_the_end: bool,
+    timeout: float | None,
+    output: str | None,
+    limit: int | None,
+    as_data: bool,
+    top: int,
+    exact: bool,
+    quiet: bool,
+) -> None:
+    """Tell how much device memory a CUDA script takes, without a GPU.
+
+    COMMAND is what would run on the GPU, unchanged: python train.py ARGUMENT ..., or
+    -m MODULE ARGUMENT .... It runs on a simulated device whose kernels compute nothing; torch's
+    own allocator, autograd and compiler decide what is allocated. It ends after some optimizer
+    steps, or when its peak has stood still (docs/simulate.md).
+
+    Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
+    simulated here, 3 if the script failed.
+    """
+    try:
+        parsed = parse(command)
+        jobs = jobs_of(world_size, ranks, ranks_per_host)
+    except (BadCommand, BadJob) as e:
+        raise click.UsageError(visible(str(e))) from e
+    if output is not None:
+        try:
+            check_writable(output)
+        except ProfileError as e:
+            raise BadFile(str(e)) from e
+    if memory is not None:
+        gpu = gpu.with_memory(memory)
+    if capability is not None:
+        gpu = replace(gpu, capability=capability)
+    found: list[Simulation] = []
+    for job in jobs:
+        settings = Settings(
+            gpu=gpu,
+            steps=sys.maxsize if to_the_end else steps,
+            until_still=not to_the_end,
+            job=job,
+            devices=job.ranks_per_host if job is not None else 1,
+            timeout_s=timeout,
+            quiet=quiet,
+        )
+        try:
+            found.append(simulate_script(parsed, settings, os.environ))
+        except SimulationError as e:
+            raise BadFile(str(e)) from e
+    if output is not None:
+        try:
+            write_profile_of(found, output)
+        except ProfileError as e:
+            raise BadFile(str(e)) from e
+    if as_data:
+        print_json(as_json(found, limit))
+    else:
+        print_text(render(found, replace(style_of(sys.stdout), top=top, exact=exact)))
+    raise SystemExit(_status(found, limit))
+
+
+def _status(found: list[Simulation], limit: int | None) -> int:
+    """Exit status, and on standard error what it is for."""
+    for s in found:
+        failure = s.outcome.failure
+        if failure is not None and not failure.out_of_memory:
+            for line in failure.trace.splitlines():
+                click.echo(visible(line), err=True)
+            first = visible(failure.message.partition("\n")[0])
+            click.echo(f"memprof simulate: the script failed: {failure.kind}: {first}", err=True)
+            return FAILED
+        if s.account is None or s.outcome.status:
+            if s.outcome.status:
+                click.echo(f"memprof simulate: exit status {s.outcome.status}", err=True)
+            return FAILED
+    if any(s.fits is False for s in found):
+        return TOO_MUCH
+    needed = max(s.needed for s in found)
+    if limit is not None and needed > limit:
+        click.echo(
+            f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}",
+            err=True,
+        )
+        return TOO_MUCH
+    return 0

@@ -1,0 +1,181 @@
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from memprof.profiler.model import DeviceAccount
+from memprof.simulated_cuda.environment import simulated_environment
+from memprof.simulated_cuda.gpus import Gpu
+from memprof.simulated_cuda.torch_build import find_torch
+
+from .command_line import Command
+from .job import Job
+from .outside import outside
+from .request import VARIABLE, Failure, Outcome, Request
+
+__all__ = ["Settings", "Simulation", "simulate"]
+
+AMPLE = 1 << 40
+"""Bytes of the device on which a job that did not fit shows how much it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to simulate.
+
+    Attributes:
+        gpu: the device.
+        steps: optimizer steps after which the run ends.
+        until_still: whether it also ends when the peak stands still.
+        job: None for a process alone.
+        devices: that the process sees; as many as a host of the job has.
+        timeout_s: seconds after which the script is ended, None for never.
+        quiet: without the script's output and progress.
+    """
+
+    gpu: Gpu
+    steps: int = 3
+    until_still: bool = True
+    job: Job | None = None
+    devices: int = 1
+    timeout_s: float | None = None
+    quiet: bool = False
+
+
+@dataclass(slots=True)
+class Simulation:
+    """What a script takes on a device.
+
+    Attributes:
+        gpu: the device.
+        fits: whether the script ran without running out of memory; None where it did not get far
+            enough to tell.
+        job: of which this is a rank, None for a process alone.
+        outcome: of the script; where the job did not fit, of a run on a device with ample memory.
+        failed_at: the accounts of the run that did not fit.
+    """
+
+    gpu: Gpu
+    fits: bool | None
+    job: Job | None
+    outcome: Outcome
+    failed_at: list[DeviceAccount] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """Of the job; 0 alone."""
+        return self.job.rank if self.job is not None else 0
+
+    @property
+    def account(self) -> DeviceAccount | None:
+        """The device with most reserved."""
+        return self.outcome.accounts[0] if self.outcome.accounts else None
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device must have: reserved, and outside of the allocator."""
+        return self.account.needed if self.account is not None else 0
+
+
+def simulate(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+    """Run a script on a simulated device, and if it does not fit, again on an ample one.
+
+    Args:
+        command: the script.
+        settings: how.
+        environment: of the script, before the simulation's own variables.
+
+    Raises:
+        memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
+    """
+    outcome = _run(command, settings, environment)
+    fits: bool | None = outcome.failure is None
+    failed_at: list[DeviceAccount] = []
+    if outcome.failure is not None and outcome.failure.out_of_memory:
+        failed_at = outcome.accounts
+        if not settings.quiet:
+            print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
+        ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
+        outcome = _run(command, ample, environment)
+    elif outcome.failure is not None:
+        fits = None
+    for account in (*outcome.accounts, *failed_at):
+        account.outside = outside(settings.job)
+        account.total = settings.gpu.memory
+    if failed_at:
+        fits = False
+    return Simulation(settings.gpu, fits, settings.job, outcome, failed_at)
+
+
+def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -> Outcome:
+    torch = find_torch(command.interpreter)
+    variables = simulated_environment(
+        settings.gpu, devices=settings.devices, torch=torch, base=environment
+    )
+    job = settings.job
+    if job is not None:
+        variables.update(job.environment())
+    with tempfile.TemporaryDirectory(prefix="memprof-simulate-") as folder:
+        request = Request(
+            outcome=os.path.join(folder, "outcome.json"),
+            steps=settings.steps,
+            until_still=settings.until_still,
+            world_size=job.world_size if job is not None else None,
+            rank=job.rank if job is not None else 0,
+            local_rank=job.local_rank if job is not None else 0,
+            progress=not settings.quiet,
+        )
+        variables[VARIABLE] = msgspec.json.encode(request).decode()
+        words = [command.interpreter, *command.options]
+        words += ["-m", "memprof.simulate.launch", *command.program]
+        status = _wait(words, variables, settings)
+        try:
+            with open(request.outcome, "rb") as f:
+                return msgspec.json.decode(f.read(), type=Outcome)
+        except FileNotFoundError:
+            return Outcome(failure=_died(status, settings))
+
+
+def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings) -> int | None:
+    """Exit status of the script's process, None if it took too long."""
+    # What the script prints is no result of ours: it goes where messages go.
+    output = subprocess.DEVNULL if settings.quiet else sys.stderr
+    process = subprocess.Popen(words, env=dict(variables), stdout=output, stderr=output)
+    try:
+        return process.wait(settings.timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _died(status: int | None, settings: Settings) -> Failure:
+    if status is None:
+        return Failure(
+            kind="Timeout",
+            message=f"the script had not ended after {settings.timeout_s:g} s (--timeout)",
+            trace="",
+        )
+    if status < 0:
+        name = signal.Signals(-status).name
+        return Failure(kind="Died", message=f"the script's process died of {name}", trace="")
+    return Failure(
+        kind="Died",
+        message=f"the script left its process with exit status {status} by os._exit or exec",
+        trace="",
+    )

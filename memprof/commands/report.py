@@ -11,6 +11,7 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report.device_text import render_accounts
 from memprof.profiler.report.ranks_text import render_ranks
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.tracker_text import render_tracker_record
@@ -70,13 +71,14 @@ def report(
         return
     style = replace(style_of(sys.stdout), top=top, exact=exact)
     profile = profiles[0]
-    tracker = profile.tracker
-    if tracker is None or profile.graphs:
-        print_text(render_text(summary, style))
-    if tracker is not None:
-        if profile.graphs:
-            print_text("\n")
-        print_text(render_tracker_record(tracker, style))
+    texts = []
+    if profile.accounts:
+        texts.append(render_accounts(profile.accounts, style))
+    if profile.graphs or not (profile.accounts or profile.tracker):
+        texts.append(render_text(summary, style))
+    if profile.tracker is not None:
+        texts.append(render_tracker_record(profile.tracker, style))
+    print_text("\n".join(texts))
 
 
 def _compare(

@@ -16,6 +16,7 @@ of an uneven split, or of a pipeline, they are different, which ``--ranks`` show
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
@@ -32,18 +33,22 @@ def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
         rank: of this process.
         world_size: of the job.
     """
+    # Its own process: keys that it sets it can get, and nobody else's are waited for.
+    from torch._C._distributed_c10d import HashStore
+
     helper = distributed._new_process_group_helper
 
     def rendezvous(
         url: str, given_rank: int = -1, given_size: int = -1, **_: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        yield distributed.HashStore(), rank, world_size
+        yield HashStore(), rank, world_size
 
     @functools.wraps(helper)
     def new_group(
         group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
 
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
         kwargs.pop("backend_options", None)
         kwargs.pop("pg_options", None)
         kwargs.pop("device_id", None)

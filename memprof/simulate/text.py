@@ -34,11 +34,12 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
 def _verdict(page: Page, s: Simulation) -> None:
     gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
     account = s.account
+    failure = s.outcome.failure
     if account is None:
         page.line(f"No memory of {gpu} was used.", "bold red")
-        page.indented(_WHY_NOTHING, 2)
+        if failure is None and not s.outcome.status:
+            page.indented(_WHY_NOTHING, 2)
         return
-    failure = s.outcome.failure
     if s.fits:
         spare = s.gpu.memory - s.needed
         page.line(f"Fits {gpu}: needs {page.bytes(s.needed)}, {page.bytes(spare)} to spare", "bold")

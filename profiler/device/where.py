@@ -69,7 +69,8 @@ def where(frames: Sequence[Frame]) -> Where:
     )
     modules: list[str] = []
     for frame in reversed(frames):
-        if frame.function == "forward" and not _INTERNAL.search(frame.file):
+        ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file
+        if frame.function == "forward" and not ours:
             name = _class_at(frame.file, frame.line)
             if name and (not modules or modules[-1] != name):
                 modules.append(name)

@@ -8,15 +8,19 @@ streams, events and graphs as the real ones do; torch, Inductor and Triton are t
 of their wheels. Kernels compute nothing unless ``values`` is asked for; see
 docs/simulated-device.md.
 
-Nothing here imports torch.
+Nothing here but the values imports torch.
 """
 
 from __future__ import annotations
 
-from .environment import simulated_environment
-from .errors import SimulationError
-from .gpus import GPUS, Gpu, find_gpu, parse_size
-from .torch_build import TorchBuild, find_torch
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .environment import simulated_environment
+    from .errors import SimulationError
+    from .gpus import GPUS, Gpu, find_gpu, parse_size
+    from .torch_build import TorchBuild, find_torch
 
 __all__ = [
     "GPUS",
@@ -28,3 +32,21 @@ __all__ = [
     "parse_size",
     "simulated_environment",
 ]
+
+_PLACES = {
+    "GPUS": "gpus",
+    "Gpu": "gpus",
+    "SimulationError": "errors",
+    "TorchBuild": "torch_build",
+    "find_gpu": "gpus",
+    "find_torch": "torch_build",
+    "parse_size": "gpus",
+    "simulated_environment": "environment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Every interpreter that a simulated process starts imports this package: it must cost nothing.
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -114,8 +114,9 @@ def run(name: str, backend: str, most_layers: int | None) -> Outcome:
 
 
 def measured(step: Any, number: int) -> StepMemory:
-    import simgpu
     import torch
+
+    from memprof.simulated_cuda import control as simgpu
 
     launches, begin = simgpu.calls("cudaGraphLaunch"), time.perf_counter()
     torch.cuda.reset_peak_memory_stats()

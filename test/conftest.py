@@ -47,7 +47,6 @@ repeat a failure.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import shutil
 import sys
@@ -98,7 +97,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    simulated = importlib.util.find_spec("simgpu") is not None
+    from memprof.simulated_cuda import control
+
+    simulated = control.simulated()
     for item in items:
         if item.get_closest_marker("simgpu") and not simulated:
             item.add_marker(pytest.mark.skip(reason="no simulated CUDA device: make test-simgpu"))

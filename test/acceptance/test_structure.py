@@ -10,11 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BELOW = {
-    "memprof": {"compile_backend", "cudagraph_trees", "compiled_autograd", "profiler"},
+    "memprof": {
+        "compile_backend",
+        "cudagraph_trees",
+        "compiled_autograd",
+        "profiler",
+        "simulated_cuda",
+    },
     "compile_backend": {"cudagraph_trees", "compiled_autograd", "profiler"},
     "cudagraph_trees": {"profiler"},
     "compiled_autograd": {"profiler"},
     "profiler": set(),
+    "simulated_cuda": set(),
 }
 TORCH_FREE = [
     "profiler/advice",

@@ -130,7 +130,7 @@ def test_graphs_can_be_turned_off() -> None:
 
 
 def test_after_a_reset_nothing_is_left_on_the_device() -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     _train(5)
     torch._dynamo.reset()

@@ -147,9 +147,9 @@ def _uncomputed() -> list[str]:
     those with barriers that torch 2.15 makes."""
     if not SIMULATED:
         return []
-    import simgpu_values
+    from memprof.simulated_cuda.values import operators
 
-    missing: list[str] = simgpu_values.missing
+    missing: list[str] = operators.missing
     return missing
 
 
@@ -181,7 +181,7 @@ def _leaves_nothing(test: Callable[..., None]) -> Callable[..., None]:
         assert pool_segments() == []
         assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
         if SIMULATED:
-            import simgpu
+            from memprof.simulated_cuda import control as simgpu
 
             assert simgpu.live(simgpu.GRAPHS) == 0
             assert simgpu.live(simgpu.EXECS) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ from torch import Tensor
 from memprof.cudagraph_trees.container import get_manager
 from memprof.cudagraph_trees.liveness import held as held_outputs
 from memprof.cudagraph_trees.path_state import ExecutionState
+from memprof.simulated_cuda.control import simulated
 
 from .program_functions import storage_of
 
 if TYPE_CHECKING:
     from .programs import Held, Machine
 
-SIMULATED = importlib.util.find_spec("simgpu") is not None
+SIMULATED = simulated()
 
 
 def check_values(machine: Machine) -> list[tuple[int, Held]]:
@@ -147,6 +147,6 @@ def _handles() -> tuple[int, int]:
     """Graphs and instances of graphs that are alive, on the simulated device."""
     if not SIMULATED:
         return (0, 0)
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     return simgpu.live(simgpu.GRAPHS), simgpu.live(simgpu.EXECS)

@@ -7,7 +7,6 @@ On the simulated device kernels compute only in values mode (SIMGPU_VALUES=1): w
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,9 @@ import torch
 from memprof.cudagraph_trees import container
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+from memprof.simulated_cuda.control import simulated
 
-SIMULATED = importlib.util.find_spec("simgpu") is not None
+SIMULATED = simulated()
 VALUES = not SIMULATED or os.environ.get("SIMGPU_VALUES") == "1"
 
 

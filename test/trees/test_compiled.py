@@ -302,7 +302,7 @@ def test_nothing_is_left_after_reset() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     assert all_managers() == []
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     assert simgpu.live(simgpu.EXECS) == 0
     assert simgpu.live(simgpu.GRAPHS) == 0

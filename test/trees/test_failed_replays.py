@@ -22,7 +22,7 @@ def books() -> tuple[object, ...]:
 
 
 def failing(call: Callable[[], Any]) -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     simgpu.fail("cudaGraphLaunch", 0, 999)
     with pytest.raises(RuntimeError, match="unknown error"):

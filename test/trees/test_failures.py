@@ -70,7 +70,7 @@ def clean() -> None:
     ],
 )
 def test_each_call_fails_in_turn(api: str, error: int) -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     with frozen():
         # GIVEN how often the program makes the call

@@ -106,13 +106,13 @@ def clean() -> None:
 
 def graphs() -> int:
     """Graphs of the driver's, handles of the host, that are not destroyed."""
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     return simgpu.live(simgpu.GRAPHS)
 
 
 def check_nothing_is_left(graphs_before: int) -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     clean()
     assert simgpu.active_captures() == 0
@@ -130,7 +130,7 @@ class FailsAt:
         self.api, self.left, self.error = api, k, error
 
     def __call__(self, call: Callable[[], Any]) -> Any:
-        import simgpu
+        from memprof.simulated_cuda import control as simgpu
 
         before = simgpu.calls(self.api)
         if self.left >= 0:

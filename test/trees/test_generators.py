@@ -175,7 +175,7 @@ def test_a_failed_warm_up_of_a_function_without_tensors() -> None:
     ],
 )
 def test_the_driver_fails_in_a_recording(api: str, error: int) -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     # GIVEN a graph of the user's that draws from the generators, too
     both = Both(lambda x, a: draw_swapped(draw(x, None), a, lambda: None), 3)

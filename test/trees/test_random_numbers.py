@@ -151,7 +151,7 @@ class Fails:
 
     def run(self, api: str, k: int, error: int) -> int:
         """Some steps, the ``k``-th call of ``api`` in which fails; how far the generator moved."""
-        import simgpu
+        from memprof.simulated_cuda import control as simgpu
 
         reset_cudagraph_trees()
         torch.manual_seed(1)
@@ -169,7 +169,7 @@ class Fails:
 
     def calls(self, api: str) -> int:
         """How often a step that is warmed up makes the call."""
-        import simgpu
+        from memprof.simulated_cuda import control as simgpu
 
         reset_cudagraph_trees()
         before = simgpu.calls(api)

@@ -115,7 +115,7 @@ def plus_one(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.simgpu
 def test_a_replay_waits_for_the_device() -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     def waits(**options: Any) -> int:
         x = ones(4, device="cuda")
@@ -408,7 +408,7 @@ def test_an_error_where_a_warm_up_fails() -> None:
 
 @pytest.mark.simgpu
 def test_an_error_where_there_is_no_pool() -> None:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     f = strict(plus_one)
     simgpu.fail("cudaStreamBeginCapture", 0, 901)

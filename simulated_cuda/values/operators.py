@@ -1,21 +1,17 @@
-"""Values mode: kernels really compute. Triton kernels run as C made from their TTIR (simgpu_ttir.py); every aten operator with
+"""Values mode: kernels really compute. Triton kernels run as C made from their TTIR (ttir.py); every aten operator with
 CUDA kernels first runs as always (checks, allocations, launches that do nothing), then its CPU kernel computes the result on
 CPU tensors that alias the device memory - at once, or as a graph node at every launch when the stream is being captured."""
 import ctypes, functools, glob, hashlib, itertools, os, re, subprocess, sys, threading, traceback
 import torch
 from torch.utils._pytree import tree_map, tree_leaves
-import simgpu_ttir
-from simgpu import _l, after_import
+from . import ttir as simgpu_ttir
+from ..after_import import after_import
+from ..control import library
 
 missing = []            # kernels and operators that computed nothing
 errors = []             # exceptions of operators in graph launches
 _fns, _ids, _tl = {}, itertools.count(1), threading.local()
-_l.simgpu_capture_id.restype = ctypes.c_uint64
-_l.simgpu_capture_id.argtypes = [ctypes.c_void_p]
-_l.simgpu_submit_python.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-_l.simgpu_image_hash.restype = ctypes.c_uint64
-_l.simgpu_bind.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-_l.simgpu_dropped.restype = ctypes.c_size_t
+_l = library()
 
 def _missing(what):
     if what not in missing:
@@ -336,7 +332,7 @@ def enable(skip=()):                        # skip: aten operators to leave alon
     new = os.path.exists(os.path.join(os.path.dirname(torch.__file__), "_inductor/runtime/static_triton_launcher.py"))
     after_import(f"torch._inductor.runtime.static_{'triton' if new else 'cuda'}_launcher", _hook_static)
     _l.simgpu_values(_resolve, _python)
-    after_import("torch._dynamo.trace_rules", lambda m: m.add("simgpu_values"))     # Dynamo must not compile these frames
+    after_import("torch._dynamo.trace_rules", lambda m: m.add(__name__))     # Dynamo must not compile these frames
     _hook_graph()
     torch.backends.cudnn.enabled = False    # there is none; convolutions and attention take torch's own kernels
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,0 +1,125 @@
+"""What a simulated device did, and what it shall do: for tests and measurements.
+
+Everything but `simulated` needs a process that runs on the simulated device, and raises OSError in
+any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Literal
+
+__all__ = [
+    "EVENTS",
+    "EXECS",
+    "GRAPHS",
+    "LAUNCH_FAILED",
+    "OUT_OF_MEMORY",
+    "STREAMS",
+    "active_captures",
+    "async_events",
+    "calls",
+    "fail",
+    "kernels",
+    "library",
+    "live",
+    "live_allocs",
+    "report",
+    "simulated",
+    "used",
+]
+
+STREAMS, EVENTS, GRAPHS, EXECS = range(4)
+"""Kinds of handles, for `live`."""
+OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+"""Error codes of CUDA, for `fail`."""
+_WHICH = ("launched", "captured", "replayed")
+
+
+def simulated() -> bool:
+    """Whether this process runs on the simulated device."""
+    return hasattr(ctypes.CDLL(None), "simgpu_calls")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The simulated device's own library, whose functions have their types."""
+    device = ctypes.CDLL("libsimgpu.so")
+    name, count, size = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    functions: tuple[tuple[Any, Any, list[Any] | None], ...] = (
+        (device.simgpu_calls, count, [name]),
+        (device.simgpu_fail, None, [name, ctypes.c_int64, number]),
+        (device.simgpu_async, None, [number]),
+        (device.simgpu_kernels, count, [name, number]),
+        (device.simgpu_report, size, [name, size]),
+        (device.simgpu_used, size, [number]),
+        (device.simgpu_live_allocs, size, [number]),
+        (device.simgpu_live_handles, size, [number]),
+        (device.simgpu_active_captures, number, []),
+        # Of the values mode.
+        (device.simgpu_capture_id, count, [pointer]),
+        (device.simgpu_submit_python, number, [pointer, count]),
+        (device.simgpu_image_hash, count, None),
+        (device.simgpu_bind, None, [pointer, pointer, pointer, number]),
+        (device.simgpu_dropped, size, None),
+    )
+    for function, result, arguments in functions:
+        function.restype = result
+        function.argtypes = arguments
+    return device
+
+
+def calls(api: str) -> int:
+    """How often an entry point was called so far: ``cudaMalloc``."""
+    count: int = library().simgpu_calls(api.encode())
+    return count
+
+
+def fail(api: str, after: int = 0, err: int = OUT_OF_MEMORY) -> None:
+    """Make an entry point return an error once, after this many more calls that succeed."""
+    library().simgpu_fail(api.encode(), after, err)
+
+
+def kernels(sub: str = "", which: Literal["launched", "captured", "replayed"] = "launched") -> int:
+    """How many kernels whose name contains ``sub`` were launched, captured or replayed so far."""
+    count: int = library().simgpu_kernels(sub.encode(), _WHICH.index(which))
+    return count
+
+
+def async_events(on: bool) -> None:
+    """Whether events become ready as simulated time passes, or at once."""
+    library().simgpu_async(int(on))
+
+
+def used(device: int = 0) -> int:
+    """Bytes of a device in use, its context's included."""
+    size: int = library().simgpu_used(device)
+    return size
+
+
+def live_allocs(device: int = 0) -> int:
+    """How many results of cudaMalloc were not freed yet."""
+    count: int = library().simgpu_live_allocs(device)
+    return count
+
+
+def live(kind: int) -> int:
+    """How many handles of a kind were not destroyed yet: `STREAMS`, `EVENTS`, `GRAPHS`, `EXECS`."""
+    count: int = library().simgpu_live_handles(kind)
+    return count
+
+
+def active_captures() -> int:
+    """How many stream captures are under way."""
+    count: int = library().simgpu_active_captures()
+    return count
+
+
+def report() -> str:
+    """Every entry point that was called, and every kernel, with how often; a line each."""
+    size = library().simgpu_report(None, 0)
+    text = ctypes.create_string_buffer(size)
+    library().simgpu_report(text, size)
+    return text.value.decode()

@@ -1,0 +1,85 @@
+"""The environment variables under which a process sees a simulated GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .build import cache_folder, libraries, preload
+from .gpus import Gpu
+from .torch_build import TorchBuild, find_torch
+
+__all__ = ["MAX_DEVICES", "simulated_environment"]
+
+MAX_DEVICES = 32
+"""Devices that one process can be shown."""
+
+_RUNTIME = Path(__file__).resolve().parent / "runtime"
+# Which real devices a process may see, and in which order: nothing to a simulated one, of which
+# torch would see none where this is "".
+_OF_REAL_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SIMGPU_MEM_MB")
+
+
+def simulated_environment(
+    device: Gpu,
+    *,
+    devices: int = 1,
+    torch: TorchBuild | None = None,
+    base: Mapping[str, str] | None = None,
+    values: bool = False,
+) -> dict[str, str]:
+    """``base`` (default: this process's environment), changed so that a child sees such GPUs.
+
+    The child must have the torch that is given (default: this interpreter's). With ``values`` its
+    kernels compute, which needs memprof in the child's interpreter; without, they run and do
+    nothing. Compiled code is kept apart from that for real GPUs, in the cache of the simulated
+    device, or below the folder that TRITON_CACHE_DIR or TORCHINDUCTOR_CACHE_DIR names.
+
+    The first call for a torch compiles the stub libraries, which takes some seconds. Raises
+    SimulationError where there can be no simulated device, ValueError for a number of devices that
+    is not from 1 to `MAX_DEVICES`.
+    """
+    if not 1 <= devices <= MAX_DEVICES:
+        raise ValueError(f"there can be 1 to {MAX_DEVICES} simulated GPUs, not {devices}")
+    result = dict(os.environ if base is None else base)
+    torch = torch or find_torch()
+    folder = libraries(torch, base=result)
+    for name in _OF_REAL_DEVICES:
+        result.pop(name, None)
+    result["LD_PRELOAD"] = _first(preload(folder, torch), result.get("LD_PRELOAD", ""))
+    result["LIBRARY_PATH"] = _first([folder], result.get("LIBRARY_PATH", ""))
+    result["TRITON_LIBCUDA_PATH"] = str(folder)
+    major, minor = device.capability
+    kind = f"{torch.version.replace('+', '-')}-sm{major}{minor}{'-values' if values else ''}"
+    compiled = cache_folder(result) / "compiled" / kind
+    for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        chosen = result.get(variable)
+        place = Path(chosen) / "simulated" / kind if chosen else compiled / name
+        result[variable] = str(place)
+    limits = device.limits
+    settings = {
+        "NAME": device.name,
+        "DEVICES": devices,
+        "MEM_BYTES": device.memory,
+        "CC": 10 * major + minor,
+        "SMS": device.multiprocessors,
+        "L2": device.l2_cache,
+        "THREADS_PER_SM": limits.threads_per_multiprocessor,
+        "BLOCKS_PER_SM": limits.blocks_per_multiprocessor,
+        "SHARED_PER_SM": limits.shared_per_multiprocessor,
+        "SHARED_PER_BLOCK": limits.shared_per_block,
+        "SHARED_RESERVED": limits.shared_reserved,
+        "VALUES": int(values),
+    }
+    result.update({f"SIMGPU_{name}": str(value) for name, value in settings.items()})
+    if values:
+        result["PYTHONPATH"] = _first([_RUNTIME], result.get("PYTHONPATH", ""))
+    return result
+
+
+def _first(paths: list[Path], rest: str) -> str:
+    """Our paths before others, once: a simulated process may start another."""
+    ours = {path.name for path in paths}
+    others = [path for path in rest.split(":") if path and Path(path).name not in ours]
+    return ":".join([*map(str, paths), *others])

@@ -1,0 +1,198 @@
+"""Which libraries stand in for NVIDIA's, and which functions each must have.
+
+A library has the functions that somebody may ask it for: those that torch's libraries were linked
+against, those whose names they look up at run time, the driver's that Triton's header declares, and
+whatever is written by hand. Where there is no code for one, it is a stub (see `stubs`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .elf import read_elf, read_only_data
+from .errors import BuildFailedError
+from .torch_build import TorchBuild
+
+__all__ = ["CORE", "DRIVER_LINK", "Library", "Source", "libraries_for", "source_of", "stubs"]
+
+CORE = "libsimgpu.so"
+"""The simulated device itself, which all other libraries use."""
+DRIVER_LINK = "libcuda.so"
+"""A link to the driver's library, for ``-lcuda``."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A library of NVIDIA's, by the middle of its name."""
+
+    stem: str
+    names: str
+    """A pattern of the functions that are its own."""
+    refused: int
+    """Its code for "not supported"."""
+
+
+_KINDS = (
+    _Kind("cudart", r"cuda[A-Z]|__cuda", 801),
+    _Kind("cublas", r"cublas(?!Lt)", 0),  # A computation is a kernel that computes nothing.
+    _Kind("cublasLt", r"cublasLt", 15),
+    _Kind("cudnn", r"cudnn", 3000),
+    _Kind("cufft", r"cufft", 5),
+    _Kind("curand", r"curand", 102),
+    _Kind("cusparse", r"cusparse(?!Lt)", 10),
+    _Kind("cusparseLt", r"cusparseLt", 10),
+    _Kind("cusolver", r"cusolver", 9),
+    _Kind("nccl", r"p?nccl", 5),
+    _Kind("cufile", r"cuFile", 5001),
+    _Kind("cupti", r"cupti", 15),
+    _Kind("nvshmem_host", r"nvshmem", 7),
+    _Kind("nvrtc", r"nvrtc", 5),
+)
+_DRIVER = _Kind("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
+_NVML = _Kind("nvidia-ml", r"nvml", 3)
+
+# Functions that return no code: as a pointer, one would be read and crash the caller.
+_RETURNS_TEXT = re.compile(r"(Error|Status|Result)(String|Name)$|GetLastError(String)?$")
+_RETURNS_POINTER = re.compile(r"nvshmem\w*(alloc|align|_ptr)$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file written by hand, and how it is compiled for one library."""
+
+    path: Path
+    defines: tuple[str, ...] = ()
+
+
+@dataclass
+class Library:
+    """One shared library that is to be built."""
+
+    soname: str
+    kind: _Kind
+    version: str | None = None
+    """The symbol version that torch's libraries ask for."""
+    functions: set[str] = field(default_factory=set)
+    """What it has at least, by hand or as a stub."""
+
+    @property
+    def stem(self) -> str:
+        """The middle of its name: ``cudart``."""
+        return self.kind.stem
+
+
+def libraries_for(torch: TorchBuild) -> list[Library]:
+    """The libraries that a torch needs, with the functions that are asked of each.
+
+    Raises BuildFailedError where torch wants a library or a function of NVIDIA's that is not known
+    here, which a newer torch may do.
+    """
+    wanted: dict[str, str | None] = {}
+    optional: set[str] = set()
+    needed: set[str] = set()
+    own: set[str] = set()
+    for path in torch.libraries:
+        elf = read_elf(path)
+        wanted.update({n: v for n, v in elf.wanted.items() if not n.startswith("_Z")})
+        optional |= elf.weakly_wanted
+        needed |= set(elf.needed)
+        own |= elf.functions
+    libraries = [
+        Library(soname, kind)
+        for kind in _KINDS
+        for soname in sorted(needed)
+        if soname.startswith(f"lib{kind.stem}.so")
+    ]
+    libraries += [Library("libcuda.so.1", _DRIVER), Library("libnvidia-ml.so.1", _NVML)]
+    unknown = {n for n in needed if re.match(r"lib(cu|nv|nccl)", n)} - {x.soname for x in libraries}
+    for library in libraries:
+        names = re.compile(library.kind.names)
+        library.functions = {n for n in wanted.keys() - own if names.match(n)}
+        versions = {wanted[n] for n in library.functions} - {None}
+        if len(versions) > 1:
+            raise BuildFailedError(f"torch asks {library.soname} for several versions: {versions}")
+        library.version = versions.pop() if versions else None
+    driver, nvml = libraries[-2:]
+    looked_up = _looked_up(torch)
+    driver.functions |= {n for n in looked_up if re.match(_DRIVER.names, n)} | _declared(torch)
+    nvml.functions |= {n for n in looked_up if re.match(_NVML.names, n)}
+    covered = set().union(*(library.functions for library in libraries))
+    nvidia = re.compile("|".join(kind.names for kind in (*_KINDS, _DRIVER, _NVML)))
+    missing = {n for n in wanted if nvidia.match(n)} - covered - optional - own
+    if unknown or missing:
+        raise BuildFailedError(
+            f"torch {torch.version} wants what the simulated device does not know: "
+            f"{', '.join(sorted(unknown | missing))}. memprof is tested with torch 2.11, 2.13 and "
+            "2.15; a newer memprof may know it"
+        )
+    return libraries
+
+
+def _looked_up(torch: TorchBuild) -> set[str]:
+    """Names of functions that torch's libraries look up at run time."""
+    found: set[str] = set()
+    for name in ("libc10_cuda.so", "libtorch_cuda.so"):
+        constants = read_only_data(torch.lib / name)
+        found |= {
+            match.decode()
+            for match in re.findall(rb"(?<=\0)(?:cu[A-Z]|nvml[A-Z])\w{2,60}(?=\0)", constants)
+        }
+    return found
+
+
+def _declared(torch: TorchBuild) -> set[str]:
+    """The driver's functions, with those names of theirs that say a version."""
+    if torch.triton_header is None:
+        return set()
+    text = torch.triton_header.read_text(errors="replace")
+    declared = set(re.findall(r"\bCUresult\s+CUDAAPI\s+(cu[A-Z]\w*)\s*\(", text))
+    renamed = re.findall(r"^\s*#\s*define\s+(cu[A-Z]\w*)\s+(?:\w+\()?(cu[A-Z]\w*)", text, re.M)
+    return declared | {new for old, new in renamed if old in declared}
+
+
+def source_of(stem: str, sources: Path) -> Source | None:
+    """The code written by hand for a library: ``STEM.cpp`` or ``STEM.c``, or a part of misc.c."""
+    # Both cuBLAS libraries are made of one file.
+    others = {"cublas": ("blas.cpp", "-DBLAS"), "cublasLt": ("blas.cpp",), "cuda": ("driver.cpp",)}
+    for name in (f"{stem}.cpp", f"{stem}.c"):
+        if (sources / name).is_file():
+            return Source(sources / name)
+    if stem in others:
+        name, *defines = others[stem]
+        return Source(sources / name, tuple(defines))
+    misc = sources / "misc.c"
+    part = f"LIB_{stem.removeprefix('nvidia-')}"
+    if misc.is_file() and f"defined({part})" in misc.read_text():
+        return Source(misc, (f"-D{part}",))
+    return None
+
+
+def stubs(library: Library) -> str:
+    """Assembly of a weak function for each of a library's, which code written by hand replaces.
+
+    A stub says once on standard error that its function is not simulated, and returns the library's
+    code for that. One that would return a text returns a text, and one that would return memory
+    returns none.
+    """
+    lines = [".text"]
+    for name in sorted(library.functions):
+        lines += [f".weak {name}", f".type {name},@function", f"{name}:"]
+        text = f".Lname_{name}(%rip)"
+        if library.stem == "cublas" and not _RETURNS_TEXT.search(name):
+            lines += ["movq %rdi, %rsi", f"leaq {text}, %rdi", "jmp simgpu_blas@PLT"]
+        elif _RETURNS_TEXT.search(name) or _RETURNS_POINTER.search(name):
+            result = f"leaq .Lsaid_{name}(%rip), %rax"
+            if _RETURNS_POINTER.search(name):
+                result = "xorl %eax, %eax"
+            lines += [f"leaq {text}, %rdi", "xorl %esi, %esi", "subq $8, %rsp"]
+            lines += ["call simgpu_unimplemented@PLT", "addq $8, %rsp", result, "ret"]
+        else:
+            lines += [f"leaq {text}, %rdi", f"movl ${library.kind.refused}, %esi"]
+            lines.append("jmp simgpu_unimplemented@PLT")
+        lines.append(f".size {name}, .-{name}")
+    lines.append(".section .rodata")
+    for name in sorted(library.functions):
+        lines += [f'.Lname_{name}: .string "{name}"', f'.Lsaid_{name}: .string "not simulated"']
+    return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])

@@ -1,0 +1,1 @@
+"""What a simulated process has on PYTHONPATH: Python imports ``sitecustomize`` as it starts."""

@@ -23,7 +23,7 @@ from memprof.profiler.run_main import CannotRun, run_main
 
 from .after_import import after_import
 from .ending import Stillness
-from .ranks import fake_groups
+from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 
 __all__ = ["launch"]
@@ -92,6 +92,7 @@ class _Run:
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
             after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
+            after_import("torch.nn.parallel.distributed", fake_reductions)
         after_import("memprof.compile_backend.runtime", self._backend_is_there)
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:

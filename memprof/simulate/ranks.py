@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-__all__ = ["fake_groups"]
+__all__ = ["fake_groups", "fake_reductions"]
 
 
 def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
@@ -47,7 +48,6 @@ def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
     def new_group(
         group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
-
         importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
         kwargs.pop("backend_options", None)
         kwargs.pop("pg_options", None)
@@ -59,6 +59,44 @@ def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
     distributed._store_based_barrier = _no_barrier
     for name, replacement in _OBJECTS.items():
         setattr(distributed, name, functools.partial(replacement, distributed))
+
+
+def fake_reductions(parallel: ModuleType) -> None:
+    """Let ``DistributedDataParallel`` reduce its buckets without a group's answer.
+
+    Its reducer asks a collective's future for tensors, which the fake group's does not have. A
+    communication hook that hands the bucket back takes the collective's place, and that of a hook
+    that the script registers: what such a hook would allocate is missing, and said.
+
+    Args:
+        parallel: ``torch.nn.parallel.distributed``, just imported.
+    """
+    wrapped = parallel.DistributedDataParallel
+    init = wrapped.__init__
+
+    @functools.wraps(init)
+    def with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        parallel.dist._register_comm_hook(self.reducer, None, _hand_back)
+
+    def register_comm_hook(self: Any, state: object, hook: Any) -> None:
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        print(
+            f"memprof simulate: DDP's communication hook {name} does not run with one rank alone; "
+            "what it would allocate is not counted",
+            file=sys.stderr,
+        )
+
+    wrapped.__init__ = with_hook
+    wrapped.register_comm_hook = register_comm_hook
+
+
+def _hand_back(state: object, bucket: Any) -> Any:
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def _no_barrier(rank: int, store: Any, group_name: str, count: int, timeout: timedelta) -> None:

@@ -8,7 +8,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 
 1. a block that held one of those at any mark of its life is one;
 2. a block that goes when torch is told to give back cuBLAS's workspaces is one;
-3. what FSDP asked for is a gathered parameter or a reduced gradient;
+3. what FSDP asked for is a gathered parameter or a reduced gradient, what DDP asked for before a
+   module ran a bucket of gradients;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -163,6 +164,8 @@ class _Decider:
             if phase is Phase.BACKWARD and self._reduces(block):
                 return Purpose.GRADIENT, "reduced by FSDP"
             return Purpose.PARAMETER, "all-gathered by FSDP"
+        if "torch/nn/parallel" in at.inside and phase is Phase.FORWARD and not at.modules:
+            return Purpose.GRADIENT, "DDP's buckets"
         if not self._backwards:
             return self._without_backward(block, at)
         end = block.freed_after

@@ -54,7 +54,7 @@ class Where:
     inside: frozenset[str]
 
 
-_PACKAGES = ("torch/distributed", "torch/optim", "torch/utils/checkpoint", "torch/nn/modules")
+_PACKAGES = ("torch/distributed", "torch/nn/parallel", "torch/utils/checkpoint")
 
 
 def where(frames: Sequence[Frame]) -> Where:

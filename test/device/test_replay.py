@@ -1,0 +1,192 @@
+"""Following the allocator's history: sizes of blocks, pools, the peak, what is not understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.profiler.device.replay import ROUNDING, SMALL, Replay
+
+MIB = 1 << 20
+
+
+class History:
+    """Events as the allocator would write them, one segment after another."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def add(self, action: str, addr: int, size: int, **more: Any) -> History:
+        self.events.append({"action": action, "addr": addr, "size": size, "stream": 0, **more})
+        return self
+
+    def freed(self, addr: int, size: int) -> History:
+        return self.add("free_requested", addr, size).add("free_completed", addr, size)
+
+
+def followed(history: History, **settings: Any) -> Replay:
+    replay = Replay(**settings)
+    replay.feed(history.events, [(0, 0)])
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("segment", "requested", "size"),
+    [
+        (2 * MIB, 1, 512),
+        (2 * MIB, 513, 1024),
+        (2 * MIB, SMALL, SMALL),
+        (20 * MIB, SMALL + 1, SMALL + 512),  # cut: more than a MiB remains
+        (20 * MIB, 19 * MIB, 20 * MIB),  # not cut: what remains is of no use
+        (20 * MIB, 19 * MIB - 1, 20 * MIB),
+        (20 * MIB, 19 * MIB - 512, 19 * MIB - 512),
+        (2 * MIB, 2 * MIB, 2 * MIB),
+    ],
+)
+def test_block_sizes(segment: int, requested: int, size: int) -> None:
+    replay = followed(History().add("segment_alloc", 0, segment).add("alloc", 0, requested))
+    assert [b.size for b in replay.live] == [size]
+    assert replay.allocated_bytes == size
+    assert replay.reserved == segment
+    assert not replay.strange
+
+
+def test_expandable_segments_grow_and_are_cut_closely() -> None:
+    history = (
+        History()
+        .add("segment_map", 0, 20 * MIB)
+        .add("alloc", 0, 19 * MIB + 512)
+        .add("segment_map", 20 * MIB, 20 * MIB)
+        .add("alloc", 19 * MIB + 512, 20 * MIB)
+        .freed(0, 19 * MIB + 512)
+        .add("segment_unmap", 0, 18 * MIB)
+    )
+    replay = followed(history)
+    assert [(b.address, b.size) for b in replay.live] == [(19 * MIB + 512, 20 * MIB)]
+    assert replay.reserved == 22 * MIB
+    assert not replay.strange
+
+
+def test_max_split_size_keeps_large_blocks_whole() -> None:
+    history = History().add("segment_alloc", 0, 40 * MIB).add("alloc", 0, 30 * MIB)
+    assert followed(history).allocated_bytes == 30 * MIB
+    assert followed(history, max_split_size=30 * MIB).allocated_bytes == 40 * MIB
+
+
+def test_the_instant_kept_is_the_fullest_of_those_with_most_reserved() -> None:
+    history = (
+        History()
+        .add("segment_alloc", 0, 20 * MIB)
+        .add("alloc", 0, 10 * MIB)
+        .freed(0, 10 * MIB)
+        .add("alloc", 0, 12 * MIB)
+        .add("alloc", 12 * MIB, 2 * MIB)
+        .add("free_requested", 0, 12 * MIB)
+        .add("alloc", 14 * MIB, 2 * MIB)
+    )
+    peak = followed(history).peak
+    assert (peak.reserved, peak.allocated) == (20 * MIB, 14 * MIB)
+    assert sorted((b.address, b.size) for b in peak.blocks) == [
+        (0, 12 * MIB),
+        (12 * MIB, 2 * MIB),
+    ]
+    assert not peak.awaiting
+
+
+def test_a_block_that_a_stream_still_uses_is_awaiting() -> None:
+    history = (
+        History()
+        .add("segment_alloc", 0, 20 * MIB)
+        .add("alloc", 0, 2 * MIB)
+        .add("free_requested", 0, 2 * MIB)
+        .add("segment_alloc", 32 * MIB, 40 * MIB)
+        .add("alloc", 32 * MIB, 40 * MIB)
+    )
+    peak = followed(history).peak
+    assert peak.reserved == 60 * MIB
+    assert peak.awaiting == {0}
+
+
+def test_what_contradicts_is_counted_and_does_not_stop() -> None:
+    history = (
+        History()
+        .freed(512, 512)
+        .add("alloc", 7 * MIB, 1024)
+        .add("segment_free", 9 * MIB, 2 * MIB)
+        .add("segment_alloc", 0, 2 * MIB)
+        .add("alloc", 0, 100)
+    )
+    replay = followed(history)
+    assert replay.strange == 4
+    assert replay.reserved == 2 * MIB
+
+
+def test_failed_requests_are_kept_with_their_program() -> None:
+    frames = [{"filename": "train.py", "line": 3, "name": "main"}]
+    replay = followed(History().add("oom", 0, 5 * MIB, frames=frames))
+    ((nbytes, program),) = replay.out_of_memory
+    assert nbytes == 5 * MIB
+    assert [(f.file, f.line, f.function) for f in program] == [("train.py", 3, "main")]
+
+
+def test_marks_lie_between_the_right_events() -> None:
+    history = (
+        History()
+        .add("segment_alloc", 0, 20 * MIB)
+        .add("alloc", 0, 2 * MIB)  # before the first mark, at which one was asked for
+        .freed(0, 2 * MIB)
+        .add("alloc", 0, 2 * MIB)  # after it, and after the second, at which one was let go of
+    )
+    replay = Replay()
+    replay.feed(history.events[:2], [(0, 0)])
+    first = next(iter(replay.live))
+    replay.feed(history.events[2:], [(0, 0), (1, 0), (1, 1)])
+    (second,) = replay.live
+    assert (first.mark, first.freed_after, first.gone) == (0, 1, True)
+    assert second.mark == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6 * MIB), st.booleans(), st.integers(0, 5)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
+    """A first-fit allocator of our own writes the history; what it knows must follow from it."""
+    history, segments, live = History(), {}, {}
+    free: dict[int, int] = {}
+    for requested, lets_go, which in steps:
+        if lets_go and live:
+            address = sorted(live)[which % len(live)]
+            size, asked = live.pop(address)
+            history.freed(address, asked)
+            for start in [s for s, n in free.items() if s + n == address]:
+                size, address = size + free.pop(start), start
+            size += free.pop(address + size, 0)
+            free[address] = size
+            continue
+        size = -(-requested // ROUNDING) * ROUNDING
+        address = next((s for s in sorted(free) if free[s] >= size), -1)
+        if address < 0:
+            address = 64 * MIB * (len(segments) + 1)
+            segments[address] = 20 * MIB
+            free[address] = 20 * MIB
+            history.add("segment_alloc", address, 20 * MIB)
+        there = free.pop(address)
+        least = ROUNDING if size <= SMALL else SMALL + 1
+        if there - size >= least:
+            free[address + size] = there - size
+        else:
+            size = there
+        live[address] = (size, requested)
+        history.add("alloc", address, requested)
+    replay = followed(history)
+    assert not replay.strange
+    assert replay.reserved == sum(segments.values())
+    assert replay.allocated_bytes == sum(size for size, _ in live.values())
+    assert {b.address: b.size for b in replay.live} == {a: n for a, (n, _) in live.items()}

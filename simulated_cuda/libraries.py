@@ -15,7 +15,17 @@ from .elf import read_elf, read_only_data
 from .errors import BuildFailedError
 from .torch_build import TorchBuild
 
-__all__ = ["CORE", "DRIVER_LINK", "Library", "Source", "libraries_for", "source_of", "stubs"]
+__all__ = [
+    "CORE",
+    "DRIVER_LINK",
+    "KINDS",
+    "Kind",
+    "Library",
+    "Source",
+    "libraries_for",
+    "source_of",
+    "stubs",
+]
 
 CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
@@ -24,7 +34,7 @@ DRIVER_LINK = "libcuda.so"
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """A library of NVIDIA's, by the middle of its name."""
 
     stem: str
@@ -34,24 +44,24 @@ class _Kind:
     """Its code for "not supported"."""
 
 
-_KINDS = (
-    _Kind("cudart", r"cuda[A-Z]|__cuda", 801),
-    _Kind("cublas", r"cublas(?!Lt)", 0),  # A computation is a kernel that computes nothing.
-    _Kind("cublasLt", r"cublasLt", 15),
-    _Kind("cudnn", r"cudnn", 3000),
-    _Kind("cufft", r"cufft", 5),
-    _Kind("curand", r"curand", 102),
-    _Kind("cusparse", r"cusparse(?!Lt)", 10),
-    _Kind("cusparseLt", r"cusparseLt", 10),
-    _Kind("cusolver", r"cusolver", 9),
-    _Kind("nccl", r"p?nccl", 5),
-    _Kind("cufile", r"cuFile", 5001),
-    _Kind("cupti", r"cupti", 15),
-    _Kind("nvshmem_host", r"nvshmem", 7),
-    _Kind("nvrtc", r"nvrtc", 5),
+KINDS = (
+    Kind("cudart", r"cuda[A-Z]|__cuda", 801),
+    Kind("cublas", r"cublas(?!Lt)", 0),  # A computation is a kernel that computes nothing.
+    Kind("cublasLt", r"cublasLt", 15),
+    Kind("cudnn", r"cudnn", 3000),
+    Kind("cufft", r"cufft", 5),
+    Kind("curand", r"curand", 102),
+    Kind("cusparse", r"cusparse(?!Lt)", 10),
+    Kind("cusparseLt", r"cusparseLt", 10),
+    Kind("cusolver", r"cusolver", 9),
+    Kind("nccl", r"p?nccl", 5),
+    Kind("cufile", r"cuFile", 5001),
+    Kind("cupti", r"cupti", 15),
+    Kind("nvshmem_host", r"nvshmem", 7),
+    Kind("nvrtc", r"nvrtc", 5),
 )
-_DRIVER = _Kind("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
-_NVML = _Kind("nvidia-ml", r"nvml", 3)
+_DRIVER = Kind("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
+_NVML = Kind("nvidia-ml", r"nvml", 3)
 
 # Functions that return no code: as a pointer, one would be read and crash the caller.
 _RETURNS_TEXT = re.compile(r"(Error|Status|Result)(String|Name)$|GetLastError(String)?$")
@@ -71,7 +81,7 @@ class Library:
     """One shared library that is to be built."""
 
     soname: str
-    kind: _Kind
+    kind: Kind
     version: str | None = None
     """The symbol version that torch's libraries ask for."""
     functions: set[str] = field(default_factory=set)
@@ -101,7 +111,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
         own |= elf.functions
     libraries = [
         Library(soname, kind)
-        for kind in _KINDS
+        for kind in KINDS
         for soname in sorted(needed)
         if soname.startswith(f"lib{kind.stem}.so")
     ]
@@ -119,7 +129,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
     driver.functions |= {n for n in looked_up if re.match(_DRIVER.names, n)} | _declared(torch)
     nvml.functions |= {n for n in looked_up if re.match(_NVML.names, n)}
     covered = set().union(*(library.functions for library in libraries))
-    nvidia = re.compile("|".join(kind.names for kind in (*_KINDS, _DRIVER, _NVML)))
+    nvidia = re.compile("|".join(kind.names for kind in (*KINDS, _DRIVER, _NVML)))
     missing = {n for n in wanted if nvidia.match(n)} - covered - optional - own
     if unknown or missing:
         raise BuildFailedError(

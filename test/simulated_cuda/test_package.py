@@ -1,0 +1,164 @@
+"""The parts of the simulated device that need neither a compiler nor a CUDA build of torch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memprof.simulated_cuda import environment as environment_module
+from memprof.simulated_cuda.build import cache_folder, compiler
+from memprof.simulated_cuda.elf import read_elf
+from memprof.simulated_cuda.environment import simulated_environment
+from memprof.simulated_cuda.errors import (
+    CacheError,
+    CompilerMissingError,
+    TorchBuildError,
+    TorchMissingError,
+    UnknownGpuError,
+)
+from memprof.simulated_cuda.gpus import GPUS, find_gpu, parse_size
+from memprof.simulated_cuda.libraries import KINDS, Library, stubs
+from memprof.simulated_cuda.torch_build import TorchBuild, read_torch
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("H100 80GB", "h100-80gb"),
+        ("h200", "h200-141gb"),
+        ("RTX4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("a10", "a10"),
+        ("L40_S", "l40s"),
+    ],
+)
+def test_a_gpu_is_found_as_people_write_its_name(name: str, key: str) -> None:
+    assert find_gpu(name).key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("h100", "h100-80gb, h100-pcie"), ("rtx-4080", "rtx-4090"), ("", "t4")]
+)
+def test_an_unknown_gpu_lists_what_there_is(name: str, says: str) -> None:
+    with pytest.raises(UnknownGpuError, match=says):
+        find_gpu(name)
+
+
+def test_every_gpu_has_its_limits_and_a_source() -> None:
+    for gpu in GPUS:
+        assert gpu.limits.shared_per_block <= gpu.limits.shared_per_multiprocessor
+        assert gpu.source.startswith("https://")
+        assert find_gpu(gpu.key) is gpu is find_gpu(gpu.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("81559MiB", 81559 << 20), ("1.5kib", 1536)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "-1GiB", "80 apples", "GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_size(text)
+
+
+def installed(root: Path, version: str, cuda: str | None, *, hip: str | None = None) -> Path:
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "libtorch_cuda.so").write_bytes(b"")
+    (root / "version.py").write_text(
+        f"from typing import Optional\n__version__ = {version!r}\n"
+        f"cuda: Optional[str] = {cuda!r}\nhip: Optional[str] = {hip!r}\n"
+    )
+    return root
+
+
+def test_torch_is_read_without_being_imported(tmp_path: Path) -> None:
+    found = read_torch(installed(tmp_path / "torch", "2.11.0+cu130", "13.0"))
+    assert (found.version, found.cuda, found.has_nvrtc) == ("2.11.0+cu130", "13.0", False)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "hip", "says"),
+    [
+        ("2.13.0+cpu", None, None, r"a CPU build.*\n.*torch==2\.13\.0\n"),
+        ("2.11.0+rocm", None, "6.4", "a ROCm build"),
+        ("2.9.0+cu128", "12.8", None, "CUDA 12.8.*speaks CUDA 13"),
+    ],
+)
+def test_a_torch_that_will_not_do_says_what_to_install(
+    tmp_path: Path, version: str, cuda: str | None, hip: str | None, says: str
+) -> None:
+    with pytest.raises(TorchBuildError, match=says):
+        read_torch(installed(tmp_path / "torch", version, cuda, hip=hip))
+
+
+def test_no_torch(tmp_path: Path) -> None:
+    with pytest.raises(TorchMissingError, match="no installed torch"):
+        read_torch(tmp_path)
+
+
+def test_a_cache_that_the_loader_could_not_name_is_refused() -> None:
+    with pytest.raises(CacheError, match="MEMPROF_CACHE"):
+        cache_folder({"MEMPROF_CACHE": "/tmp/a b"})
+    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/memprof/simulated_cuda")
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    with pytest.raises(CompilerMissingError, match="CXX is 'nope'"):
+        compiler({"CXX": "nope", "PATH": str(tmp_path)})
+    with pytest.raises(CompilerMissingError, match="apt install"):
+        compiler({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:4], lambda b: b[:200]])
+def test_what_is_no_elf_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, 4096, 0, 64, 56, 0, 64, 3, 2
+    )
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(damage(header.ljust(300, b"\0")))
+    with pytest.raises(ValueError, match=r"ELF|ends before"):
+        read_elf(broken)
+
+
+def test_a_stub_of_a_function_that_returns_text_returns_text() -> None:
+    nvrtc = Library("libnvrtc.so.13", next(kind for kind in KINDS if kind.stem == "nvrtc"))
+    nvrtc.functions = {"nvrtcGetErrorString", "nvrtcCompileProgram"}
+    assembly = stubs(nvrtc)
+    assert "leaq .Lsaid_nvrtcGetErrorString(%rip), %rax" in assembly
+    assert ".Lsaid_nvrtcCompileProgram(%rip), %rax" not in assembly
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = TorchBuild(root=tmp_path / "torch", version="2.11.0+cu130", cuda="13.0")
+    built = tmp_path / "built"
+    built.mkdir()
+    (built / "libcuda.so.1").touch()
+    monkeypatch.setattr(environment_module, "libraries", lambda torch, base: built)
+    base = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "LD_PRELOAD": "/old/libcuda.so.1:/lib/libtcmalloc.so",
+        "MEMPROF_CACHE": "/cache",
+        "TRITON_CACHE_DIR": "/triton",
+    }
+    result = simulated_environment(
+        find_gpu("a100-40gb"), devices=2, torch=torch, base=base, values=True
+    )
+    assert result["LD_PRELOAD"] == f"{built / 'libcuda.so.1'}:/lib/libtcmalloc.so"
+    assert "CUDA_VISIBLE_DEVICES" not in result
+    assert result["SIMGPU_MEM_BYTES"] == "42298834944"
+    assert (result["SIMGPU_CC"], result["SIMGPU_DEVICES"]) == ("80", "2")
+    assert result["TRITON_CACHE_DIR"] == "/triton/simulated/2.11.0-cu130-sm80-values"
+    assert result["TORCHINDUCTOR_CACHE_DIR"].startswith("/cache/memprof/simulated_cuda/compiled/")
+    assert result["PYTHONPATH"].endswith("simulated_cuda/runtime")
+    assert base["CUDA_VISIBLE_DEVICES"] == ""
+    for devices in (0, 33):
+        with pytest.raises(ValueError, match="1 to 32"):
+            simulated_environment(find_gpu(), devices=devices, torch=torch, base=base)

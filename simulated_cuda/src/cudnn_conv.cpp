@@ -21,7 +21,7 @@ int64_t type_size(int type) {
 int64_t align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 int64_t workspace(int64_t by_rule) {
-  static const char* mode = getenv("SIMGPU_CUDNN_WORKSPACE");
+  const char* mode = getenv("SIMGPU_CUDNN_WORKSPACE");
   if (!mode || !*mode || !strcmp(mode, "rule")) return by_rule;
   return !strcmp(mode, "none") ? 0 : strtoll(mode, nullptr, 10);
 }

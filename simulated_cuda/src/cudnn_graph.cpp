@@ -150,7 +150,7 @@ CUDNN(cudnnBackendGetAttribute, void* d, int name, int type, int64_t room, int64
   if (!v) { if (!derived(s, name, &made)) return NOT_SUPPORTED; v = &made; }
   if (v->type != type) return BAD_PARAM;
   int64_t n = !elements ? 0 : room < v->count ? room : v->count;
-  if (count) *count = elements && n < v->count ? n : v->count;
+  if (count) *count = elements ? n : v->count;
   if (type == T_DESCRIPTOR) { for (int64_t i = 0; i < n; i++) ((Descriptor**)elements)[i]->state = v->descriptors[i]; }
   else if (n) memcpy(elements, v->bytes.data(), n * element_size(type));
   return SUCCESS;

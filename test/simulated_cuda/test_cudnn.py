@@ -299,10 +299,10 @@ def test_attention(options: dict[str, Any], kv_heads: int, width: int, dtype: to
 
 def ctc_arguments(device: str) -> tuple[Tensor, Tensor, Any, Any]:
     scores = torch.zeros(20, 3, 10, device="cuda", requires_grad=True).log_softmax(2)
-    labels = torch.ones(12, dtype=torch.int32, device=device)
+    labels = torch.ones(12, dtype=torch.int32).to(device)  # a copy is real, a fill is not
     if device == "cpu":
         return scores, labels, (20, 20, 20), (4, 4, 4)
-    lengths = [torch.full((3,), n, dtype=torch.int32, device=device) for n in (20, 4)]
+    lengths = [torch.full((3,), n, dtype=torch.int32).to(device) for n in (20, 4)]
     return scores, labels, lengths[0], lengths[1]
 
 

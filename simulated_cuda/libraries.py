@@ -8,6 +8,7 @@ whatever is written by hand. Where there is no code for one, it is a stub (see `
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ __all__ = [
     "Library",
     "Source",
     "libraries_for",
-    "source_of",
+    "sources_of",
     "stubs",
 ]
 
@@ -162,21 +163,40 @@ def _declared(torch: TorchBuild) -> set[str]:
     return declared | {new for old, new in renamed if old in declared}
 
 
-def source_of(stem: str, sources: Path) -> Source | None:
-    """The code written by hand for a library: ``STEM.cpp`` or ``STEM.c``, or a part of misc.c."""
+def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
+    """The code written by hand for a library: ``STEM.cpp`` and ``STEM_*.cpp``, ``STEM.c``, or a part
+    of misc.c."""
     # Both cuBLAS libraries are made of one file.
     others = {"cublas": ("blas.cpp", "-DBLAS"), "cublasLt": ("blas.cpp",), "cuda": ("driver.cpp",)}
-    for name in (f"{stem}.cpp", f"{stem}.c"):
-        if (sources / name).is_file():
-            return Source(sources / name)
+    if (sources / f"{stem}.cpp").is_file():
+        defines = _DEFINES.get(stem, lambda _: ())(torch)
+        files = [sources / f"{stem}.cpp", *sorted(sources.glob(f"{stem}_*.cpp"))]
+        return [Source(path, defines) for path in files]
+    if (sources / f"{stem}.c").is_file():
+        return [Source(sources / f"{stem}.c")]
     if stem in others:
-        name, *defines = others[stem]
-        return Source(sources / name, tuple(defines))
+        name, *more = others[stem]
+        return [Source(sources / name, tuple(more))]
     misc = sources / "misc.c"
     part = f"LIB_{stem.removeprefix('nvidia-')}"
     if misc.is_file() and f"defined({part})" in misc.read_text():
-        return Source(misc, (f"-D{part}",))
-    return None
+        return [Source(misc, (f"-D{part}",))]
+    return []
+
+
+def _cudnn_version(torch: TorchBuild) -> tuple[str, ...]:
+    """The version that torch was built for, as cudnnGetVersion gives it: 9.19.0 is 91900.
+
+    torch compares it with the one it finds, and asks it before it tries attention.
+    """
+    found = re.search(r"^nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", torch.requirements, re.M)
+    if found is None:
+        return ()
+    major, minor, patch = map(int, found.groups())
+    return (f"-DCUDNN_VERSION={major * 10_000 + minor * 100 + patch}",)
+
+
+_DEFINES: dict[str, Callable[[TorchBuild], tuple[str, ...]]] = {"cudnn": _cudnn_version}
 
 
 def stubs(library: Library) -> str:

@@ -60,6 +60,14 @@ class TorchBuild:
         return header if header.is_file() else None
 
     @property
+    def requirements(self) -> str:
+        """The packages that its wheel names, one a line; empty where it came by another way."""
+        for metadata in sorted(self.root.parent.glob("torch-*.dist-info/METADATA")):
+            text = metadata.read_text(errors="replace")
+            return "\n".join(re.findall(r"^Requires-Dist: (.*)$", text, re.M))
+        return ""
+
+    @property
     def has_nvrtc(self) -> bool:
         """Whether NVIDIA's run-time compiler is installed beside torch; it needs no GPU."""
         return any(self.root.parent.glob("nvidia/*/lib/libnvrtc.so*"))

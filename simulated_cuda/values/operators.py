@@ -334,5 +334,5 @@ def enable(skip=()):                        # skip: aten operators to leave alon
     _l.simgpu_values(_resolve, _python)
     after_import("torch._dynamo.trace_rules", lambda m: m.add(__name__))     # Dynamo must not compile these frames
     _hook_graph()
-    torch.backends.cudnn.enabled = False    # there is none; convolutions and attention take torch's own kernels
+    torch.backends.cudnn.enabled = False    # its kernels compute nothing; convolutions and attention take torch's own kernels
     torch.backends.cuda.enable_cudnn_sdp(False)

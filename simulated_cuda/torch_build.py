@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import json
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass

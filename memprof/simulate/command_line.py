@@ -47,8 +47,9 @@ def parse(words: tuple[str, ...]) -> Command:
     name = os.path.basename(words[0])
     if name in _LAUNCHERS:
         raise _launcher(name)
+    options: tuple[str, ...] = ()
     if not name.startswith("python"):
-        options, program = (), words
+        program = words
         interpreter = sys.executable
         if words[0] != "-m" and shutil.which(words[0]) and not os.path.isfile(words[0]):
             raise BadCommand(

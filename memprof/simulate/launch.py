@@ -62,7 +62,9 @@ def _failure(error: BaseException) -> Failure:
     return Failure(
         kind=type(error).__name__,
         message=str(error),
-        trace="".join(traceback.format_exception(error, error, _of_script(error.__traceback__))),
+        trace="".join(
+            traceback.format_exception(type(error), error, _of_script(error.__traceback__))
+        ),
         out_of_memory=too_small,
     )
 
@@ -167,7 +169,8 @@ class _Run:
     def _look(self) -> None:
         """Print progress, and end the run when the peak has stood still."""
         torch = sys.modules["torch"]
-        still, said, last = Stillness(), (), time.monotonic()
+        still, last = Stillness(), time.monotonic()
+        said: tuple[int, int] | None = None
         while True:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():

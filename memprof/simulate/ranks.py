@@ -18,15 +18,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 __all__ = ["fake_groups", "fake_reductions"]
 
 
-def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
+def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
     """Make every process group from here on a fake one.
 
     Args:
@@ -61,7 +60,7 @@ def fake_groups(distributed: ModuleType, rank: int, world_size: int) -> None:
         setattr(distributed, name, functools.partial(replacement, distributed))
 
 
-def fake_reductions(parallel: ModuleType) -> None:
+def fake_reductions(parallel: Any) -> None:
     """Let ``DistributedDataParallel`` reduce its buckets without a group's answer.
 
     Its reducer asks a collective's future for tensors, which the fake group's does not have. A
@@ -103,23 +102,23 @@ def _no_barrier(rank: int, store: Any, group_name: str, count: int, timeout: tim
     """Nobody else would come."""
 
 
-def _all_gather_object(_: ModuleType, objects: list[Any], obj: Any, group: Any = None) -> None:
+def _all_gather_object(_: Any, objects: list[Any], obj: Any, group: Any = None) -> None:
     objects[:] = [obj] * len(objects)
 
 
 def _gather_object(
-    _: ModuleType, obj: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any
+    _: Any, obj: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any
 ) -> None:
     if objects is not None:
         objects[:] = [obj] * len(objects)
 
 
-def _broadcast_object_list(_: ModuleType, objects: list[Any], *args: Any, **kwargs: Any) -> None:
+def _broadcast_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
     """What is to come from another rank stays what it was."""
 
 
 def _scatter_object_list(
-    distributed: ModuleType,
+    distributed: Any,
     output: list[Any],
     objects: list[Any] | None = None,
     src: int | None = None,
@@ -130,7 +129,7 @@ def _scatter_object_list(
         output[0] = objects[min(distributed.get_rank(group), len(objects) - 1)]
 
 
-_OBJECTS = {
+_OBJECTS: dict[str, Callable[..., None]] = {
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
     "broadcast_object_list": _broadcast_object_list,

@@ -51,7 +51,7 @@ def allocation_counts(device: int) -> tuple[int, int]:
 
 def on_cuda_start(do: Callable[[], None]) -> None:
     """Call ``do`` once CUDA has started in this process, now if it has."""
-    torch.cuda._lazy_call(do)
+    torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]
 
 
 def clear_workspaces() -> None:
@@ -90,7 +90,8 @@ def on_optimizer(do: Callable[[], None]) -> None:
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory that a tensor is made of: itself, or those inside a subclass."""
-    if not is_traceable_wrapper_subclass(tensor):
+    subclass: Any = tensor
+    if not is_traceable_wrapper_subclass(subclass):
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = subclass.__tensor_flatten__()
     return [t for name in names for t in plain_tensors(getattr(tensor, name))]

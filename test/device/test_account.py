@@ -71,7 +71,7 @@ class Run:
 def model_file(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "model.py"
     path.write_text("class Net:\n    def forward(self, x):\n        return x\n")
-    yield str(path)
+    return str(path)
 
 
 def test_a_training_step(model_file: str) -> None:

@@ -8,7 +8,6 @@ whatever is written by hand. Where there is no code for one, it is a stub (see `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,12 +163,14 @@ def _declared(torch: TorchBuild) -> set[str]:
 
 
 def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
-    """The code written by hand for a library: ``STEM.cpp`` and ``STEM_*.cpp``, ``STEM.c``, or a part
-    of misc.c."""
+    """The code written by hand for a library.
+
+    ``STEM.cpp`` with all ``STEM_*.cpp``, or ``STEM.c``, or a part of misc.c.
+    """
     # Both cuBLAS libraries are made of one file.
     others = {"cublas": ("blas.cpp", "-DBLAS"), "cublasLt": ("blas.cpp",), "cuda": ("driver.cpp",)}
     if (sources / f"{stem}.cpp").is_file():
-        defines = _DEFINES.get(stem, lambda _: ())(torch)
+        defines = _cudnn_version(torch) if stem == "cudnn" else ()
         files = [sources / f"{stem}.cpp", *sorted(sources.glob(f"{stem}_*.cpp"))]
         return [Source(path, defines) for path in files]
     if (sources / f"{stem}.c").is_file():
@@ -194,9 +195,6 @@ def _cudnn_version(torch: TorchBuild) -> tuple[str, ...]:
         return ()
     major, minor, patch = map(int, found.groups())
     return (f"-DCUDNN_VERSION={major * 10_000 + minor * 100 + patch}",)
-
-
-_DEFINES: dict[str, Callable[[TorchBuild], tuple[str, ...]]] = {"cudnn": _cudnn_version}
 
 
 def stubs(library: Library) -> str:

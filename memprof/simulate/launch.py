@@ -58,13 +58,12 @@ def launch(arguments: list[str]) -> None:
 
 def _failure(error: BaseException) -> Failure:
     torch = sys.modules.get("torch")
+    trace = _of_script(error.__traceback__)
     too_small = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return Failure(
         kind=type(error).__name__,
         message=str(error),
-        trace="".join(
-            traceback.format_exception(type(error), error, _of_script(error.__traceback__))
-        ),
+        trace="".join(traceback.format_exception(type(error), error, trace)),
         out_of_memory=too_small,
     )
 

@@ -33,15 +33,13 @@ def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
         rank: of this process.
         world_size: of the job.
     """
-    # Its own process: keys that it sets it can get, and nobody else's are waited for.
-    from torch._C._distributed_c10d import HashStore
-
     helper = distributed._new_process_group_helper
 
     def rendezvous(
         url: str, given_rank: int = -1, given_size: int = -1, **_: Any
     ) -> Iterator[tuple[Any, int, int]]:
-        yield HashStore(), rank, world_size
+        # Keys that the process sets it can get, and nobody else's are waited for.
+        yield sys.modules["torch.distributed"].HashStore(), rank, world_size
 
     @functools.wraps(helper)
     def new_group(

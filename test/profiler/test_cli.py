@@ -59,16 +59,17 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  report  Print what is in a profile: the peak, what was live at it and...
-  ledger  Print what memprof did, declined and gave up on, and why, in...
-  diff    Print what grew from one profile to another, by category, module...
-  merge   Put the profiles of several ranks into one file, OUT, which ends...
-  gantt   Write a page with operations, compiled calls and memory over time.
-  export  Write a profile in another tool's format.
-  run     Run a script nobody changed with the memory tracker on.
-  config  Show or change the settings of the memory tracker.
-  schema  Print the JSON Schema of profile files.
-  doctor  Say what is installed here, what works and what does not.
+  report    Print what is in a profile: the peak, what was live at it and...
+  ledger    Print what memprof did, declined and gave up on, and why, in...
+  diff      Print what grew from one profile to another, by category,...
+  merge     Put the profiles of several ranks into one file, OUT, which...
+  gantt     Write a page with operations, compiled calls and memory over time.
+  export    Write a profile in another tool's format.
+  run       Run a script nobody changed with the memory tracker on.
+  simulate  Tell how much device memory a CUDA script takes, without a GPU.
+  config    Show or change the settings of the memory tracker.
+  schema    Print the JSON Schema of profile files.
+  doctor    Say what is installed here, what works and what does not.
 """,
         )
 

@@ -1,0 +1,192 @@
+"""Whole scripts under ``memprof simulate``: sizes that follow from arithmetic, and every way to end.
+
+These run the command as a user does, in the simulated device's own environment, without values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.simgpu
+
+MIB = 1 << 20
+N = 1024
+WEIGHT = 4 * N * N
+"""Bytes of a square float32 matrix, of which the scripts' tensors are made: 4 MiB."""
+
+
+def simulate(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON and standard error of a script."""
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    command = [sys.executable, "-m", "memprof", "simulate", "--json", *options]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
+    environment.pop("LD_PRELOAD", None)
+    done = subprocess.run(
+        [*command, "--", "python", str(script)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def rows(result: dict[str, Any], rank: int = 0) -> dict[str, int]:
+    """Bytes of the account by purpose."""
+    found: dict[str, int] = {}
+    for row in result["ranks"][rank]["accounts"][0]["rows"]:
+        found[row["purpose"]] = found.get(row["purpose"], 0) + row["nbytes"]
+    return found
+
+
+def adds_up(account: dict[str, Any]) -> bool:
+    parts = sum(r["nbytes"] for r in account["rows"]) + sum(p["free"] for p in account["pools"])
+    return (
+        account["unexplained"] == 0
+        and parts + account["rounding"] + account["awaiting"] == account["reserved"]
+    )
+
+
+TRAINING = f"""
+import torch
+weights = [torch.nn.Parameter(torch.empty({N}, {N}, device="cuda")) for _ in range(3)]
+optimizer = torch.optim.Adam(weights, fused=True)
+while True:
+    data = torch.ones({N}, {N}, device="cuda")
+    torch.cuda.reset_peak_memory_stats()  # as many scripts do: the answer must not depend on it
+    sum((w * data).sum() for w in weights).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_training_step_to_the_byte(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, TRAINING, "--gpu", "a100-40gb")
+    assert status == 0, errors
+    assert result["fits"] is True
+    (rank,) = result["ranks"]
+    (account,) = rank["accounts"]
+    assert adds_up(account)
+    assert account["steps"] == 3
+    assert rank["ended"] == "3 optimizer steps"
+    found = rows(result)
+    assert found["parameter"] == 3 * WEIGHT
+    # Two moments, and a step count each.
+    assert found["optimizer_state"] == 2 * 3 * WEIGHT + 3 * 4
+    assert account["name"] == "NVIDIA A100-SXM4-40GB"
+    assert result["needed_bytes"] == account["reserved"] + sum(
+        o["nbytes"] for o in account["outside"]
+    )
+
+
+def test_what_does_not_fit_is_shown_on_a_larger_device(tmp_path: Path) -> None:
+    source = """
+import torch
+kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(8)]
+"""
+    status, result, errors = simulate(tmp_path, source, "--memory", "6GiB", "-q")
+    assert status == 1, errors
+    (rank,) = result["ranks"]
+    assert result["fits"] is False
+    assert rank["reserved_bytes"] == 8 << 30
+    assert rank["failed_at"][0]["failed"][0]["nbytes"] == 1 << 30
+    assert rank["failed_at"][0]["failed"][0]["frame"]["line"] == 3
+    assert rank["failure"] is None
+
+
+def test_inference_ends_when_its_peak_stands_still(tmp_path: Path) -> None:
+    source = f"""
+import torch
+model = torch.nn.Linear({N}, {N}, bias=False, device="cuda")
+x = torch.empty(1, {N}, device="cuda")
+with torch.inference_mode():
+    while True:
+        model(x)
+"""
+    status, result, errors = simulate(tmp_path, source)
+    assert status == 0, errors
+    assert result["ranks"][0]["ended"].startswith("the peak stood still")
+    assert rows(result)["parameter"] == WEIGHT
+
+
+@pytest.mark.parametrize("wrapper", ["fsdp", "ddp"])
+def test_one_rank_of_many(tmp_path: Path, wrapper: str) -> None:
+    wrap = {
+        "fsdp": "from torch.distributed.fsdp import fully_shard\nfully_shard(model)",
+        "ddp": "model = torch.nn.parallel.DistributedDataParallel(model)",
+    }[wrapper]
+    source = f"""
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), 16)
+assert torch.cuda.device_count() == 8
+objects = [None] * 16
+dist.all_gather_object(objects, dist.get_rank())
+assert objects == [dist.get_rank()] * 16
+dist.barrier()
+model = torch.nn.Sequential(
+    *[torch.nn.Linear({N}, {N}, bias=False, device="cuda") for _ in range(4)]
+)
+{wrap}
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+while True:
+    model(torch.ones(8, {N}, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    options = ("--world-size", "16", "--ranks", "0,9")
+    status, result, errors = simulate(tmp_path, source, *options)
+    assert status == 0, errors
+    assert [r["rank"] for r in result["ranks"]] == [0, 9]
+    assert [r["accounts"][0]["device"] for r in result["ranks"]] == ["cuda:0", "cuda:1"]
+    shards = 16 if wrapper == "fsdp" else 1
+    for number, rank in enumerate(result["ranks"]):
+        assert adds_up(rank["accounts"][0])
+        state = rows(result, number)["optimizer_state"]
+        assert state // (2 * WEIGHT * 4 // shards) == 1
+        assert any(o["what"] == "NCCL" for o in rank["accounts"][0]["outside"])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "status", "says"),
+    [
+        ("raise RuntimeError('by itself')", (), 3, "the script failed: RuntimeError: by itself"),
+        ("import sys; sys.exit(5)", (), 3, "exit status 5"),
+        ("import os; os._exit(7)", (), 3, "exit status 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", (), 3, "SIGSEGV"),
+        ("import time; time.sleep(600)", ("--timeout", "3"), 3, "had not ended after 3 s"),
+        ("import torch", (), 3, ""),
+        ("import torch; torch.ones(2 << 20, device='cuda')", ("--fail-above", "9MiB"), 1, "more"),
+    ],
+    ids=["raises", "exits", "leaves", "crashes", "hangs", "no GPU", "above the limit"],
+)
+def test_every_way_to_end(
+    tmp_path: Path, source: str, options: tuple[str, ...], status: int, says: str
+) -> None:
+    found, _, errors = simulate(tmp_path, source, *options)
+    assert found == status, errors
+    assert says in errors
+    assert "launch.py" not in errors
+
+
+def test_a_profile_for_other_commands(tmp_path: Path) -> None:
+    path = tmp_path / "run.memprof"
+    status, result, errors = simulate(tmp_path, TRAINING, "-o", str(path), "-q")
+    assert status == 0, errors
+    done = subprocess.run(
+        [sys.executable, "-m", "memprof", "report", "--exact", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{result['ranks'][0]['reserved_bytes']:,} B" in done.stdout
+    assert "optimizer state" in done.stdout

@@ -1,8 +1,9 @@
 // libnccl: communicators of any size whose ranks never talk to one another.
 //
-// A world of one rank is exact. In a larger one a collective moves this rank's own part and leaves the others' as they
-// are, so that nothing waits and memory is booked as in a real run; the values mean nothing. What a real communicator
-// takes of device memory for itself is not counted.
+// A world of one rank is exact. In a larger one each rank takes the others for copies of itself, so that nothing waits,
+// memory is booked as in a real run and checks that all ranks agree pass: a gather puts its own part into every place.
+// What only another rank knows (a broadcast to this one, a message) does not arrive. What a real communicator takes of
+// device memory for itself is not counted.
 #include <algorithm>
 #include <cstring>
 #include "library.h"
@@ -32,6 +33,11 @@ int collective(const char* name, void* stream, void* dst, const void* src, size_
   return SUCCESS;
 }
 char* part(const void* base, int index, size_t bytes) { return (char*)base + index * bytes; }
+int gather(const char* name, void* stream, void* dst, const void* src, size_t bytes, int places) {
+  if (count_kernel(name, stream)) return UNHANDLED_CUDA_ERROR;
+  for (int i = 0; i < places; i++) if (copy_in_stream(part(dst, i, bytes), src, bytes, stream)) return UNHANDLED_CUDA_ERROR;
+  return SUCCESS;
+}
 }  // namespace
 
 #define API(name, ...) extern "C" int nccl##name(__VA_ARGS__)
@@ -61,7 +67,7 @@ API(CommInitAll, Comm** out, int n, const int* devices) {
   set_dev(before);
   return SUCCESS;
 }
-// Which ranks share the colour is not known here: the new communicator keeps the size, which only a world of one makes exact.
+// Which ranks share the colour is not known here: the new communicator keeps this one's size.
 API(CommSplit, Comm* c, int color, int, Comm** out, void*) {
   if (color < 0) { *out = nullptr; return SUCCESS; }
   return make(out, c->ranks, c->rank);
@@ -98,10 +104,10 @@ API(AllReduce, const void* src, void* dst, size_t n, int t, int, Comm*, void* s)
 API(Broadcast, const void* src, void* dst, size_t n, int t, int root, Comm* c, void* s) { return collective("ncclBroadcast", s, dst, c->rank == root ? src : nullptr, n * bytes_of(t)); }
 API(Bcast, void* p, size_t n, int t, int, Comm*, void* s) { return collective("ncclBroadcast", s, p, p, n * bytes_of(t)); }
 API(Reduce, const void* src, void* dst, size_t n, int t, int, int root, Comm* c, void* s) { return collective("ncclReduce", s, c->rank == root ? dst : nullptr, src, n * bytes_of(t)); }
-API(AllGather, const void* src, void* dst, size_t n, int t, Comm* c, void* s) { size_t b = n * bytes_of(t); return collective("ncclAllGather", s, part(dst, c->rank, b), src, b); }
+API(AllGather, const void* src, void* dst, size_t n, int t, Comm* c, void* s) { return gather("ncclAllGather", s, dst, src, n * bytes_of(t), c->ranks); }
 API(ReduceScatter, const void* src, void* dst, size_t n, int t, int, Comm* c, void* s) { size_t b = n * bytes_of(t); return collective("ncclReduceScatter", s, dst, part(src, c->rank, b), b); }
-API(AlltoAll, const void* src, void* dst, size_t n, int t, Comm* c, void* s) { size_t b = n * bytes_of(t); return collective("ncclAlltoAll", s, part(dst, c->rank, b), part(src, c->rank, b), b); }
-API(Gather, const void* src, void* dst, size_t n, int t, int root, Comm* c, void* s) { size_t b = n * bytes_of(t); return collective("ncclGather", s, c->rank == root ? part(dst, c->rank, b) : nullptr, src, b); }
+API(AlltoAll, const void* src, void* dst, size_t n, int t, Comm* c, void* s) { size_t b = n * bytes_of(t); return gather("ncclAlltoAll", s, dst, part(src, c->rank, b), b, c->ranks); }
+API(Gather, const void* src, void* dst, size_t n, int t, int root, Comm* c, void* s) { return gather("ncclGather", s, dst, src, n * bytes_of(t), c->rank == root ? c->ranks : 0); }
 API(Scatter, const void* src, void* dst, size_t n, int t, int root, Comm* c, void* s) { size_t b = n * bytes_of(t); return collective("ncclScatter", s, dst, c->rank == root ? part(src, c->rank, b) : nullptr, b); }
 API(Send, const void*, size_t, int, int, Comm*, void* s) { return collective("ncclSend", s, nullptr, nullptr, 0); }
 API(Recv, void*, size_t, int, int, Comm*, void* s) { return collective("ncclRecv", s, nullptr, nullptr, 0); }

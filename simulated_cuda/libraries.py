@@ -165,7 +165,7 @@ def _declared(torch: TorchBuild) -> set[str]:
 def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
     """The code written by hand for a library.
 
-    ``STEM.cpp`` with all ``STEM_*.cpp``, or ``STEM.c``, or a part of misc.c.
+    ``STEM.cpp`` with all ``STEM_*.cpp``.
     """
     # Both cuBLAS libraries are made of one file.
     others = {"cublas": ("blas.cpp", "-DBLAS"), "cublasLt": ("blas.cpp",), "cuda": ("driver.cpp",)}
@@ -173,15 +173,9 @@ def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
         defines = _cudnn_version(torch) if stem == "cudnn" else ()
         files = [sources / f"{stem}.cpp", *sorted(sources.glob(f"{stem}_*.cpp"))]
         return [Source(path, defines) for path in files]
-    if (sources / f"{stem}.c").is_file():
-        return [Source(sources / f"{stem}.c")]
     if stem in others:
         name, *more = others[stem]
         return [Source(sources / name, tuple(more))]
-    misc = sources / "misc.c"
-    part = f"LIB_{stem.removeprefix('nvidia-')}"
-    if misc.is_file() and f"defined({part})" in misc.read_text():
-        return [Source(misc, (f"-D{part}",))]
     return []
 
 

@@ -55,7 +55,12 @@ enum cudaGraphNodeType : unsigned {
   cudaGraphNodeTypeEventRecord = 7,
 };
 enum cudaLimit : unsigned {};
+enum cudaMemAccessFlags : unsigned { cudaMemAccessFlagsProtReadWrite = 3 };
+enum cudaMemAllocationHandleType : unsigned {};
+enum cudaMemAllocationType : unsigned {};
+enum cudaMemLocationType : unsigned {};
 enum cudaMemPoolAttr : unsigned {};
+enum cudaMemoryAdvise : unsigned {};
 enum cudaMemcpyKind : unsigned {
   cudaMemcpyHostToHost = 0,
   cudaMemcpyHostToDevice = 1,
@@ -83,6 +88,19 @@ typedef void (*cudaHostFn_t)(void* userData);
 typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void* userData);
 
 struct cudaMemAccessDesc;   // a pointer to it is passed on, and no more
+struct cudaMemLocation {
+  enum cudaMemLocationType type;
+  int id;
+};
+struct cudaMemPoolProps {
+  enum cudaMemAllocationType allocType;
+  enum cudaMemAllocationHandleType handleTypes;
+  struct cudaMemLocation location;
+  void* win32SecurityAttributes;
+  size_t maxSize;
+  unsigned short usage;
+  unsigned char reserved[54];
+};
 struct cudaLaunchAttribute_st;
 
 struct cudaGraphEdgeData_st {
@@ -255,6 +273,9 @@ typedef enum CUfunction_attribute_enum : unsigned {
 } CUfunction_attribute;
 typedef enum CUjit_option_enum : unsigned {} CUjit_option;
 typedef enum CUlimit_enum : unsigned {} CUlimit;
+typedef enum CUlogLevel_enum : unsigned {} CUlogLevel;
+typedef struct CUlogsCallbackEntry_st* CUlogsCallbackHandle;
+typedef void (*CUlogsCallback)(void* data, CUlogLevel level, char* message, size_t length);
 typedef enum CUmemAccess_flags_enum : unsigned { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 } CUmemAccess_flags;
 typedef enum CUmemAllocationGranularity_flags_enum : unsigned {} CUmemAllocationGranularity_flags;
 typedef enum CUmemAllocationHandleType_enum : unsigned {} CUmemAllocationHandleType;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "library",
     "live",
     "live_allocs",
+    "on_host_read",
     "report",
     "simulated",
+    "uncovered",
     "used",
 ]
 
@@ -34,6 +37,7 @@ STREAMS, EVENTS, GRAPHS, EXECS = range(4)
 """Kinds of handles, for `live`."""
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 """Error codes of CUDA, for `fail`."""
+_OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
 _WHICH = ("launched", "captured", "replayed")
 
 
@@ -58,6 +62,8 @@ def library() -> ctypes.CDLL:
         (device.simgpu_live_allocs, size, [number]),
         (device.simgpu_live_handles, size, [number]),
         (device.simgpu_active_captures, number, []),
+        (device.simgpu_uncovered, size, [name, size]),
+        (device.simgpu_on_host_read, None, [_OnHostRead]),
         # Of the values mode.
         (device.simgpu_capture_id, count, [pointer]),
         (device.simgpu_submit_python, number, [pointer, count]),
@@ -103,6 +109,28 @@ def live_allocs(device: int = 0) -> int:
     """How many results of cudaMalloc were not freed yet."""
     count: int = library().simgpu_live_allocs(device)
     return count
+
+
+def uncovered() -> list[str]:
+    """Functions that this process called and that are not simulated, by name."""
+    size = library().simgpu_uncovered(None, 0)
+    buffer = ctypes.create_string_buffer(size)
+    library().simgpu_uncovered(buffer, size)
+    return buffer.value.decode().splitlines()
+
+
+def on_host_read(do: Callable[[int], None]) -> None:
+    """Call ``do`` with the number of bytes whenever a copy from a device to the host is asked for.
+
+    It runs on the thread that asks, before the copy; the frame that called is that of the program.
+    What it raises is printed and goes no further.
+    """
+    _kept.append(_OnHostRead(do))
+    library().simgpu_on_host_read(_kept[-1])
+
+
+_kept: list[Any] = []
+"""What C calls must not be collected."""
 
 
 def live(kind: int) -> int:

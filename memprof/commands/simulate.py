@@ -106,7 +106,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")
-@click.option("--exact", is_flag=True, help="Bytes with all digits.")
+@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
 @click.option("-q", "--quiet", is_flag=True, help="Without progress and the script's output.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def simulate(

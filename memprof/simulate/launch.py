@@ -8,11 +8,13 @@ environment. Nothing of torch is imported before the script does: what a script 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -20,16 +22,19 @@ import msgspec
 
 from memprof.profiler.model import Profile
 from memprof.profiler.run_main import CannotRun, run_main
+from memprof.simulated_cuda import control
+from memprof.simulated_cuda.after_import import after_import
 
-from .after_import import after_import
 from .ending import Stillness
+from .host_reads import HostReads
+from .main_thread import on_main_thread
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 
 __all__ = ["launch"]
 
-_PERIOD = 1.0
-"""Seconds between two looks at whether the peak stands still."""
+_PERIOD = 0.2
+"""Seconds between two looks at how far the program is."""
 
 _MAX_CALLS = 1_000_000
 """Calls of compiled code that the log keeps."""
@@ -85,7 +90,8 @@ class _Run:
         self._began = time.monotonic()
         self._watch: Any = None
         self._session: Any = None
-        self._finishing = threading.Lock()
+        self._reads = HostReads()
+        self._finishing = False
 
     def begin(self) -> None:
         """Get ready for torch, whenever the script imports it."""
@@ -102,7 +108,7 @@ class _Run:
         The device has nothing to lose, and a script that is stopped in a step must not go on to
         save what it has.
         """
-        self._finishing.acquire()
+        self._finishing = True
         outcome = Outcome(ended=ended, failure=failure, status=status)
         try:
             self._describe(outcome)
@@ -130,6 +136,10 @@ class _Run:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
             account.ended = outcome.ended
+        if outcome.accounts:
+            outcome.accounts[0].host_reads = self._reads.rows()
+        if control.simulated():
+            outcome.uncovered = control.uncovered()
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:
@@ -156,6 +166,8 @@ class _Run:
 
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
+        if control.simulated():
+            control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _backend_is_there(self, runtime: ModuleType) -> None:
@@ -167,10 +179,13 @@ class _Run:
 
     def _look(self) -> None:
         """Print progress, and end the run when the peak has stood still."""
+        from memprof.profiler.device.watch import DRAIN
+
         torch = sys.modules["torch"]
         still, last = Stillness(), time.monotonic()
         said: tuple[int, int] | None = None
-        while True:
+        drained = 0
+        while not self._finishing:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
@@ -192,7 +207,17 @@ class _Run:
                 )
             waits = steps == 0 and self._watch.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
-                self.finish(f"the peak stood still for {asked - still.asked:,} allocations")
+                ended = f"the peak stood still for {asked - still.asked:,} allocations"
+                on_main_thread(functools.partial(self._unless_finishing, self.finish, ended))
+                return
+            if asked - drained >= DRAIN:
+                drained = asked
+                on_main_thread(functools.partial(self._unless_finishing, self._watch.drain))
+
+    def _unless_finishing(self, do: Callable[..., object], *arguments: object) -> None:
+        """A call that comes while the run's end is described would find it half done."""
+        if not self._finishing:
+            do(*arguments)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,9 @@ def _verdict(page: Page, s: Simulation) -> None:
         f"  smallest memory on which it runs: between {page.bytes(low)} (allocated) and "
         f"{page.bytes(s.needed)} (reserved)"
     )
+    if s.outcome.uncovered:
+        names = ", ".join(s.outcome.uncovered[: page.top])
+        page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)
     if s.gpu.memory_is_nominal:
         page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
 

@@ -38,12 +38,12 @@ from . import _torch_compat as compat
 from .account import Mark, Phase, explain, failed_requests
 from .replay import Replay
 
-__all__ = ["Watch"]
+__all__ = ["DRAIN", "Watch"]
 
 log = logging.getLogger("memprof")
 
-_DRAIN = 100_000
-"""Blocks that are asked for between two drains."""
+DRAIN = 20_000
+"""Blocks that are asked for between two drains, if the program comes to a mark by then."""
 
 
 class Watch:
@@ -69,6 +69,7 @@ class Watch:
         self._taken = 0
         self._depth = 0
         self._started = False
+        self._draining = False
         self._modules_known = False
         # Not gc.get_objects(), which hands out tuples that another thread is still building: it
         # would fail to grow them (Objects/tupleobject.c, _PyTuple_Resize).
@@ -92,12 +93,12 @@ class Watch:
         if not self._started:
             return []
         self._mark(self.marks[-1].phase, self.marks[-1].known or self._of_modules())
-        self._drain()
+        self.drain()
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
         self._mark(self.marks[-1].phase)
         last = len(self.marks) - 1
         compat.clear_workspaces()
-        self._drain()
+        self.drain()
         found = [self._account(d, before[d], last) for d in self._replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
@@ -150,21 +151,28 @@ class Watch:
         counts = {d: compat.allocation_counts(d) for d in self._replays}
         self.marks.append(Mark(phase, self.steps, known or {}, counts))
 
-    def _drain(self, at_least: int = 0) -> None:
-        """Follow the history, if that many blocks were asked for since it was last taken."""
-        if not self._started:
+    def drain(self, at_least: int = 0) -> None:
+        """Follow the history, if that many blocks were asked for since it was last taken.
+
+        Nothing must be allocated meanwhile: call it on the thread that allocates.
+        """
+        if not self._started or self._draining:
             return
         asked = sum(compat.allocation_counts(d)[0] for d in self._replays)
         if asked - self._taken < at_least:
             return
         self._taken = asked
-        snapshot = compat.drain_history()
-        for device, replay in self._replays.items():
-            events = snapshot["device_traces"][device]
-            if len(events) >= compat.MAX_ENTRIES:
-                self.lost += 1
-            replay.feed(events, [m.counts.get(device, (0, 0)) for m in self.marks])
-            replay.assign_pools(s for s in snapshot["segments"] if s["device"] == device)
+        self._draining = True  # What is called between two bytecodes may call this again.
+        try:
+            snapshot = compat.drain_history()
+            for device, replay in self._replays.items():
+                events = snapshot["device_traces"][device]
+                if len(events) >= compat.MAX_ENTRIES:
+                    self.lost += 1
+                replay.feed(events, [m.counts.get(device, (0, 0)) for m in self.marks])
+                replay.assign_pools(s for s in snapshot["segments"] if s["device"] == device)
+        finally:
+            self._draining = False
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -178,7 +186,7 @@ class Watch:
             finally:
                 self._depth -= 1
                 self._mark(Phase.FORWARD)
-                self._drain(_DRAIN)
+                self.drain(DRAIN)
 
         return run_backward
 
@@ -205,7 +213,7 @@ class Watch:
                     _add(known, value, Purpose.OPTIMIZER_STATE)
         self.steps += 1
         self._mark(Phase.FORWARD, known)
-        self._drain(_DRAIN)
+        self.drain(DRAIN)
         if self._on_step is not None:
             self._on_step(self.steps)
 

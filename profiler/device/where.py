@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from .replay import Frame
 
-__all__ = ["Where", "where"]
+__all__ = ["Where", "is_internal", "where"]
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
@@ -57,6 +57,11 @@ class Where:
 _PACKAGES = ("torch/distributed", "torch/nn/parallel", "torch/utils/checkpoint")
 
 
+def is_internal(file: str) -> bool:
+    """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
+    return _INTERNAL.search(file) is not None or _GENERATED.search(file) is not None
+
+
 def where(frames: Sequence[Frame]) -> Where:
     """What asked for a block.
 
@@ -64,9 +69,7 @@ def where(frames: Sequence[Frame]) -> Where:
         frames: innermost first.
     """
     generated = next((f for f in frames if _GENERATED.search(f.file)), None)
-    line = next(
-        (f for f in frames if not _INTERNAL.search(f.file) and not _GENERATED.search(f.file)), None
-    )
+    line = next((f for f in frames if not is_internal(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):
         ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file

@@ -18,8 +18,7 @@ namespace fc {
 namespace {
 std::mutex& lock() { static auto* m = new std::mutex; return *m; }
 std::map<uintptr_t, uintptr_t>& written() { static auto* m = new std::map<uintptr_t, uintptr_t>; return *m; }   // begin -> end, disjoint
-std::atomic<uint64_t> g_small_reads{0}, g_large_reads{0};
-constexpr size_t SMALL_READ = 64;
+std::atomic<void (*)(size_t)> g_on_read{nullptr};
 
 // fn(begin, end) for each written part of [b, e).
 template <class F> void each_written(uintptr_t b, uintptr_t e, F&& fn) {
@@ -60,11 +59,15 @@ void wipe(uintptr_t b, uintptr_t e) {
 }
 }  // namespace
 
+void note_host_read(const void* dst, const void* src, size_t n) {
+  auto* fn = g_on_read.load();
+  if (fn && n && is_device(src) && !is_device(dst)) fn(n);
+}
+
 void contents_copy(void* dst, const void* src, size_t n) {
   if (!n) return;
   uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
   bool to_device = is_device(dst), from_device = is_device(src);
-  if (from_device && !to_device) (n <= SMALL_READ ? g_small_reads : g_large_reads)++;
   if (values_mode()) { memmove(dst, src, n); return; }
   bool disjoint = d + n <= s || s + n <= d;
   if (!in_arena(src) || !disjoint || (to_device && !in_arena(dst))) {
@@ -102,20 +105,5 @@ void contents_fresh(void* p, size_t n) {
 }
 }  // namespace fc
 
-// Copies from a device to the host: of at most 64 bytes (item(), counts, flags), or larger.
-extern "C" uint64_t simgpu_host_reads(int larger) { return larger ? fc::g_large_reads : fc::g_small_reads; }
-
-// c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator calls it with each
-// block that it hands out (size > 0) or takes back (size < 0).
-struct TorchDevice { int8_t type, index; };
-static constexpr char kReport[] = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device)
-    __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
-void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device) {
-  constexpr int8_t CUDA = 1;
-  if (device.type == CUDA && size > 0) fc::contents_fresh(p, (size_t)size);
-  using Report = void (*)(void*, int64_t, size_t, size_t, TorchDevice);
-  // Not RTLD_NEXT: Python loads libc10 into a scope of its own.
-  static Report real = [] { void* c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD); return c10 ? (Report)dlsym(c10, kReport) : nullptr; }();
-  if (real) real(p, size, allocated, reserved, device);
-}
+// fn(bytes) for each copy from a device to the host, on the thread that asks for it; fn may take Python's lock.
+extern "C" void simgpu_on_host_read(void (*fn)(size_t)) { fc::g_on_read = fn; }

@@ -1,4 +1,4 @@
-"""Whole scripts under ``memprof simulate``: sizes that follow from arithmetic, and every way to end.
+"""Whole scripts under ``memprof simulate``: sizes from arithmetic, and every way to end.
 
 These run the command as a user does, in the simulated device's own environment, without values.
 """
@@ -183,7 +183,7 @@ def test_a_profile_for_other_commands(tmp_path: Path) -> None:
     status, result, errors = simulate(tmp_path, TRAINING, "-o", str(path), "-q")
     assert status == 0, errors
     done = subprocess.run(
-        [sys.executable, "-m", "memprof", "report", "--exact", str(path)],
+        [sys.executable, "-m", "memprof", "report", "--bytes", str(path)],
         capture_output=True,
         text=True,
         check=True,

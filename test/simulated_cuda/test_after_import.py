@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from memprof.simulate.after_import import after_import
+from memprof.simulated_cuda.after_import import after_import
 
 
 @pytest.fixture

@@ -1,0 +1,38 @@
+"""Which lines of a program looked at values that no kernel had computed."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from memprof.profiler.device.where import is_internal
+from memprof.profiler.model import HostRead, SourceFrame
+
+__all__ = ["HostReads"]
+
+
+class HostReads:
+    """Counts copies from devices to the host by the line that asked for them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, str] | None, list[int]] = {}
+
+    def note(self, nbytes: int) -> None:
+        """One copy, asked for by whoever called."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_internal(frame.f_code.co_filename):
+            frame = frame.f_back
+        key = None
+        if frame is not None:
+            key = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        counted = self._found.setdefault(key, [0, 0])
+        counted[0] += 1
+        counted[1] += nbytes
+
+    def rows(self) -> list[HostRead]:
+        """By line, most often first."""
+        rows = [
+            HostRead(SourceFrame(*key) if key is not None else None, count, nbytes)
+            for key, (count, nbytes) in list(self._found.items())
+        ]
+        return sorted(rows, key=lambda r: -r.count)

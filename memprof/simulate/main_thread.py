@@ -1,0 +1,41 @@
+"""Doing something on the main thread, between two bytecodes of whatever it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+
+__all__ = ["on_main_thread"]
+
+log = logging.getLogger("memprof")
+
+_Call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_waiting: list[object] = []
+"""What C is yet to call must not be collected."""
+
+
+def on_main_thread(do: Callable[[], object]) -> bool:
+    """Have the main thread call ``do`` as soon as it is between two bytecodes.
+
+    No operator of torch runs on it then, so that nothing is allocated from Python meanwhile. A main
+    thread that waits in C for long, as in a backward, comes to it when it is back.
+
+    Returns:
+        False if too many calls are waiting already.
+    """
+
+    def call(_: int | None) -> int:
+        _waiting.remove(pending)
+        try:
+            do()
+        except Exception:
+            log.exception("memprof could not look at the memory of this run")
+        return 0
+
+    pending = _Call(call)
+    _waiting.append(pending)
+    if ctypes.pythonapi.Py_AddPendingCall(pending, None) == 0:
+        return True
+    _waiting.remove(pending)
+    return False

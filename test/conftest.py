@@ -126,7 +126,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     repetition.freeze()
-    repetition.spare_torch()
 
 
 def _real_or_rehearsed(simulated: bool) -> bool:
@@ -143,6 +142,7 @@ def _clean_slate() -> None:
     """No test sees another's compiled code or settings; those without torch do not import it
     for this."""
     repetition.freeze()
+    repetition.spare_torch()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     if "memprof.cudagraph_trees.settings" in sys.modules:

@@ -26,7 +26,6 @@ from memprof.profiler.model import (
 from memprof.profiler.report import Style
 from memprof.profiler.report.diff_text import render_diff
 
-
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""
 

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-trees bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-trees bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -139,6 +139,9 @@ bench-profile: $(ENVIRONMENT) ## measure the data-flow memory profile beside tor
 
 bench-tracker: $(ENVIRONMENT) ## measure the run-time tracker: a snapshot, an operation, a training loop
 	$(PY) benchmarks/tracker_cost.py $(ARGS)
+
+bench-suite: $(ENVIRONMENT) ## CPU time of the CPU tests: ARGS='--against COMMIT' to compare, half an hour each
+	$(PY) benchmarks/suite_cost.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

@@ -26,11 +26,14 @@ from memprof.profiler.model import (
 from memprof.profiler.report import Style
 from memprof.profiler.report.diff_text import render_diff
 
+SAVED = ((0, "buf0"), (1, "mm"))
+"""The saved activation, in the forward and in the backward."""
 
-def larger(profile: Profile, extra: int) -> Profile:
-    """The same with ``buf0`` of the forward, its saved activation, larger."""
+
+def larger(profile: Profile, extra: int, which: tuple[tuple[int, str], ...] = SAVED) -> Profile:
+    """The same with these storages, each a graph and a name, larger."""
     out = copy.deepcopy(profile)
-    for g, name in ((0, "buf0"), (1, "mm")):
+    for g, name in which:
         program = out.graphs[g].programs[0]
         storages = tuple(
             dataclasses.replace(s, nbytes=s.nbytes + extra) if s.name == name else s
@@ -71,6 +74,14 @@ def test_what_grew_is_named() -> None:
         key = "mm in l1 at model.py: x = self.l3(x)"
         assert views["node"] == (Change(key, node * MIB, (node + 4) * MIB),)
     assert found["peak"].views["category"] == (Change("activation", 8 * MIB, 12 * MIB),)
+
+
+def test_each_module_that_changed_is_named_and_no_other() -> None:
+    fewer = larger(larger(training(), -3 * MIB), -MIB // 2, ((0, "buf3"),))
+    found = by_name(training(), fewer)["allocated"]
+    changes = {c.key: c.change for c in found.views["module"]}
+    assert changes == {"l1": -3 * MIB, "l2": -MIB // 2}
+    assert found.change == -3 * MIB - MIB // 2
 
 
 def test_nodes_are_matched_by_place_not_by_name() -> None:

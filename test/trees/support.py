@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import repetition
 import torch
 
 from memprof.cudagraph_trees import container
@@ -117,7 +118,7 @@ def frozen() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
+        repetition.thaw()
 
 
 def collect() -> None:

@@ -15,6 +15,7 @@ Note [What is compared]
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
+* *reserved*: all that the allocator had from a device, from the accounts of a simulated run;
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
@@ -39,6 +40,7 @@ from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
 from .devices import devices_of, main_device, most_called, timelines
+from .diff_accounts import account_quantities
 from .diff_model import Change, ProfileDiff, Quantity, changes, place_of
 from .diff_parts import (
     dataflow_notes,
@@ -90,11 +92,13 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         quantities += tracker_quantities(before.tracker, after.tracker, device)
         operations += operation_quantities(before.tracker, after.tracker, device)
     quantities += dataflow_quantities(before, after, device)
+    quantities += account_quantities(before, after, device)
     notes += dataflow_notes(before, after)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
         ("a tracker's record", before.tracker is not None, after.tracker is not None),
         ("a data-flow profile", before.dataflow is not None, after.dataflow is not None),
+        ("accounts of devices", bool(before.accounts), bool(after.accounts)),
     ):
         if had != has:
             notes.append(f"{part}: only {'before' if had else 'after'}")
@@ -102,7 +106,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         only = f" ({'; '.join(notes)})" if notes else ""
         raise NothingToCompare(
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
-            "that compiles, is tracked, or has a data-flow profile"
+            "that compiles, is tracked or simulated, or has a data-flow profile"
         )
     return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes))
 

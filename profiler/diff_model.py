@@ -36,7 +36,7 @@ class Quantity:
 
     Attributes:
         name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``peak of …``, ``kept by …`` and ``data-flow peak`` of the other parts.
+            ``peak of …``, ``kept by …``, ``data-flow peak`` and ``reserved`` of the other parts.
         before, after: bytes; what an operation keeps is negative where it gives memory back.
         views: changes by ``category``, ``module`` and ``node`` (of a pool by ``function``),
             largest change first; in each the changes add up to that of the quantity, but for

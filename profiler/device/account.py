@@ -34,7 +34,7 @@ from enum import Enum
 from memprof.profiler.model import AccountRow, FailedRequest, PoolShare, Purpose, SourceFrame
 
 from .replay import Block, Frame, Peak, Replay
-from .where import Where, where
+from .where import Where, text_of, where
 
 __all__ = ["Explained", "Mark", "Phase", "explain", "failed_requests"]
 
@@ -140,7 +140,9 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
 
 
 def _source(line: Frame | None) -> SourceFrame | None:
-    return SourceFrame(line.file, line.line, line.function) if line is not None else None
+    if line is None:
+        return None
+    return SourceFrame(line.file, line.line, line.function, text_of(line))
 
 
 class _Decider:

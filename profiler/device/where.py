@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from .replay import Frame
 
-__all__ = ["Where", "is_internal", "where"]
+__all__ = ["Where", "is_internal", "text_of", "where"]
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
@@ -55,6 +55,12 @@ class Where:
 
 
 _PACKAGES = ("torch/distributed", "torch/nn/parallel", "torch/utils/checkpoint")
+
+
+def text_of(frame: Frame) -> str:
+    """The text of a frame's line, without indentation; empty where it cannot be read."""
+    lines = _lines(frame.file)
+    return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
 
 
 def is_internal(file: str) -> bool:

@@ -21,6 +21,7 @@ _TITLES = {
     "tracker tensors": "most in Python tensors",
     "tracker end": "allocated at the end",
     "data-flow peak": "peak of the data flow",
+    "reserved": "all that was reserved",
 }
 
 

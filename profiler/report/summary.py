@@ -10,6 +10,7 @@ from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..model import (
+    DeviceAccount,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
@@ -152,6 +153,7 @@ class Summary:
         complete: False if the file ends before the session did.
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
+        accounts: all that was reserved on each device, as far as somebody watched.
         advice: what could be changed, most bytes first.
         left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
@@ -181,6 +183,7 @@ class Summary:
     without_scratch: int = 0
     trees: list[GraphedFunction] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
+    accounts: list[DeviceAccount] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
     process: Process | None = None
     complete: bool = True
@@ -248,6 +251,7 @@ def summarize(
         complete=profile.complete,
         dataflow=data_flow_peaks(profile),
         tracker=tracker_summary(profile.tracker),
+        accounts=profile.accounts,
         advice=advise(profile, timeline, attribution),
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),

@@ -5,13 +5,17 @@ from __future__ import annotations
 from profile_builder import MIB, training
 
 from memprof.profiler.model import (
+    AccountRow,
     Category,
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
     DataFlowStorage,
+    DeviceAccount,
     DeviceMemory,
     DeviceSummary,
+    FailedRequest,
+    HostRead,
     Lane,
     LaneKind,
     LedgerEntry,
@@ -23,11 +27,14 @@ from memprof.profiler.model import (
     OperatorRecord,
     OperatorShapes,
     OperatorStatistics,
+    Outside,
     PlacedBlock,
     Placement,
     PoolMemory,
+    PoolShare,
     Process,
     Profile,
+    Purpose,
     RunState,
     SnapshotKind,
     Source,
@@ -41,7 +48,7 @@ from memprof.profiler.model import (
 
 
 def everything(rank: int = 0, world: int = 1) -> Profile:
-    """A training step with graph trees, placements, data flow, failures and a tracker."""
+    """A training step with graph trees, placements, data flow, failures, a tracker, an account."""
     profile = training()
     profile.options = {"graphs": "on"}
     profile.released = {1: 4, 8: 9}
@@ -77,7 +84,29 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
         [DataFlowFailure(25, "cpu", 12, "aten::mm", "l1", frame)],
     )  # fmt: skip
     profile.tracker = _tracker()
+    profile.accounts = [_account(frame)]
     return profile
+
+
+def _account(frame: SourceFrame) -> DeviceAccount:
+    """With something in every field."""
+    return DeviceAccount(
+        "cuda:0", "NVIDIA H100", 80 * MIB, True, 20 * MIB, 9 * MIB, 9 * MIB, 2, "backward",
+        [
+            AccountRow(Purpose.ACTIVATION, 6 * MIB, 3, "Net > Block", frame, "mm (aten.mm)", True),
+            AccountRow(Purpose.PARAMETER, 2 * MIB, 1, detail="all-gathered by FSDP"),
+        ],
+        512, MIB,
+        [
+            PoolShare("general", 16 * MIB, 9 * MIB - 512, 2, 5 * MIB),
+            PoolShare("private 0,1", 4 * MIB, MIB, 1, MIB),
+        ],
+        MIB,
+        [Outside("CUDA context", 512 * MIB, True, "measured elsewhere")],
+        [FailedRequest(7 * MIB, "Net", frame, 2)],
+        [HostRead(frame, 3, 12), HostRead(None, 1, 4)],
+        3, 5_000_000_000, "3 optimizer steps", ["a note"],
+    )  # fmt: skip
 
 
 def _tracker() -> TrackerRecord:

@@ -15,7 +15,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import BadJob, jobs_of
-from memprof.simulate.parent import Settings, Simulation
+from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.result import as_json, write_profile_of
 from memprof.simulate.text import render
@@ -97,6 +97,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     help="End after so many optimizer steps.",
 )
 @click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
+@click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it then."
 )
@@ -119,6 +120,7 @@ def simulate(
     ranks_per_host: int | None,
     steps: int,
     to_the_end: bool,
+    smallest: bool,
     timeout: float | None,
     output: str | None,
     limit: int | None,
@@ -164,6 +166,8 @@ def simulate(
         )
         try:
             found.append(simulate_script(parsed, settings, os.environ))
+            if smallest:
+                find_smallest(found[-1], parsed, settings, os.environ)
         except SimulationError as e:
             raise BadFile(str(e)) from e
     if output is not None:

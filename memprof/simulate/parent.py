@@ -19,10 +19,13 @@ from memprof.simulated_cuda.torch_build import find_torch
 
 from .command_line import Command
 from .job import Job
-from .outside import outside
+from .outside import CONTEXT_MIB, MIB, outside
 from .request import VARIABLE, Failure, Outcome, Request
 
-__all__ = ["Settings", "Simulation", "simulate"]
+__all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
+
+GRANULE = 2 << 20
+"""Bytes in which the allocator takes memory from a device."""
 
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
@@ -62,6 +65,7 @@ class Simulation:
         job: of which this is a rank, None for a process alone.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
+        smallest: bytes of the smallest device on which it ran, if that was looked for.
     """
 
     gpu: Gpu
@@ -69,6 +73,14 @@ class Simulation:
     job: Job | None
     outcome: Outcome
     failed_at: list[DeviceAccount] = field(default_factory=list)
+    smallest: int | None = None
+
+    @property
+    def least(self) -> int:
+        """Bytes without which it cannot run: what is allocated at most, and what is outside."""
+        if self.account is None:
+            return 0
+        return self.account.most_allocated + self.account.outside_bytes
 
     @property
     def rank(self) -> int:
@@ -114,6 +126,38 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     if failed_at:
         fits = False
     return Simulation(settings.gpu, fits, settings.job, outcome, failed_at)
+
+
+def find_smallest(
+    simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
+) -> None:
+    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it.
+
+    Nothing is looked for where the script failed for another reason.
+
+    Args:
+        simulation: of the script, with these settings.
+    """
+    if simulation.account is None or simulation.outcome.failure is not None:
+        return
+    low, high = simulation.least, simulation.needed
+    quiet = replace(settings, quiet=True)
+    # The simulated device takes a context's memory; other estimates have to be kept off it.
+    kept = simulation.account.outside_bytes - CONTEXT_MIB * MIB
+
+    def runs(memory: int) -> bool:
+        device = settings.gpu.with_memory(memory - kept)
+        return _run(command, replace(quiet, gpu=device), environment).failure is None
+
+    while not runs(high):
+        low, high = high, int(high * 1.02)
+    while high - low > max(GRANULE, low // 100):
+        middle = (low + high) // 2
+        if runs(middle):
+            high = middle
+        else:
+            low = middle
+    simulation.smallest = high
 
 
 def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -> Outcome:

@@ -33,6 +33,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "needed_bytes": s.needed,
                 "reserved_bytes": s.account.reserved if s.account else 0,
                 "allocated_bytes": s.account.most_allocated if s.account else 0,
+                "smallest_bytes": s.smallest,
                 "steps": s.account.steps if s.account else 0,
                 "ended": s.outcome.ended,
                 "failure": s.outcome.failure,

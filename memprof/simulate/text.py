@@ -57,11 +57,13 @@ def _verdict(page: Page, s: Simulation) -> None:
         page.line(f"Does not fit {gpu}, nor 1 TiB: below is how far it came", "bold red")
     else:
         page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
-    low = account.most_allocated + account.outside_bytes
-    page.line(
-        f"  smallest memory on which it runs: between {page.bytes(low)} (allocated) and "
-        f"{page.bytes(s.needed)} (reserved)"
-    )
+    if s.smallest is not None:
+        page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
+    else:
+        page.line(
+            f"  smallest memory on which it runs: between {page.bytes(s.least)} (allocated) and "
+            f"{page.bytes(s.needed)} (reserved); --smallest finds it"
+        )
     if s.outcome.uncovered:
         names = ", ".join(s.outcome.uncovered[: page.top])
         page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)

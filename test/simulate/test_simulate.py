@@ -102,6 +102,24 @@ kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(8)]
     assert rank["failure"] is None
 
 
+def test_the_smallest_device_is_found(tmp_path: Path) -> None:
+    """Half of what is reserved in the end is free: a smaller device makes the allocator give it
+    back."""
+    source = """
+import torch
+first = torch.empty(512, 1024, 1024, dtype=torch.int8, device="cuda")
+del first
+second = torch.empty(768, 1024, 1024, dtype=torch.int8, device="cuda")
+"""
+    status, result, errors = simulate(tmp_path, source, "--smallest", "-q")
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    context = rank["accounts"][0]["outside"][0]["nbytes"]
+    assert rank["reserved_bytes"] == (512 + 768) * MIB
+    least = 768 * MIB + context
+    assert least <= rank["smallest_bytes"] <= 1.01 * least
+
+
 def test_inference_ends_when_its_peak_stands_still(tmp_path: Path) -> None:
     source = f"""
 import torch

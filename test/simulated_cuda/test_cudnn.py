@@ -27,7 +27,7 @@ without_values = pytest.mark.skipif(VALUES, reason="test_this_module_without_val
 
 
 def kernels(name: str = "cudnn", which: str = "launched") -> int:
-    import simgpu
+    from memprof.simulated_cuda import control as simgpu
 
     return int(simgpu.kernels(name, which))
 

@@ -1,6 +1,6 @@
 """Simulates the training runs whose device memory somebody published, and says how far off it is.
 
-The cases are those of ``benchmarks/simulate/cases.toml``: a published figure, its counter and
+The cases are those of ``benchmarks/simulate/cases.py``: a published figure, its counter and
 settings, and a script that knows nothing of the simulation. Each runs in a process of its own on
 the simulated device (simulated_cuda/README.md), so this process needs no torch. Packages that a
 case needs are looked for where this Python finds them (and on PYTHONPATH).
@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from simulate.cases import CASES, Case
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "simulate_accuracy.json"
@@ -46,34 +47,6 @@ GPUS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """A published measurement and the script that repeats it.
-
-    Attributes:
-        figure: what was published, in ``unit``.
-        counter: ``reserved``, ``allocated`` or ``active``; its highest value counts.
-        then: versions that the figure was measured with.
-        needs: distributions that the script imports, some with a version.
-        why: reason for a difference of more than one percent, if there is one.
-    """
-
-    id: str
-    about: str
-    source: str
-    figure: float
-    unit: str
-    counter: str
-    gpu: str
-    then: str
-    script: str
-    args: tuple[str, ...] = ()
-    world_size: int = 1
-    needs: tuple[str, ...] = ()
-    quick: bool = False
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class Outcome:
     """One case as it was simulated.
 
@@ -94,15 +67,6 @@ class Outcome:
 
 class SimulationError(Exception):
     """A case that gave no figure, and the end of what it said."""
-
-
-def cases(path: Path = HERE / "simulate" / "cases.toml") -> list[Case]:
-    with path.open("rb") as file:
-        entries = tomllib.load(file)["case"]
-    return [
-        Case(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
-        for entry in entries
-    ]
 
 
 def missing(case: Case) -> list[str]:
@@ -141,7 +105,7 @@ def simulate(case: Case, limit: float) -> Outcome:
             report.name,
             str(case.world_size),
             str(HERE / "simulate" / case.script),
-            *case.args,
+            *case.args.split(),
         ]
         try:
             done = subprocess.run(
@@ -217,14 +181,34 @@ def save(outcomes: list[Outcome], chosen: list[Case]) -> None:
     RESULTS.write_text(json.dumps(data, indent=1) + "\n")
 
 
+def table() -> str:
+    """The saved outcomes as a table in Markdown, cases without one included."""
+    saved = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
+    lines = [
+        "| case | settings | counter | published | simulated | difference |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    for case in CASES:
+        result = "not run |"
+        if outcome := saved.get(case.id):
+            result = f"{outcome['simulated']:.2f} | {outcome['difference']:+.2f} %"
+        published = f"{case.figure:.2f} {case.unit}"
+        lines.append(f"| `{case.id}` | {case.about} | {case.counter} | {published} | {result} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few cases, under three minutes")
     parser.add_argument("--only", nargs="+", metavar="ID", help="these cases, or their beginnings")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one case")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--table", action="store_true", help="print what is saved, run nothing")
     args = parser.parse_args()
-    chosen = [case for case in cases() if case.quick or not args.quick]
+    if args.table:
+        print(table())
+        return 0
+    chosen = [case for case in CASES if case.quick or not args.quick]
     if args.only:
         chosen = [case for case in chosen if case.id.startswith(tuple(args.only))]
     outcomes = run(chosen, args.limit)

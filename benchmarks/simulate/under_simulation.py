@@ -54,6 +54,7 @@ def main() -> None:
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(False)  # not simulated yet
+    torch.backends.cudnn.enabled = False
     torch.nn.init.trunc_normal_ = lambda tensor, *_, **__: tensor  # erfinv_ needs nvrtc
     if int(world_size) > 1:
         fake_process_group(int(world_size))

@@ -19,7 +19,6 @@ class Case:
         script: in this folder.
         world_size: ranks; the script is rank 0.
         needs: distributions that it imports; a version is that of the recorded outcome.
-        why: reason for a difference of more than one percent, where there is one.
     """
 
     id: str
@@ -35,7 +34,6 @@ class Case:
     world_size: int = 1
     needs: tuple[str, ...] = ()
     quick: bool = False
-    why: str = ""
 
 
 def variants(common: Case, *rows: tuple[str, str, float, str, dict[str, object]]) -> list[Case]:
@@ -146,7 +144,6 @@ CASES = [
                 "world_size": 8,
                 "source": "https://github.com/pytorch/ao/blob/main/docs/source/workflows/training.md",
                 "then": "torch 2.7.0a0+gitb98af95, torchtitan 0.0.2 (March 2025)",
-                "why": "not known; that torchtitan is not on PyPI, so 0.1.0 stands in for it",
             },
         ),
     ),
@@ -256,10 +253,7 @@ CASES = [
             "the same, layers and loss compiled",
             51.0,
             "--compile",
-            {
-                "why": "the missing 3.8 GiB are about one float32 tensor of the logits (3.9 GiB):"
-                " the compiled loss of torch 2.5 kept more; with the chunked loss the two agree"
-            },
+            {},
         ),
         (
             "chunked",

@@ -32,6 +32,7 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = GPT(config)
+    torch.set_default_dtype(torch.float32)
     model.max_seq_length = args.length
     mark_only_lora_as_trainable(model)
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -1,6 +1,6 @@
 """Simulates the training runs whose device memory somebody published, and says how far off it is.
 
-The cases are those of ``benchmarks/simulate/cases.py``: a published figure, its counter and
+The cases are those of ``benchmarks/simulate_cases.py``: a published figure, its counter and
 settings, and a script that knows nothing of the simulation. Each runs in a process of its own on
 the simulated device (simulated_cuda/README.md), so this process needs no torch. Packages that a
 case needs are looked for where this Python finds them (and on PYTHONPATH).
@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simulate.cases import CASES, Case
+from simulate_cases import CASES, Case
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "simulate_accuracy.json"

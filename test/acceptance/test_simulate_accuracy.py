@@ -13,8 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import simulate_accuracy
-from simulate.cases import CASES, Case
 from simulate_accuracy import GPUS, UNITS, SimulationError, missing, simulate
+from simulate_cases import CASES, Case
 
 SCRIPT = """
 import sys

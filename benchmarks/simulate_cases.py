@@ -16,7 +16,7 @@ class Case:
         counter: ``reserved`` (``torch.cuda.max_memory_reserved``), ``allocated``
             (``max_memory_allocated``) or ``active`` (``active_bytes.all.peak``).
         then: versions that the figure was measured with.
-        script: in this folder.
+        script: in ``simulate/``.
         world_size: ranks; the script is rank 0.
         needs: distributions that it imports; a version is that of the recorded outcome.
     """

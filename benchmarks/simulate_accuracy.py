@@ -136,9 +136,9 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def versions(chosen: list[Case]) -> dict[str, str]:
-    """Of the packages that the cases needed and that are here."""
-    names = {need.partition("==")[0] for case in chosen for need in case.needs}
+def versions() -> dict[str, str]:
+    """Of the packages that any case needs and that are here."""
+    names = {need.partition("==")[0] for case in CASES for need in case.needs}
     found = {}
     for name in sorted(names):
         try:
@@ -173,11 +173,11 @@ def run(chosen: list[Case], limit: float) -> list[Outcome]:
     return outcomes
 
 
-def save(outcomes: list[Outcome], chosen: list[Case]) -> None:
+def save(outcomes: list[Outcome]) -> None:
     """Writes the outcomes beside those of other cases that the file has."""
     known = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
     known |= {outcome.id: asdict(outcome) for outcome in outcomes}
-    data = {"machine": machine(), "versions": versions(chosen), "cases": known}
+    data = {"machine": machine(), "versions": versions(), "cases": known}
     RESULTS.write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -213,7 +213,7 @@ def main() -> int:
         chosen = [case for case in chosen if case.id.startswith(tuple(args.only))]
     outcomes = run(chosen, args.limit)
     if args.save:
-        save(outcomes, chosen)
+        save(outcomes)
     return 0 if outcomes else 1
 
 

@@ -107,3 +107,18 @@ void contents_fresh(void* p, size_t n) {
 
 // fn(bytes) for each copy from a device to the host, on the thread that asks for it; fn may take Python's lock.
 extern "C" void simgpu_on_host_read(void (*fn)(size_t)) { fc::g_on_read = fn; }
+
+// c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator calls it with each
+// block that it hands out (size > 0) or takes back (size < 0).
+struct TorchDevice { int8_t type, index; };
+static constexpr char kReport[] = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device)
+    __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device) {
+  constexpr int8_t CUDA = 1;
+  if (device.type == CUDA && size > 0) fc::contents_fresh(p, (size_t)size);
+  using Report = void (*)(void*, int64_t, size_t, size_t, TorchDevice);
+  // Not RTLD_NEXT: Python loads libc10 into a scope of its own.
+  static Report real = [] { void* c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD); return c10 ? (Report)dlsym(c10, kReport) : nullptr; }();
+  if (real) real(p, size, allocated, reserved, device);
+}

@@ -2,8 +2,8 @@
 
 The cases are those of ``benchmarks/simulate_cases.py``: a published figure, its counter and
 settings, and a script that knows nothing of the simulation. Each runs in a process of its own on
-the simulated device (simulated_cuda/README.md), so this process needs no torch. Packages that a
-case needs are looked for where this Python finds them (and on PYTHONPATH).
+the simulated device, by ``memprof simulate``. Packages that a case needs are looked for where this
+Python finds them (and on PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,22 +27,15 @@ RESULTS = HERE / "results" / "simulate_accuracy.json"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What the simulated device is told: memory in MiB, capability, multiprocessors."""
-
-    memory: int
-    capability: int
-    multiprocessors: int
-
-
 GPUS = {
-    "a10g": Gpu(22512, 86, 80),
-    "a100-40gb": Gpu(40536, 80, 108),
-    "a100-80gb": Gpu(81251, 80, 108),
-    "h100-80gb": Gpu(81079, 90, 132),
-    "h100-96gb": Gpu(97281, 90, 132),
+    "a10g": ("--gpu", "a10g"),
+    "a100-40gb": ("--gpu", "a100-40gb"),
+    "a100-80gb": ("--gpu", "a100-80gb"),
+    "h100-80gb": ("--gpu", "h100-80gb"),
+    # What torchtitan's logs say of the machines of its tables.
+    "h100-96gb": ("--gpu", "h100-80gb", "--memory", "95.04GiB"),
 }
+"""Options of ``memprof simulate``."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +82,27 @@ def simulate(case: Case, limit: float) -> Outcome:
     Raises:
         SimulationError: it failed, or took longer than ``limit`` seconds.
     """
-    gpu = GPUS[case.gpu]
-    environment = os.environ | {
-        "SIMGPU_MEM_MB": str(gpu.memory),
-        "SIMGPU_CC": str(gpu.capability),
-        "SIMGPU_SMS": str(gpu.multiprocessors),
-    }
+    ranks = ("--world-size", str(case.world_size)) if case.world_size > 1 else ()
+    script = str(HERE / "simulate" / case.script)
+    command = [sys.executable, "-m", "memprof", "simulate", "--json", "-q", "--to-the-end"]
+    command += [*GPUS[case.gpu], *ranks, "--timeout", str(limit)]
     begun = time.monotonic()
-    with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [
-            str(HERE.parent / "simulated_cuda" / "run.sh"),
-            sys.executable,
-            str(HERE / "simulate" / "under_simulation.py"),
-            report.name,
-            str(case.world_size),
-            str(HERE / "simulate" / case.script),
-            *case.args.split(),
-        ]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=limit
-            )
-        except subprocess.TimeoutExpired:
-            raise SimulationError(f"took longer than {limit:.0f} s") from None
-        if done.returncode:
-            raise SimulationError(done.stderr.strip().rpartition("\n")[2])
-        peak = json.loads(Path(report.name).read_text())[case.counter] / UNITS[case.unit]
+    done = subprocess.run(
+        [*command, "--", "python", script, *case.args.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 2:
+        raise SimulationError(done.stderr.strip().rpartition("\n")[2])
+    found = json.loads(done.stdout)
+    (rank,) = found["ranks"]
+    if found["fits"] is False:
+        raise SimulationError(f"out of memory on {case.gpu}")
+    if rank["failure"] is not None:
+        raise SimulationError(f"{rank['failure']['kind']}: {rank['failure']['message'][:200]}")
+    # As the script itself would have read it: it may have set the counters back.
+    peak = rank["counters"][case.counter] / UNITS[case.unit]
     return Outcome(
         id=case.id,
         published=case.figure,

@@ -130,6 +130,7 @@ class _Run:
     def _describe(self, outcome: Outcome) -> None:
         if self._watch is None:
             return
+        counters = self._watch.counters()
         elapsed_ns = int((time.monotonic() - self._began) * 1e9)
         outcome.accounts = self._watch.accounts()
         for account in outcome.accounts:
@@ -138,6 +139,7 @@ class _Run:
             account.ended = outcome.ended
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
+            outcome.counters = counters[outcome.accounts[0].device]
         if control.simulated():
             outcome.uncovered = control.uncovered()
         outcome.profile = self._profile()

@@ -60,6 +60,9 @@ class Outcome(msgspec.Struct, kw_only=True):
         ended: why the run ended.
         failure: None if the script ended well or was ended.
         status: exit status that the script asked for.
+        counters: what torch's own statistics of the device with most reserved say at the end, as
+            the script would have read them: peaks of ``allocated``, ``reserved`` and ``active``
+            since it last set them back, in bytes.
         uncovered: calls that the simulated device does not know, by name.
     """
 
@@ -68,4 +71,5 @@ class Outcome(msgspec.Struct, kw_only=True):
     ended: str = ""
     failure: Failure | None = None
     status: int = 0
+    counters: dict[str, int] = {}
     uncovered: list[str] = []

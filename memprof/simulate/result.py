@@ -38,6 +38,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "ended": s.outcome.ended,
                 "failure": s.outcome.failure,
                 "status": s.outcome.status,
+                "counters": s.outcome.counters,
                 "uncovered": s.outcome.uncovered,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,

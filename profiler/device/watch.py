@@ -102,6 +102,17 @@ class Watch:
         found = [self._account(d, before[d], last) for d in self._replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Peaks that torch's statistics have now, in bytes, by device."""
+        found = {}
+        for device in self._replays:
+            stats = torch.cuda.memory_stats(device)
+            found[f"cuda:{device}"] = {
+                name: int(stats.get(f"{name}_bytes.all.peak", 0))
+                for name in ("allocated", "reserved", "active")
+            }
+        return found
+
     def _account(self, device: int, stats: dict[str, Any], last: int) -> DeviceAccount:
         replay = self._replays[device]
         peak = replay.peak

@@ -197,6 +197,17 @@ class DeviceAccount:
         """Bytes that the device gave in all."""
         return self.reserved + self.outside_bytes
 
+    def parts(self) -> list[tuple[str, int]]:
+        """What ``reserved`` is made of, in words and bytes; all of it, in the order of a report."""
+        found = [(p.label, n) for p, n in self.by_purpose().items()]
+        found.append(("rounding: blocks are larger than what was asked for", self.rounding))
+        found.append(("freed, while a stream may still use it", self.awaiting))
+        for pool in self.pools:
+            of = "" if pool.name == "general" else f" of pool {pool.name} (CUDA graphs)"
+            found.append((f"free inside {pool.segments:,} segments{of}", pool.free))
+        found.append(("not explained", self.unexplained))
+        return found
+
     def by_purpose(self) -> dict[Purpose, int]:
         """Bytes of ``rows`` by purpose, largest first."""
         found: dict[Purpose, int] = {}

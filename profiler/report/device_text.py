@@ -61,15 +61,7 @@ def _failure(page: Page, f: FailedRequest) -> str:
 def _purposes(page: Page, a: DeviceAccount) -> None:
     page.section("What is reserved at the peak")
     table = page.table(">bytes", ">share", "what")
-    rows = [(n, p.label) for p, n in a.by_purpose().items()]
-    rows.append((a.rounding, "rounding: blocks are larger than what was asked for"))
-    rows.append((a.awaiting, "freed, while a stream may still use it"))
-    for pool in a.pools:
-        of = "" if pool.name == "general" else f" of pool {pool.name} (CUDA graphs)"
-        in_segments = f"free inside {pool.segments:,} segments{of}"
-        rows.append((pool.free, f"{in_segments}, largest {page.bytes(pool.largest_free)}"))
-    rows.append((a.unexplained, "not explained"))
-    for n, what in rows:
+    for what, n in a.parts():
         if n or what == "not explained":
             table.add_row(page.bytes(n), format_share(n, a.reserved), what)
     table.add_row(page.bytes(a.reserved), format_share(a.reserved, a.reserved), "total reserved")

@@ -33,6 +33,7 @@ from ..summary import (
 )
 from .payload_live import Sites, Strings, live_payload
 from .payload_parts import (
+    account_payload,
     dataflow_payload,
     finding_payload,
     placement_payload,
@@ -117,6 +118,7 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
             {**dataclasses.asdict(e), "frame": sites.frame(e.frame)} for e in summary.out_of_memory
         ],
         "advice": [finding_payload(f, sites) for f in summary.advice],
+        "accounts": [account_payload(a, sites) for a in profile.accounts],
         "dataflow": dataflow_payload(profile, start, sites),
         "tracker": tracker_payload(profile.tracker, summary, start),
         "categories": [c.value for c in Category],

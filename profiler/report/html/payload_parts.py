@@ -9,6 +9,7 @@ from typing import Any
 from ...advice import Finding
 from ...model import (
     DataFlowDevice,
+    DeviceAccount,
     Origin,
     PlacedBlock,
     Placement,
@@ -21,6 +22,7 @@ from .payload_live import Sites, Strings
 
 __all__ = [
     "MAX_POINTS",
+    "account_payload",
     "dataflow_payload",
     "finding_payload",
     "placement_payload",
@@ -90,6 +92,31 @@ def thinned(totals: Sequence[int], points: int = MAX_POINTS) -> list[int]:
         keep.add(max(stretch, key=totals.__getitem__))
         keep.add(min(stretch, key=totals.__getitem__))
     return sorted(keep)
+
+
+def account_payload(account: DeviceAccount, sites: Sites) -> dict[str, Any]:
+    """What was reserved on a device: by what it is for, and the largest rows."""
+    simulated = ", simulated: kernels computed nothing" if account.simulated else ""
+    return {
+        "device": account.device,
+        "reserved": account.reserved,
+        "help": f"{account.name or account.device}{simulated}. Everything that torch's allocator "
+        "had from the device at its fullest; the rows add up to it.",
+        "parts": [[what, n] for what, n in account.parts() if n],
+        "rows": [
+            {
+                "nbytes": r.nbytes,
+                "count": r.count,
+                "what": r.purpose.label + (f" ({r.detail})" if r.detail else ""),
+                "modules": r.modules,
+                "frame": sites.frame(r.frame),
+                "nodes": r.nodes,
+                "code": "" if r.frame is not None else "no Python was running: autograd",
+            }
+            for r in account.rows[:MAX_LIVE]
+        ],
+        "smaller": [len(account.rows[MAX_LIVE:]), sum(r.nbytes for r in account.rows[MAX_LIVE:])],
+    }
 
 
 def dataflow_payload(profile: Profile, start: int, sites: Sites) -> list[dict[str, Any]] | None:

@@ -23,6 +23,7 @@ _SCRIPTS = (
     "assets/placement.js",
     "assets/addresses.js",
     "assets/parts.js",
+    "assets/accounts.js",
     "assets/ranks.js",
     "assets/report.js",
 )

@@ -183,6 +183,7 @@
   }
 
   const SECTIONS = [
+    ["accounts", "Device memory", (s, root) => memprof.sections.accounts(s, root)],
     ["advice", "What to change", (s, root) => memprof.sections.advice(s, root)],
     ["over-time", "Memory over time", overTime],
     ["live-set", "Live set", liveSet],

@@ -7,6 +7,7 @@ import copy
 import gzip
 import json
 import random
+import sys
 import zlib
 from typing import Any
 
@@ -91,7 +92,17 @@ def _like(rng: random.Random, value: Json) -> Json:
 
 def encoded(document: Json) -> bytes:
     """JSON as profiles have it, with numbers of any size."""
-    return json.dumps(document, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _DEEPEST))
+    try:
+        text = json.dumps(document, separators=(",", ":"))
+    finally:
+        sys.setrecursionlimit(limit)
+    return text.encode("utf-8", "surrogatepass")
+
+
+_DEEPEST = 20_000
+"""Levels of the deepest document that mutations make; one nested into itself doubles its depth."""
 
 
 def corrupted(rng: random.Random, data: bytes) -> bytes:

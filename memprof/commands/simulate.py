@@ -35,9 +35,20 @@ def _gpu(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
         raise click.BadParameter(str(e)) from e
 
 
+def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        for gpu in GPUS:
+            major, minor = gpu.capability
+            size = format_bytes(gpu.memory)
+            click.echo(f"{gpu.key:14} {size:>9}  {major}.{minor}  {gpu.name}")
+        ctx.exit()
+
+
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
+    if value.strip().isdigit():
+        raise click.BadParameter(f"{value} of what? Write {value}GiB, {value}GB or {value}MiB")
     try:
         return parse_size(value)
     except SimulationError as e:
@@ -76,6 +87,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     callback=_gpu,
     help="Which GPU, by a name like a100-40gb.",
 )
+@click.option(
+    "--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="And exit."
+)
 @click.option("--memory", callback=_size, metavar="SIZE", help="Another total: 80GiB, 24GB.")
 @click.option(
     "--capability", callback=_capability, metavar="X.Y", help="Another compute capability."
@@ -88,6 +102,11 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(1, 32),
+    help="GPUs that the process sees. [1, or those of a host]",
 )
 @click.option(
     "--steps",
@@ -118,6 +137,7 @@ def simulate(
     world_size: int | None,
     ranks: tuple[int, ...],
     ranks_per_host: int | None,
+    devices: int | None,
     steps: int,
     to_the_end: bool,
     smallest: bool,
@@ -160,7 +180,7 @@ def simulate(
             steps=sys.maxsize if to_the_end else steps,
             until_still=not to_the_end,
             job=job,
-            devices=job.ranks_per_host if job is not None else 1,
+            devices=devices or (job.ranks_per_host if job is not None else 1),
             timeout_s=timeout,
             quiet=quiet,
         )
@@ -169,7 +189,9 @@ def simulate(
             if smallest:
                 find_smallest(found[-1], parsed, settings, os.environ)
         except SimulationError as e:
-            raise BadFile(str(e)) from e
+            for line in f"memprof simulate: {e}".splitlines():
+                click.echo(visible(line), err=True)
+            raise SystemExit(BadFile.exit_code) from e
     if output is not None:
         try:
             write_profile_of(found, output)
@@ -184,6 +206,8 @@ def simulate(
 
 def _status(found: list[Simulation], limit: int | None) -> int:
     """Exit status, and on standard error what it is for."""
+    if any(s.fits is False for s in found):
+        return TOO_MUCH
     for s in found:
         failure = s.outcome.failure
         if failure is not None and not failure.out_of_memory:
@@ -196,8 +220,6 @@ def _status(found: list[Simulation], limit: int | None) -> int:
             if s.outcome.status:
                 click.echo(f"memprof simulate: exit status {s.outcome.status}", err=True)
             return FAILED
-    if any(s.fits is False for s in found):
-        return TOO_MUCH
     needed = max(s.needed for s in found)
     if limit is not None and needed > limit:
         click.echo(

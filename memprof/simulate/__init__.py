@@ -1,7 +1,10 @@
 """``memprof simulate``: how much device memory a CUDA script takes, without a GPU.
 
-The order of reading: ``request`` is what was asked for; ``parent`` starts the script on the
-simulated device (``simulated_cuda/``) and reads what became of it; ``launch`` is the other side,
-in the script's process: it watches the devices (``profiler/device/``), turns process groups into
-fake ones (``ranks``), ends the run (``ending``) and writes an ``outcome``.
+The order of reading: ``memprof/commands/simulate.py`` is where it starts. ``command_line`` and
+``job`` say what is to be run, ``parent`` starts it on the simulated device (``simulated_cuda/``),
+twice where it does not fit. ``launch`` is the other side, in the script's process: it watches the
+devices (``profiler/device/``, by ``main_thread`` where nobody else comes by), turns process groups
+into fake ones (``ranks``), counts looks at values (``host_reads``) and ends the run (``ending``).
+What goes from one side to the other is in ``request``; ``outside`` has what no allocator knows,
+``result`` and ``text`` what comes out.
 """

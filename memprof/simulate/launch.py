@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,9 @@ _PERIOD = 0.2
 _MAX_CALLS = 1_000_000
 """Calls of compiled code that the log keeps."""
 
+_PATIENCE = 20.0
+"""Seconds for the main thread to come out of what it waits for, before another ends the run."""
+
 _LINE_PERIOD = 10.0
 """Seconds without news after which progress is printed all the same."""
 
@@ -50,27 +54,41 @@ def launch(arguments: list[str]) -> None:
     status, failure = 0, None
     try:
         run_main(arguments, before=run.begin)
-    except CannotRun as e:
-        failure, status = Failure(kind="CannotRun", message=str(e), trace=""), 2
-    except SystemExit as e:
-        status = e.code if isinstance(e.code, int) else int(e.code is not None)
-        if status and not isinstance(e.code, int):
-            print(e.code, file=sys.stderr)
+        run.join_threads()
     except BaseException as e:
-        failure, status = _failure(e), 1
+        if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
+            raise
+        if isinstance(e, SystemExit):
+            status = e.code if isinstance(e.code, int) else int(e.code is not None)
+            if status and not isinstance(e.code, int):
+                print(e.code, file=sys.stderr)
+        elif isinstance(e, CannotRun):
+            failure, status = Failure(kind="CannotRun", message=str(e), trace=""), 2
+        else:
+            failure, status = _failure(e), 1
+    if run.is_child:
+        sys.exit(status)
     run.finish("the script ended" if failure is None else "the script failed", failure, status)
 
 
 def _failure(error: BaseException) -> Failure:
-    torch = sys.modules.get("torch")
     trace = _of_script(error.__traceback__)
-    too_small = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return Failure(
         kind=type(error).__name__,
         message=str(error),
         trace="".join(traceback.format_exception(type(error), error, trace)),
-        out_of_memory=too_small,
+        out_of_memory=_is_out_of_memory(error),
     )
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the device's memory was too small, also where the script raised something else."""
+    torch = sys.modules.get("torch")
+    while error is not None and torch is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
@@ -92,9 +110,22 @@ class _Run:
         self._session: Any = None
         self._reads = HostReads()
         self._finishing = False
+        self._stderr = os.dup(2)
+
+    @property
+    def is_child(self) -> bool:
+        """Whether this process was forked from the script's."""
+        return os.getpid() != self._process
+
+    def join_threads(self) -> None:
+        """Wait for the script's threads, as Python does at its end."""
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
 
     def begin(self) -> None:
         """Get ready for torch, whenever the script imports it."""
+        signal.signal(signal.SIGTERM, self._terminated)
         after_import("torch", self._torch_is_there)
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
@@ -130,9 +161,10 @@ class _Run:
     def _describe(self, outcome: Outcome) -> None:
         if self._watch is None:
             return
+        outcome.grouped = "torch.distributed" in sys.modules and _is_grouped()
         counters = self._watch.counters()
         elapsed_ns = int((time.monotonic() - self._began) * 1e9)
-        outcome.accounts = self._watch.accounts()
+        outcome.accounts = self._watch.accounts(cut_off=outcome.failure is not None)
         for account in outcome.accounts:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
@@ -162,6 +194,13 @@ class _Run:
             machine=machine(),
             process=process(),
         )
+
+    def _terminated(self, number: int, frame: object) -> None:
+        """``memprof simulate`` has waited long enough: what there is so far is the answer."""
+        if self.is_child:
+            sys.exit(128 + number)
+        if not self._finishing:
+            self.finish("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         from memprof.profiler.device.watch import Watch
@@ -201,25 +240,34 @@ class _Run:
             news, now = (steps, peak[0]), time.monotonic()
             if self._request.progress and (news != said or now - last >= _LINE_PERIOD):
                 said, last = news, now
-                print(
+                self._say(
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{peak[0] / 2**30:.2f} GiB reserved",
-                    file=sys.stderr,
-                    flush=True,
+                    f"{peak[0] / 2**30:.2f} GiB reserved"
                 )
             waits = steps == 0 and self._watch.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 ended = f"the peak stood still for {asked - still.asked:,} allocations"
                 on_main_thread(functools.partial(self._unless_finishing, self.finish, ended))
-                return
+                time.sleep(_PATIENCE)
+                self._unless_finishing(self.finish, ended)
             if asked - drained >= DRAIN:
                 drained = asked
                 on_main_thread(functools.partial(self._unless_finishing, self._watch.drain))
+
+    def _say(self, line: str) -> None:
+        """To what standard error was at the beginning, whatever the script made of it."""
+        with contextlib.suppress(OSError):
+            os.write(self._stderr, f"{line}\n".encode())
 
     def _unless_finishing(self, do: Callable[..., object], *arguments: object) -> None:
         """A call that comes while the run's end is described would find it half done."""
         if not self._finishing:
             do(*arguments)
+
+
+def _is_grouped() -> bool:
+    initialized: bool = sys.modules["torch.distributed"].is_initialized()
+    return initialized
 
 
 if __name__ == "__main__":

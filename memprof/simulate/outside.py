@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.profiler.model import Outside
 
-from .job import Job
-
 __all__ = ["CONTEXT_MIB", "NCCL_MIB", "outside"]
 
 MIB = 1 << 20
@@ -25,13 +23,13 @@ _NCCL_SOURCE = (
 )
 
 
-def outside(job: Job | None) -> list[Outside]:
+def outside(grouped: bool) -> list[Outside]:
     """Estimates for a device.
 
     Args:
-        job: of which the process is a rank, None if it is alone.
+        grouped: whether the process made process groups with others.
     """
     found = [Outside("CUDA context", CONTEXT_MIB * MIB, True, _CONTEXT_SOURCE)]
-    if job is not None and job.world_size > 1:
+    if grouped:
         found.append(Outside("NCCL", NCCL_MIB * MIB, True, _NCCL_SOURCE))
     return found

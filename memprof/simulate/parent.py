@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,9 @@ __all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
+
+_GRACE_S = 60
+"""Seconds for a script that took too long to say how far it came."""
 
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
@@ -60,8 +64,8 @@ class Simulation:
 
     Attributes:
         gpu: the device.
-        fits: whether the script ran without running out of memory; None where it did not get far
-            enough to tell.
+        fits: whether the script ran without running out of memory, and what is outside of the
+            allocator has room too; None where it did not get far enough to tell.
         job: of which this is a rank, None for a process alone.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
@@ -110,22 +114,28 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
         memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
     """
     outcome = _run(command, settings, environment)
-    fits: bool | None = outcome.failure is None
-    failed_at: list[DeviceAccount] = []
-    if outcome.failure is not None and outcome.failure.out_of_memory:
-        failed_at = outcome.accounts
-        if not settings.quiet:
-            print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
-        ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
-        outcome = _run(command, ample, environment)
-    elif outcome.failure is not None:
-        fits = None
-    for account in (*outcome.accounts, *failed_at):
-        account.outside = outside(settings.job)
-        account.total = settings.gpu.memory
-    if failed_at:
-        fits = False
-    return Simulation(settings.gpu, fits, settings.job, outcome, failed_at)
+    first = Simulation(settings.gpu, None, settings.job, outcome)
+    _complete(first)
+    failure = outcome.failure
+    if failure is None and outcome.status == 0:
+        first.fits = first.needed <= settings.gpu.memory
+    if failure is None or not failure.out_of_memory:
+        return first
+    if not settings.quiet:
+        print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
+    ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
+    second = Simulation(settings.gpu, False, settings.job, _run(command, ample, environment))
+    _complete(second)
+    second.failed_at = outcome.accounts
+    return second
+
+
+def _complete(simulation: Simulation) -> None:
+    job = simulation.job
+    grouped = simulation.outcome.grouped and job is not None and job.world_size > 1
+    for account in simulation.outcome.accounts:
+        account.outside = outside(grouped)
+        account.total = simulation.gpu.memory
 
 
 def find_smallest(
@@ -184,28 +194,39 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
         status = _wait(words, variables, settings)
         try:
             with open(request.outcome, "rb") as f:
-                return msgspec.json.decode(f.read(), type=Outcome)
+                outcome = msgspec.json.decode(f.read(), type=Outcome)
         except FileNotFoundError:
             return Outcome(failure=_died(status, settings))
+        if status is None:
+            outcome.failure = outcome.failure or _died(status, settings)
+        return outcome
 
 
 def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings) -> int | None:
     """Exit status of the script's process, None if it took too long."""
     # What the script prints is no result of ours: it goes where messages go.
     output = subprocess.DEVNULL if settings.quiet else sys.stderr
-    process = subprocess.Popen(words, env=dict(variables), stdout=output, stderr=output)
+    process = subprocess.Popen(
+        words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
+    )
+    asked_to_end = signal.signal(signal.SIGTERM, _raise_exit)
     try:
         return process.wait(settings.timeout_s)
     except subprocess.TimeoutExpired:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)  # It has an account to write.
         return None
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        signal.signal(signal.SIGTERM, asked_to_end)
+        # Workers that the script started are of no use without it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _died(status: int | None, settings: Settings) -> Failure:

@@ -63,6 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         counters: what torch's own statistics of the device with most reserved say at the end, as
             the script would have read them: peaks of ``allocated``, ``reserved`` and ``active``
             since it last set them back, in bytes.
+        grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
     """
 
@@ -72,4 +73,5 @@ class Outcome(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     status: int = 0
     counters: dict[str, int] = {}
+    grouped: bool = False
     uncovered: list[str] = []

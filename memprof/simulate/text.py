@@ -33,42 +33,50 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
 
 def _verdict(page: Page, s: Simulation) -> None:
     gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
-    account = s.account
-    failure = s.outcome.failure
-    if account is None:
+    account, failure = s.account, s.outcome.failure
+    if s.fits is None and (failure is not None or s.outcome.status):
+        page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
+    elif s.fits is False:
+        page.line(f"Does not fit {gpu}", "bold red")
+        _why_not(page, s)
+    elif account is None:
         page.line(f"No memory of {gpu} was used.", "bold red")
-        if failure is None and not s.outcome.status:
-            page.indented(_WHY_NOTHING, 2)
-        return
-    if s.fits:
+        page.indented(_WHY_NOTHING, 2)
+    else:
         spare = s.gpu.memory - s.needed
         page.line(f"Fits {gpu}: needs {page.bytes(s.needed)}, {page.bytes(spare)} to spare", "bold")
-    elif s.fits is False and failure is None:
-        over = s.needed - s.gpu.memory
-        page.line(f"Does not fit {gpu}: needs {page.bytes(s.needed)}", "bold red")
-        if over > 0:
-            page.line(f"  {page.bytes(over)} too little; below is a run on a device that has them")
+        page.line(f"  as far as it ran: {s.outcome.ended}")
+        caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
+        if caught:
+            page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")
+    if account is not None and failure is None:
+        if s.smallest is not None:
+            page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
         else:
-            page.indented(_TIGHT, 2)
-        for request in [f for a in s.failed_at for f in a.failed][: page.top]:
-            where = page.location(request.frame) if request.frame is not None else request.modules
-            page.line(f"  out of memory for {page.bytes(request.nbytes)}: {where}", "red")
-    elif s.fits is False:
-        page.line(f"Does not fit {gpu}, nor 1 TiB: below is how far it came", "bold red")
-    else:
-        page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
-    if s.smallest is not None:
-        page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
-    else:
-        page.line(
-            f"  smallest memory on which it runs: between {page.bytes(s.least)} (allocated) and "
-            f"{page.bytes(s.needed)} (reserved); --smallest finds it"
-        )
+            page.line(
+                f"  with less it may run all the same, as the allocator gives back what is free: "
+                f"{page.bytes(s.least)} are needed at once; --smallest finds out"
+            )
     if s.outcome.uncovered:
         names = ", ".join(s.outcome.uncovered[: page.top])
         page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)
     if s.gpu.memory_is_nominal:
         page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
+
+
+def _why_not(page: Page, s: Simulation) -> None:
+    for request in [f for a in s.failed_at for f in a.failed][: page.top]:
+        frame = request.frame
+        where = page.location(frame) if frame is not None else request.modules or "in autograd"
+        page.line(f"  out of memory for {page.bytes(request.nbytes)}: {where}", "red")
+    failure = s.outcome.failure
+    if failure is not None:
+        more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
+        page.line(f"  run again on a device of 1 TiB: {more}", "red")
+    elif s.account is not None:
+        page.line(f"  on a device of 1 TiB it takes {page.bytes(s.needed)}, as follows")
+        if s.needed <= s.gpu.memory:
+            page.indented(_TIGHT, 2)
 
 
 _WHY_NOTHING = (
@@ -77,8 +85,8 @@ _WHY_NOTHING = (
     "chooses its device, see that it chose cuda."
 )
 _TIGHT = (
-    "the allocator could not find one range for a request although there are enough bytes in all: "
-    "fragmentation. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help."
+    "which the device has: either the free bytes are in pieces (fragmentation, for which "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help), or the script limits itself."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ __all__ = [
     "allocation_counts",
     "clear_workspaces",
     "drain_history",
+    "has_history",
+    "keep_counting",
     "on_cuda_start",
     "on_module_tensors",
     "on_optimizer",
@@ -36,17 +39,49 @@ def record_history() -> None:
 def drain_history() -> dict[str, Any]:
     """The allocator's state, with the history since it was last taken.
 
-    Other threads must not allocate meanwhile: what they do in between is lost.
+    Other threads must not allocate meanwhile: what they do in between is lost. Nor may Python's
+    collector, which could free tensors between the two calls: a snapshot makes many objects.
     """
-    snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-    record_history()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        record_history()
+    finally:
+        if collects:
+            gc.enable()
     return snapshot
 
 
 def allocation_counts(device: int) -> tuple[int, int]:
     """How many blocks the allocator of a device has handed out, and how many were let go of."""
     counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
-    return counts["allocated"], counts["freed"]
+    asked, let_go = _before_reset.get(device, (0, 0))
+    return asked + counts["allocated"], let_go + counts["freed"]
+
+
+_before_reset: dict[int, tuple[int, int]] = {}
+"""What was counted on each device before somebody set the counters back."""
+
+
+def keep_counting() -> None:
+    """Let counts go on where a program calls ``torch.cuda.reset_accumulated_memory_stats``."""
+    reset = torch._C._cuda_resetAccumulatedMemoryStats
+
+    @functools.wraps(reset)
+    def counted(device: int) -> None:
+        _before_reset[device] = allocation_counts(device)
+        reset(device)
+        left = torch._C._cuda_memoryStats(device)["allocation"]["all"]
+        asked, let_go = _before_reset[device]
+        _before_reset[device] = asked - left["allocated"], let_go - left["freed"]
+
+    torch._C._cuda_resetAccumulatedMemoryStats = counted
+
+
+def has_history() -> bool:
+    """Whether the allocator in use keeps a history: torch's own does, cudaMallocAsync does not."""
+    return torch.cuda.get_allocator_backend() == "native"
 
 
 def on_cuda_start(do: Callable[[], None]) -> None:
@@ -74,6 +109,15 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> None:
 
     torch.nn.modules.module.register_module_parameter_registration_hook(hook)
     torch.nn.modules.module.register_module_buffer_registration_hook(hook)
+    # Copies and what was pickled get theirs at once.
+    set_state: Any = torch.nn.Module.__setstate__
+
+    @functools.wraps(set_state)
+    def with_state(self: torch.nn.Module, state: Any) -> None:
+        set_state(self, state)
+        do(self)
+
+    torch.nn.Module.__setstate__ = with_state  # type: ignore[method-assign]
 
 
 def on_optimizer(do: Callable[[], None]) -> None:

@@ -13,7 +13,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
-6. asked for in a forward: an activation if it went during a later backward, or would have; a
+6. asked for in a forward: an activation if it went during a later backward, or would have had the
+   program not been cut off; a
    temporary if it went before one began; what outlives the backward is an output where modules
    ran when it was asked for, an input where none did.
 
@@ -76,7 +77,9 @@ class Explained:
     phase: str
 
 
-def explain(peak: Peak, marks: Sequence[Mark], last: int | None = None) -> Explained:
+def explain(
+    peak: Peak, marks: Sequence[Mark], last: int | None = None, cut_off: bool = False
+) -> Explained:
     """Say of every byte of a peak what it is for.
 
     Args:
@@ -84,8 +87,9 @@ def explain(peak: Peak, marks: Sequence[Mark], last: int | None = None) -> Expla
         marks: all of the run; the first one is its beginning.
         last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
             if nobody did that.
+        cut_off: whether the program ended in the middle, so that a backward would have come.
     """
-    decide = _Decider(marks, last)
+    decide = _Decider(marks, last, cut_off)
     grouped: dict[tuple[object, ...], list[int]] = {}
     places: dict[tuple[object, ...], tuple[Purpose, str, Where]] = {}
     rounding = awaiting = 0
@@ -148,9 +152,10 @@ def _source(line: Frame | None) -> SourceFrame | None:
 class _Decider:
     """Note [How a purpose is decided]."""
 
-    def __init__(self, marks: Sequence[Mark], last: int | None) -> None:
+    def __init__(self, marks: Sequence[Mark], last: int | None, cut_off: bool) -> None:
         self._marks = marks
         self._last = last
+        self._cut_off = cut_off
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
@@ -188,9 +193,8 @@ class _Decider:
         if within:
             return Purpose.TEMPORARY, ""
         later = bisect.bisect_right(self._backwards, block.mark)
-        if later == len(self._backwards):
-            # The run ended before the backward that would have come.
-            return (Purpose.ACTIVATION if at.modules else Purpose.INPUT), ""
+        if later == len(self._backwards) and self._cut_off and at.modules:
+            return Purpose.ACTIVATION, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
             return Purpose.ACTIVATION, ""
         return (Purpose.OUTPUT if at.modules else Purpose.INPUT), ""
@@ -236,6 +240,8 @@ def _pools(peak: Peak) -> list[PoolShare]:
     for segment, size in peak.segments:
         private = segment.pool is not None and segment.pool != (0, 0)
         name = f"private {segment.pool[0]},{segment.pool[1]}" if private and segment.pool else ""
+        if segment.pool is None:
+            name = "gone"  # Given back before anybody asked whose it was.
         of_pool = pools.setdefault(name or "general", [0, 0, 0, 0])
         of_pool[0] += size
         of_pool[2] += 1

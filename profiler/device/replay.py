@@ -148,12 +148,12 @@ class Replay:
         out_of_memory: requests in bytes that failed, with the program of that time.
     """
 
-    def __init__(self, max_split_size: int | None = None) -> None:
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         """
         Args:
-            max_split_size: bytes from which on blocks are not cut
-                (``PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb``), None for no such limit.
+            settings: ``allocator_settings`` of a snapshot; None for the defaults.
         """
+        settings = settings or {}
         self.reserved = 0
         self.allocated_bytes = 0
         self.most_allocated = 0
@@ -161,7 +161,12 @@ class Replay:
         self.events = 0
         self.strange = 0
         self.out_of_memory: list[tuple[int, tuple[Frame, ...]]] = []
-        self._max_split = max_split_size
+        limit = settings.get("max_split_size", -1)
+        self._max_split: int | None = limit if limit > 0 else None
+        self._divisions = {
+            int(mib): int(parts)
+            for mib, parts in settings.get("roundup_power2_divisions", {}).items()
+        }
         self._segments: dict[int, Segment] = {}
         self._starts: list[int] = []
         self._live: dict[int, Block] = {}
@@ -200,6 +205,7 @@ class Replay:
             elif action == "free_completed":
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
+                self._keep_peak()
                 self._grow(e["addr"], e["size"], e.get("stream", 0), action == "segment_map")
             elif action in ("segment_free", "segment_unmap"):
                 self._keep_peak()
@@ -226,16 +232,32 @@ class Replay:
     # What the allocator can do.
 
     def _grow(self, address: int, size: int, stream: int, expandable: bool) -> None:
+        self.reserved += size
         before = self._segment_of(address - 1) if expandable else None
         if before is not None and before.expandable and before.address + before.size == address:
-            before.size += size
-            _give(before, address, size)
+            segment = before
+            segment.size += size
         else:
             segment = Segment(address, size, stream, expandable)
-            segment.free[address] = size
             self._segments[address] = segment
             bisect.insort(self._starts, address)
-        self.reserved += size
+        after = self._segments.get(address + size) if expandable else None
+        if after is not None and after.expandable:  # A hole between the two is filled.
+            self._forget(after)
+            segment.size += after.size
+            segment.free |= after.free
+            self._move(after, segment)
+        _give(segment, address, size)
+
+    def _forget(self, segment: Segment) -> None:
+        del self._segments[segment.address]
+        self._starts.remove(segment.address)
+
+    def _move(self, source: Segment, to: Segment) -> None:
+        """Blocks that lie in the other segment now."""
+        for block in self._live.values():
+            if block.segment is source and to.address <= block.address < to.address + to.size:
+                block.segment = to
 
     def _shrink(self, address: int, size: int) -> None:
         segment = self._segment_of(address)
@@ -256,18 +278,18 @@ class Replay:
             self.strange += 1
         segment.size = address - segment.address
         if segment.size == 0:
-            del self._segments[segment.address]
-            self._starts.remove(segment.address)
+            self._forget(segment)
         if tail < end:
             rest = Segment(tail, end - tail, segment.stream, segment.expandable, segment.pool)
             rest.free = {a: n for a, n in free.items() if a >= tail}
             segment.free = {a: n for a, n in free.items() if a < tail}
             self._segments[tail] = rest
             bisect.insort(self._starts, tail)
+            self._move(segment, rest)
 
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
-        size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
+        size = self._rounded(requested)
         segment = self._segment_of(address)
         if segment is None or address not in segment.free:
             self.strange += 1
@@ -287,6 +309,17 @@ class Replay:
         if (self.reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
             self.peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
             self._peak_pending = True
+
+    def _rounded(self, requested: int) -> int:
+        """c10's ``round_size``: to 512 bytes, or where ``roundup_power2_divisions`` says so to a
+        part of the power of two below."""
+        size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
+        exponent = max(0, min(15, requested.bit_length() - 21))
+        parts = self._divisions.get(1 << exponent, 0)
+        if parts <= 1 or requested <= ROUNDING * parts:
+            return size
+        step = (1 << (requested.bit_length() - 1)) >> (parts.bit_length() - 1)
+        return -(-requested // step) * step if step else size
 
     def _is_cut(self, there: int, size: int, expandable: bool) -> bool:
         rest = there - size

@@ -42,6 +42,9 @@ __all__ = ["DRAIN", "Watch"]
 
 log = logging.getLogger("memprof")
 
+_LOOKS = 20
+"""Steps at each of which parameters, gradients and state are looked for; then every so many."""
+
 DRAIN = 20_000
 """Blocks that are asked for between two drains, if the program comes to a mark by then."""
 
@@ -68,39 +71,73 @@ class Watch:
         self._replays: dict[int, Replay] = {}
         self._taken = 0
         self._depth = 0
+        self._disagreements: dict[int, list[tuple[str, int, int]]] = {}
         self._started = False
         self._draining = False
         self._modules_known = False
         # Not gc.get_objects(), which hands out tuples that another thread is still building: it
         # would fail to grow them (Objects/tupleobject.c, _PyTuple_Resize).
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
+        self._modules: weakref.WeakValueDictionary[int, torch.nn.Module] = (
+            weakref.WeakValueDictionary()
+        )
         self.has_optimizer = False
 
     def install(self) -> None:
         """Begin with CUDA, which this does not start."""
         compat.on_cuda_start(self._start)
         compat.wrap_backward(self._around_backward)
-        compat.on_module_tensors(self._modules.add)
+        compat.on_module_tensors(self._module_made)
         compat.on_optimizer(self._optimizer_made)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
-    def accounts(self) -> list[DeviceAccount]:
+    def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
         """What was reserved at the peak of each device that was used, most first.
 
         The run is taken to be over: cuBLAS's workspaces are given back.
+
+        Args:
+            cut_off: whether the program ended in the middle, by an exception.
         """
         if not self._started:
             return []
-        self._mark(self.marks[-1].phase, self.marks[-1].known or self._of_modules())
+        if not self._replays:
+            return self._counted()
+        self._mark(self.marks[-1].phase, self._of_modules() | self.marks[-1].known)
         self.drain()
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
+        self._disagreements = {d: _disagreements(r, before[d]) for d, r in self._replays.items()}
         self._mark(self.marks[-1].phase)
         last = len(self.marks) - 1
         compat.clear_workspaces()
         self.drain()
-        found = [self._account(d, before[d], last) for d in self._replays]
+        found = [self._account(d, before[d], last, cut_off) for d in self._replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
+
+    def _counted(self) -> list[DeviceAccount]:
+        """Totals alone, of an allocator that keeps no history."""
+        found = []
+        for device in range(torch.cuda.device_count()):
+            stats = torch.cuda.memory_stats(device)
+            reserved = stats.get("reserved_bytes.all.peak", 0)
+            account = self._named(device)
+            account.reserved = account.unexplained = reserved
+            account.most_allocated = stats.get("allocated_bytes.all.peak", 0)
+            account.notes.append(
+                f"the allocator {torch.cuda.get_allocator_backend()} keeps no history: what its "
+                "memory was for is not known"
+            )
+            found.append(account)
+        return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
+
+    def _named(self, device: int) -> DeviceAccount:
+        return DeviceAccount(
+            device=f"cuda:{device}",
+            name=torch.cuda.get_device_name(device),
+            total=torch.cuda.get_device_properties(device).total_memory,
+            steps=self.steps,
+        )
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Peaks that torch's statistics have now, in bytes, by device."""
@@ -113,31 +150,32 @@ class Watch:
             }
         return found
 
-    def _account(self, device: int, stats: dict[str, Any], last: int) -> DeviceAccount:
+    def _account(
+        self, device: int, stats: dict[str, Any], last: int, cut_off: bool
+    ) -> DeviceAccount:
         replay = self._replays[device]
         peak = replay.peak
-        explained = explain(peak, self.marks, last)
+        explained = explain(peak, self.marks, last, cut_off)
         # A script may set the counters back (reset_peak_memory_stats), the history has no such end.
         reserved = max(stats.get("reserved_bytes.all.peak", 0), peak.reserved)
-        account = DeviceAccount(
-            device=f"cuda:{device}",
-            name=torch.cuda.get_device_name(device),
-            total=torch.cuda.get_device_properties(device).total_memory,
-            reserved=reserved,
-            allocated=peak.allocated,
-            most_allocated=max(stats.get("allocated_bytes.all.peak", 0), replay.most_allocated),
-            step=explained.step,
-            phase=explained.phase,
-            rows=explained.rows,
-            rounding=explained.rounding,
-            awaiting=explained.awaiting,
-            pools=explained.pools,
-            failed=failed_requests(replay),
-            steps=self.steps,
+        account = self._named(device)
+        account.reserved = reserved
+        account.allocated = peak.allocated
+        account.most_allocated = max(
+            stats.get("allocated_bytes.all.peak", 0), replay.most_allocated
         )
+        account.step, account.phase = explained.step, explained.phase
+        account.rows, account.pools = explained.rows, explained.pools
+        account.rounding, account.awaiting = explained.rounding, explained.awaiting
+        account.failed = failed_requests(replay)
         account.unexplained = reserved - (
             account.live + account.rounding + account.awaiting + account.free
         )
+        for what, mine, real in self._disagreements[device]:
+            account.notes.append(
+                f"by the allocator's own count {real:,} bytes were {what} at the end, by its "
+                f"history {mine:,}: sizes above are off by as much"
+            )
         if replay.strange:
             account.notes.append(
                 f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
@@ -150,13 +188,20 @@ class Watch:
             )
         return account
 
+    def _module_made(self, module: torch.nn.Module) -> None:
+        self._modules[id(module)] = module
+
     def _optimizer_made(self) -> None:
         self.has_optimizer = True
 
     def _start(self) -> None:
-        compat.record_history()
         self._started = True
-        self._replays = {d: Replay() for d in range(torch.cuda.device_count())}
+        if not compat.has_history():
+            return
+        compat.record_history()
+        compat.keep_counting()
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]
+        self._replays = {d: Replay(settings) for d in range(torch.cuda.device_count())}
 
     def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
         counts = {d: compat.allocation_counts(d) for d in self._replays}
@@ -201,6 +246,10 @@ class Watch:
 
         return run_backward
 
+    def _looks(self) -> bool:
+        """Whether to look for parameters and state at this step: they stay where they are."""
+        return self.steps < _LOOKS or self.steps % _LOOKS == 0
+
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -208,17 +257,18 @@ class Watch:
         if not self._modules_known:
             self._modules_known = True
             known = self._of_modules()
-        for p in _parameters(optimizer):
-            _add(known, p, Purpose.PARAMETER)
-            if p.grad is not None:
-                _add(known, p.grad, Purpose.GRADIENT)
+        if self._looks():
+            for p in _parameters(optimizer):
+                _add(known, p, Purpose.PARAMETER)
+                if p.grad is not None:
+                    _add(known, p.grad, Purpose.GRADIENT)
         self._mark(Phase.OPTIMIZER, known)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
         known: dict[int, Purpose] = {}
-        for state in optimizer.state.values():
+        for state in optimizer.state.values() if self._looks() else ():
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     _add(known, value, Purpose.OPTIMIZER_STATE)
@@ -231,7 +281,7 @@ class Watch:
     def _of_modules(self) -> dict[int, Purpose]:
         """Parameters, buffers and gradients of every module that there is."""
         known: dict[int, Purpose] = {}
-        for module in list(self._modules):
+        for module in list(self._modules.values()):
             for tensor in list(module.__dict__.get("_buffers", {}).values()):
                 if isinstance(tensor, torch.Tensor):
                     _add(known, tensor, Purpose.PARAMETER)
@@ -241,6 +291,15 @@ class Watch:
                     if tensor.grad is not None:
                         _add(known, tensor.grad, Purpose.GRADIENT)
         return known
+
+
+def _disagreements(replay: Replay, stats: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """What followed from the history, and what the allocator counts, where they differ."""
+    pairs = (
+        ("reserved", replay.reserved, stats.get("reserved_bytes.all.current", 0)),
+        ("allocated", replay.allocated_bytes, stats.get("allocated_bytes.all.current", 0)),
+    )
+    return [(what, mine, real) for what, mine, real in pairs if mine != real]
 
 
 _PROCESS = os.getpid()

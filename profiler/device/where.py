@@ -26,7 +26,8 @@ _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
 
 _INTERNAL = re.compile(
-    r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen |[/\\]runpy\.py$"
+    r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
+    r"|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _TARGET = re.compile(r"^\s*(\w+) = ")

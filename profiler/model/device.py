@@ -64,7 +64,8 @@ class PoolShare:
     """One of the allocator's pools at that instant.
 
     Attributes:
-        name: ``general``, or the number of a private one (CUDA graphs, ``torch.cuda.MemPool``).
+        name: ``general``, ``private`` and a number (CUDA graphs, ``torch.cuda.MemPool``), or
+            ``gone`` for segments that were given back before anybody asked.
         reserved: bytes of its segments.
         free: bytes of them in no block.
         segments: how many.
@@ -203,7 +204,7 @@ class DeviceAccount:
         found.append(("rounding: blocks are larger than what was asked for", self.rounding))
         found.append(("freed, while a stream may still use it", self.awaiting))
         for pool in self.pools:
-            of = "" if pool.name == "general" else f" of pool {pool.name} (CUDA graphs)"
+            of = "" if pool.name == "general" else f" of pool {pool.name}"
             found.append((f"free inside {pool.segments:,} segments{of}", pool.free))
         found.append(("not explained", self.unexplained))
         return found

@@ -35,7 +35,7 @@ def _head(page: Page, a: DeviceAccount) -> None:
         where = f" in the {a.phase} of step {a.step}" if a.phase != "optimizer" else ""
         where = where or f" in optimizer step {a.step}"
     page.line(f"Peak reserved on {a.device}: {page.bytes(a.reserved)} ({a.reserved:,} B){where}")
-    page.line(f"  {page.bytes(a.most_allocated)} of it allocated at most")
+    page.line(f"  {page.bytes(a.most_allocated)} allocated at most")
     if a.outside:
         page.line(f"  {page.bytes(a.needed)} with what is outside of torch's allocator")
     if a.elapsed_ns:
@@ -115,10 +115,9 @@ def _blocks(page: Page, a: DeviceAccount) -> None:
 def _host_reads(page: Page, a: DeviceAccount) -> None:
     if not a.host_reads:
         return
-    page.section(
-        f"The program looked at values {sum(r.count for r in a.host_reads):,} times; "
-        "kernels computed none"
-    )
+    count = sum(r.count for r in a.host_reads)
+    times = "once" if count == 1 else f"{count:,} times"
+    page.section(f"The program looked at values {times}; kernels computed none")
     table = page.table(">times", ">bytes", "source line")
     for r in a.host_reads[: page.top]:
         table.add_row(f"{r.count:,}", page.bytes(r.nbytes), _location(page, r.frame))

@@ -56,12 +56,14 @@ class Run:
         self.marks.append(Mark(phase, step, by_address))
         self.counts.append((self.asked, self.let_go))
 
-    def purposes(self, last: int | None = None) -> dict[int, tuple[Purpose, str]]:
+    def purposes(
+        self, last: int | None = None, cut_off: bool = False
+    ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
         replay = Replay()
         replay.feed(self.events, self.counts)
         assert not replay.strange
-        found = explain(replay.peak, self.marks, last)
+        found = explain(replay.peak, self.marks, last, cut_off)
         total = sum(r.nbytes for r in found.rows) + found.rounding + found.awaiting
         assert total + sum(p.free for p in found.pools) == replay.peak.reserved
         return {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows}
@@ -180,7 +182,8 @@ def test_activations_of_a_run_that_ended_in_its_forward(model_file: str) -> None
     run.mark(Phase.BACKWARD)
     run.mark(Phase.FORWARD, step=1)
     run.take(3, (model_file, 3, "forward"))
-    assert run.purposes() == {3: (Purpose.ACTIVATION, "")}
+    assert run.purposes(cut_off=True) == {3: (Purpose.ACTIVATION, "")}
+    assert run.purposes() == {3: (Purpose.OUTPUT, "")}
 
 
 def test_where_names_line_modules_and_nodes(tmp_path: Path, model_file: str) -> None:

@@ -28,7 +28,7 @@ class History:
 
 
 def followed(history: History, **settings: Any) -> Replay:
-    replay = Replay(**settings)
+    replay = Replay(settings)
     replay.feed(history.events, [(0, 0)])
     return replay
 

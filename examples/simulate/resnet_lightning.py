@@ -3,9 +3,10 @@
     python examples/simulate/resnet_lightning.py
     torchrun --nproc-per-node 8 examples/simulate/resnet_lightning.py --devices 8
     memprof simulate --gpu t4 -- python examples/simulate/resnet_lightning.py
-    memprof simulate --gpu t4 --world-size 8 -- python examples/simulate/resnet_lightning.py --devices 8
+    memprof simulate --gpu t4 --world-size 8 -- \\
+        python examples/simulate/resnet_lightning.py --devices 8
 
-Needs lightning.
+Needs lightning. Started by torchrun, or as one rank of it, Lightning starts no processes itself.
 """
 
 from __future__ import annotations

@@ -115,6 +115,17 @@ def _broadcast_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any
     """What is to come from another rank stays what it was."""
 
 
+def _recv_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "recv_object_list: the rank that would send is not there, and what it would send cannot be "
+        "known. A PipelineStage does so to learn shapes: give it input_args and output_args."
+    )
+
+
+def _send_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
+    """Nobody would get it."""
+
+
 def _scatter_object_list(
     distributed: Any,
     output: list[Any],
@@ -131,5 +142,7 @@ _OBJECTS: dict[str, Callable[..., None]] = {
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
     "broadcast_object_list": _broadcast_object_list,
+    "recv_object_list": _recv_object_list,
+    "send_object_list": _send_object_list,
     "scatter_object_list": _scatter_object_list,
 }

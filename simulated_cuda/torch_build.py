@@ -165,8 +165,8 @@ def _how_to_install(version: str) -> str:
         [
             "on Linux, PyPI's wheel is the CUDA build. In a new virtual environment:",
             f"pip install {_PYPI} torch=={version} memprof",
-            "or, without gigabytes of NVIDIA's libraries, which the simulation does not use (such a",
-            "torch works under memprof simulate alone):",
+            "or, without gigabytes of NVIDIA's libraries, which the simulation does not use (such",
+            "a torch works under memprof simulate alone):",
             f"pip install {_PYPI} --no-deps torch=={version} memprof",
             "pip install filelock fsspec jinja2 networkx numpy setuptools sympy typing_extensions",
             "pip install click msgspec rich",

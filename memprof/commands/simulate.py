@@ -22,7 +22,7 @@ from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 
-from ._common import BadFile, OutputPath, print_json, print_text
+from ._common import BadFile, OutputPath, keep_apart, print_json, print_text
 
 TOO_MUCH, FAILED = 1, 3
 """Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
@@ -118,7 +118,10 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
 @click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it then."
+    "--timeout",
+    type=click.FloatRange(0, 1e7, min_open=True),
+    metavar="SECONDS",
+    help="End it then.",
 )
 @click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
 @click.option(
@@ -161,10 +164,14 @@ def simulate(
     """
     try:
         parsed = parse(command)
+        if parsed.script is not None and not os.path.exists(parsed.script):
+            raise BadCommand(f"there is no {parsed.script}")
         jobs = jobs_of(world_size, ranks, ranks_per_host)
     except (BadCommand, BadJob) as e:
         raise click.UsageError(visible(str(e))) from e
     if output is not None:
+        if parsed.script is not None:
+            keep_apart([output], [parsed.script], "--output")
         try:
             check_writable(output)
         except ProfileError as e:
@@ -188,6 +195,9 @@ def simulate(
             found.append(simulate_script(parsed, settings, os.environ))
             if smallest:
                 find_smallest(found[-1], parsed, settings, os.environ)
+        except KeyboardInterrupt:
+            click.echo("memprof simulate: interrupted", err=True)
+            raise SystemExit(130) from None
         except SimulationError as e:
             for line in f"memprof simulate: {e}".splitlines():
                 click.echo(visible(line), err=True)

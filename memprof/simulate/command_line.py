@@ -32,6 +32,11 @@ class Command:
     options: tuple[str, ...]
     program: tuple[str, ...]
 
+    @property
+    def script(self) -> str | None:
+        """The path of the script; None for a module."""
+        return self.program[0] if self.program[0] != "-m" else None
+
 
 def parse(words: tuple[str, ...]) -> Command:
     """Take a command apart: ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or

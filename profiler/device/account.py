@@ -232,10 +232,13 @@ class _Decider:
 
 def _pools(peak: Peak) -> list[PoolShare]:
     """Segments by pool, with what of them was in no block."""
-    used: Mapping[int, list[tuple[int, int]]] = {id(s): [] for s, _ in peak.segments}
+    # By address: a segment that grew or was cut since then has other blocks now.
+    starts = sorted(s.address for s, _ in peak.segments)
+    used: Mapping[int, list[tuple[int, int]]] = {start: [] for start in starts}
     for block in peak.blocks:
-        if id(block.segment) in used:
-            used[id(block.segment)].append((block.address, block.size))
+        at = bisect.bisect_right(starts, block.address) - 1
+        if at >= 0:
+            used[starts[at]].append((block.address, block.size))
     pools: dict[str, list[int]] = {}
     for segment, size in peak.segments:
         private = segment.pool is not None and segment.pool != (0, 0)
@@ -246,7 +249,7 @@ def _pools(peak: Peak) -> list[PoolShare]:
         of_pool[0] += size
         of_pool[2] += 1
         at = segment.address
-        for address, nbytes in [*sorted(used[id(segment)]), (segment.address + size, 0)]:
+        for address, nbytes in [*sorted(used[segment.address]), (segment.address + size, 0)]:
             of_pool[1] += max(0, address - at)
             of_pool[3] = max(of_pool[3], address - at)
             at = max(at, address + nbytes)

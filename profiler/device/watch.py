@@ -54,18 +54,20 @@ class Watch:
 
     Attributes:
         marks: so far; the first one is the beginning.
-        steps: optimizer steps that have ended.
+        steps: optimizer steps that have ended, of the optimizer that has made most.
         has_optimizer: whether one was made.
         lost: how often the history was full before it was taken.
     """
 
-    def __init__(self, on_step: Callable[[int], None] | None = None) -> None:
+    def __init__(self, on_step: Callable[[int, int], None] | None = None) -> None:
         """
         Args:
-            on_step: called with the number of steps when one has ended.
+            on_step: called when a step has ended, with the steps of the optimizer that has made
+                fewest, of those that have made any, and of the one that has made most.
         """
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
+        self._steps_of: dict[int, int] = {}
         self.lost = 0
         self._on_step = on_step
         self._replays: dict[int, Replay] = {}
@@ -272,11 +274,13 @@ class Watch:
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     _add(known, value, Purpose.OPTIMIZER_STATE)
-        self.steps += 1
+        # Of the one that steps most often: with several, each has its turn in an iteration.
+        self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
+        self.steps = max(self._steps_of.values())
         self._mark(Phase.FORWARD, known)
         self.drain(DRAIN)
         if self._on_step is not None:
-            self._on_step(self.steps)
+            self._on_step(min(self._steps_of.values()), self.steps)
 
     def _of_modules(self) -> dict[int, Purpose]:
         """Parameters, buffers and gradients of every module that there is."""

@@ -240,7 +240,8 @@ class _Run:
             )
             steps = self._watch.steps
             news, now = (steps, peak[0]), time.monotonic()
-            if self._request.progress and (news != said or now - last >= _LINE_PERIOD):
+            waited = now - last
+            if self._request.progress and waited >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now
                 self._say(
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "

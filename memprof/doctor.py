@@ -91,6 +91,7 @@ def examine() -> Diagnosis:
             ("Inductor code for GPU", lambda: _gpu_code(status)),
             ("CUDA graphs", _cuda_graphs),
             ("CPU arena", _cpu_arena),
+            ("memprof simulate", _simulation),
         )
     ]
     works = all(status[n].status is not Status.FAIL for n in ("torch", "entry point"))
@@ -316,6 +317,19 @@ def _cuda_graphs() -> tuple[Status, str]:
 
     reason = _torch_compat.why_no_cuda_graphs()
     return (Status.WARN, f"no: {reason}") if reason else (Status.OK, "torch can record and replay")
+
+
+def _simulation() -> tuple[Status, str]:
+    from memprof.simulated_cuda.build import compiler
+    from memprof.simulated_cuda.errors import SimulationError
+    from memprof.simulated_cuda.torch_build import find_torch
+
+    try:
+        torch = find_torch()
+        compiler(os.environ)
+    except SimulationError as e:
+        return Status.WARN, f"no: {str(e).partition(chr(10))[0]}"
+    return Status.OK, f"torch {torch.version} can run on a simulated GPU"
 
 
 def _cpu_arena() -> tuple[Status, str]:

@@ -41,6 +41,8 @@ def test_this_machine(here: Diagnosis) -> None:
     assert found["CPU arena"].status is Status.OK
     assert ("cuda:0" in found["devices"].detail) == torch.cuda.is_available()
     assert (found["CUDA graphs"].status is Status.OK) == torch.cuda.is_available()
+    cuda = torch.version.cuda is not None and torch.version.cuda.startswith("13")
+    assert (found["memprof simulate"].status is Status.OK) == cuda
     if found["C++ compiler"].status is Status.OK:
         assert here.works
 

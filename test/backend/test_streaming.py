@@ -358,14 +358,17 @@ def test_a_child_does_not_hold_its_parents_file(tmp_path: Path) -> None:
     # GIVEN a child that outlives the session, as a worker of a data loader can
     path = tmp_path / "run.memprof"
     ends, wait = os.pipe()
+    runs, begun = os.pipe()
     with memprof.profile(path):
         child = os.fork()
         if child == 0:
             try:
                 os.close(wait)
+                os.write(begun, b".")  # What is done at a fork has been done.
                 os.read(ends, 1)
             finally:
                 os._exit(0)
+    os.read(runs, 1)
     try:
         # THEN the next session has the path
         with memprof.profile(path) as session:
@@ -374,4 +377,5 @@ def test_a_child_does_not_hold_its_parents_file(tmp_path: Path) -> None:
     finally:
         os.close(wait)
         os.waitpid(child, 0)
-        os.close(ends)
+        for end in (ends, runs, begun):
+            os.close(end)

@@ -138,5 +138,6 @@ DEVICE(GetP2PStatus, Device*, int, int* status) { *status = 0; return exists(h) 
 DEVICE(GetNvLinkRemoteDeviceType, unsigned, int*) { return NOT_SUPPORTED; }
 DEVICE(GetNvLinkRemotePciInfo_v2, unsigned, void*) { return NOT_SUPPORTED; }
 DEVICE(GetNvLinkState, unsigned, int* on) { *on = 0; return SUCCESS; }
-DEVICE(GetGpuFabricInfoV, void*) { return NOT_SUPPORTED; }
+// Leaves the state as it finds it, which torch 2.13 sets to "not supported" before it asks whether segments can be shared by fabric.
+DEVICE(GetGpuFabricInfoV, void*) { return SUCCESS; }
 DEVICE(GetMigMode, unsigned*, unsigned*) { return NOT_SUPPORTED; }

@@ -13,7 +13,7 @@ from importlib import metadata
 import torch
 import torch.distributed
 
-from memprof.profiler.model import Machine, Process
+from memprof.profiler.model import Machine, Process, Profile
 
 
 @functools.cache
@@ -40,6 +40,19 @@ def machine() -> Machine:
         else os.cpu_count() or 0,
         memory_bytes=_memory_bytes(),
         accelerators=names,
+    )
+
+
+def new_profile() -> Profile:
+    """A profile of this process, here and now, with nothing in it yet."""
+    torch_version, memprof_version, python_version = versions()
+    return Profile(
+        created_ns=time.time_ns(),
+        memprof=memprof_version,
+        torch=torch_version,
+        python=python_version,
+        machine=machine(),
+        process=process(),
     )
 
 

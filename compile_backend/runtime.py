@@ -21,7 +21,7 @@ from memprof.profiler.model import (
 )
 
 from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
-from .environment import machine, perf_origin_ns, process, versions
+from .environment import new_profile, perf_origin_ns, process
 from .ledger import Ledger
 from .observation.identities import StorageIdentities
 
@@ -153,13 +153,8 @@ class Runtime:
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
             graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
-        torch_version, memprof_version, python_version = versions()
-        return Profile(
-            created_ns=time.time_ns(),
-            memprof=memprof_version,
-            torch=torch_version,
-            python=python_version,
-            machine=machine(),
+        return dataclasses.replace(
+            new_profile(),
             options=dict(self.options),
             # Copies: each profile has its own count of calls, and no program of later calls.
             graphs=[

@@ -51,7 +51,7 @@ def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     for i, row in enumerate(account.rows):
         if row.nbytes < 0 or row.count < 1:
             yield f"{at}.rows[{i}]", f"{row.count} blocks of {row.nbytes} bytes"
-    total = account.live + account.rounding + account.awaiting + account.free + account.unexplained
+    total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
 

@@ -183,17 +183,9 @@ class _Run:
                 self._session
             )
             return recorded
-        from memprof.compile_backend.environment import machine, process, versions
+        from memprof.compile_backend.environment import new_profile
 
-        torch, own, python = versions()
-        return Profile(
-            created_ns=time.time_ns(),
-            memprof=own,
-            torch=torch,
-            python=python,
-            machine=machine(),
-            process=process(),
-        )
+        return new_profile()
 
     def _terminated(self, number: int, frame: object) -> None:
         """``memprof simulate`` has waited long enough: what there is so far is the answer."""
@@ -227,17 +219,12 @@ class _Run:
         torch = sys.modules["torch"]
         still, last = Stillness(), time.monotonic()
         said: tuple[int, int] | None = None
-        drained = 0
         while not self._finishing:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
-            stats = [torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())]
-            asked = sum(s.get("allocation.all.allocated", 0) for s in stats)
-            peak = tuple(
-                max(s.get(f"{what}_bytes.all.peak", 0) for s in stats)
-                for what in ("reserved", "allocated")
-            )
+            peaks, asked = self._watch.counters().values(), self._watch.asked
+            peak = tuple(max(p[what] for p in peaks) for what in ("reserved", "allocated"))
             steps = self._watch.steps
             news, now = (steps, peak[0]), time.monotonic()
             waited = now - last
@@ -253,9 +240,8 @@ class _Run:
                 on_main_thread(functools.partial(self._unless_finishing, self.finish, ended))
                 time.sleep(_PATIENCE)
                 self._unless_finishing(self.finish, ended)
-            if asked - drained >= DRAIN:
-                drained = asked
-                on_main_thread(functools.partial(self._unless_finishing, self._watch.drain))
+            if self._watch.undrained >= DRAIN:
+                on_main_thread(functools.partial(self._unless_finishing, self._watch.drain, DRAIN))
 
     def _say(self, line: str) -> None:
         """To what standard error was at the beginning, whatever the script made of it."""

@@ -185,7 +185,6 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             until_still=settings.until_still,
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
-            local_rank=job.local_rank if job is not None else 0,
             progress=not settings.quiet,
         )
         variables[VARIABLE] = msgspec.json.encode(request).decode()

@@ -21,7 +21,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         until_still: whether it ends when the peak has stood still, see ``ending.py``.
         world_size: ranks of the job whose other ranks are not there; None for a process alone,
             whose process groups are left as they are.
-        rank, local_rank: of this process in that job.
+        rank: of this process in that job.
         progress: whether to print a line now and then on standard error.
     """
 
@@ -30,7 +30,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     until_still: bool = True
     world_size: int | None = None
     rank: int = 0
-    local_rank: int = 0
     progress: bool = True
 
 

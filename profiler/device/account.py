@@ -14,9 +14,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
 6. asked for in a forward: an activation if it went during a later backward, or would have had the
-   program not been cut off; a
-   temporary if it went before one began; what outlives the backward is an output where modules
-   ran when it was asked for, an input where none did.
+   program not been cut off; a temporary if it went before one began; what outlives the backward is
+   an output where modules ran when it was asked for, an input where none did.
 
 Without any backward there are no such spans: what modules asked for is a temporary if it went, and
 state if it is there at the end of the run; anything else is an input.
@@ -28,14 +27,15 @@ known for all code, compiled or not, and by whatever backend.
 from __future__ import annotations
 
 import bisect
+import linecache
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from memprof.profiler.model import AccountRow, FailedRequest, PoolShare, Purpose, SourceFrame
 
-from .replay import Block, Frame, Peak, Replay
-from .where import Where, text_of, where
+from .replay import Block, Peak, Replay
+from .where import Where, where
 
 __all__ = ["Explained", "Mark", "Phase", "explain", "failed_requests"]
 
@@ -56,13 +56,11 @@ class Mark:
         phase: what runs from here on.
         step: optimizer steps that have ended.
         known: purposes of storages, by the address of their first byte, as far as looked for.
-        counts: by device, how many blocks had been asked for, and how many let go of.
     """
 
     phase: Phase
     step: int
     known: dict[int, Purpose] = field(default_factory=dict)
-    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,7 @@ def explain(
         cut_off: whether the program ended in the middle, so that a backward would have come.
     """
     decide = _Decider(marks, last, cut_off)
-    grouped: dict[tuple[object, ...], list[int]] = {}
-    places: dict[tuple[object, ...], tuple[Purpose, str, Where]] = {}
+    grouped: dict[AccountRow, list[int]] = {}
     rounding = awaiting = 0
     for block in peak.blocks:
         if block.address in peak.awaiting:
@@ -101,24 +98,12 @@ def explain(
         at = where(block.frames)
         purpose, detail = decide(block, at)
         compiled = at.generated is not None
-        key = (purpose, detail, at.line, at.modules, at.nodes, compiled)
-        of_key = grouped.setdefault(key, [0, 0])
-        of_key[0] += block.requested
-        of_key[1] += 1
-        places.setdefault(key, (purpose, detail, at))
-    rows = [
-        AccountRow(
-            purpose,
-            grouped[key][0],
-            grouped[key][1],
-            " > ".join(at.modules),
-            _source(at.line),
-            at.nodes,
-            at.generated is not None,
-            detail,
-        )
-        for key, (purpose, detail, at) in places.items()
-    ]
+        modules = " > ".join(at.modules)
+        alike = AccountRow(purpose, 0, 0, modules, _source(at), at.nodes, compiled, detail)
+        of_alike = grouped.setdefault(alike, [0, 0])
+        of_alike[0] += block.requested
+        of_alike[1] += 1
+    rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
     rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
     mark = marks[peak.mark]
     trained = any(m.phase is not Phase.FORWARD for m in marks)
@@ -139,14 +124,16 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
         at = where(frames)
         key = (nbytes, at.line, at.modules)
         count = found[key].count + 1 if key in found else 1
-        found[key] = FailedRequest(nbytes, " > ".join(at.modules), _source(at.line), count)
+        found[key] = FailedRequest(nbytes, " > ".join(at.modules), _source(at), count)
     return list(found.values())
 
 
-def _source(line: Frame | None) -> SourceFrame | None:
+def _source(at: Where) -> SourceFrame | None:
+    """Its line with the text of it, where it can be read."""
+    line = at.line
     if line is None:
         return None
-    return SourceFrame(line.file, line.line, line.function, text_of(line))
+    return replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
 class _Decider:
@@ -167,7 +154,7 @@ class _Decider:
         if self._last is not None and block.freed_after == self._last:
             return Purpose.WORKSPACE, "cuBLAS"
         phase = self._marks[block.mark].phase
-        if "torch/distributed" in at.inside and self._in_fsdp(block):
+        if "torch/distributed/fsdp" in at.inside:
             if phase is Phase.BACKWARD and self._reduces(block):
                 return Purpose.GRADIENT, "reduced by FSDP"
             return Purpose.PARAMETER, "all-gathered by FSDP"
@@ -222,10 +209,6 @@ class _Decider:
         return None
 
     @staticmethod
-    def _in_fsdp(block: Block) -> bool:
-        return any("distributed/fsdp" in f.file or "_fully_shard" in f.file for f in block.frames)
-
-    @staticmethod
     def _reduces(block: Block) -> bool:
         return any("reduce" in f.function for f in block.frames)
 
@@ -241,11 +224,7 @@ def _pools(peak: Peak) -> list[PoolShare]:
             used[starts[at]].append((block.address, block.size))
     pools: dict[str, list[int]] = {}
     for segment, size in peak.segments:
-        private = segment.pool is not None and segment.pool != (0, 0)
-        name = f"private {segment.pool[0]},{segment.pool[1]}" if private and segment.pool else ""
-        if segment.pool is None:
-            name = "gone"  # Given back before anybody asked whose it was.
-        of_pool = pools.setdefault(name or "general", [0, 0, 0, 0])
+        of_pool = pools.setdefault(_name_of(segment.pool), [0, 0, 0, 0])
         of_pool[0] += size
         of_pool[2] += 1
         at = segment.address
@@ -259,3 +238,10 @@ def _pools(peak: Peak) -> list[PoolShare]:
             pools.items(), key=lambda item: -item[1][0]
         )
     ]
+
+
+def _name_of(pool: tuple[int, int] | None) -> str:
+    """As in ``PoolShare``."""
+    if pool is None:
+        return "gone"
+    return "general" if pool == (0, 0) else f"private {pool[0]},{pool[1]}"

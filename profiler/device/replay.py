@@ -31,7 +31,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Block", "Frame", "Peak", "Replay", "Segment"]
+from memprof.profiler.model import SourceFrame
+
+__all__ = ["Block", "Peak", "Replay", "Segment"]
 
 ROUNDING = 512
 """Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
@@ -39,21 +41,6 @@ ROUNDING = 512
 SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A line of the program that was running.
-
-    Attributes:
-        file: its path.
-        line: from 1.
-        function: its name, without the class.
-    """
-
-    file: str
-    line: int
-    function: str
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +51,7 @@ class Block:
         address: of its first byte.
         requested: bytes that were asked for.
         size: bytes of the block, at least as many.
-        segment: in which it lies.
+        event: how many events had happened when it was handed out, its own included.
         mark: number of the last mark before it was handed out.
         raw_frames: the program at that time as the allocator has it, innermost first.
         freed_after: number of the last mark before the program let go of it; None until then.
@@ -74,14 +61,14 @@ class Block:
     address: int
     requested: int
     size: int
-    segment: Segment
+    event: int
     mark: int
     raw_frames: Sequence[Mapping[str, Any]]
     freed_after: int | None = None
     gone: bool = False
 
     @property
-    def frames(self) -> tuple[Frame, ...]:
+    def frames(self) -> tuple[SourceFrame, ...]:
         """The program at that time, innermost first."""
         return frames_of(self.raw_frames)
 
@@ -98,7 +85,6 @@ class Segment:
     Attributes:
         address: of its first byte.
         size: bytes, of which a growing (expandable) one has more with time.
-        stream: whose requests it serves.
         expandable: whether it grows.
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
             ``torch.cuda.MemPool``); None if it was gone before anybody asked.
@@ -107,7 +93,6 @@ class Segment:
 
     address: int
     size: int
-    stream: int
     expandable: bool
     pool: tuple[int, int] | None = None
     free: dict[int, int] = field(default_factory=dict)
@@ -160,7 +145,7 @@ class Replay:
         self.peak = Peak()
         self.events = 0
         self.strange = 0
-        self.out_of_memory: list[tuple[int, tuple[Frame, ...]]] = []
+        self.out_of_memory: list[tuple[int, tuple[SourceFrame, ...]]] = []
         limit = settings.get("max_split_size", -1)
         self._max_split: int | None = limit if limit > 0 else None
         self._divisions = {
@@ -170,7 +155,6 @@ class Replay:
         self._segments: dict[int, Segment] = {}
         self._starts: list[int] = []
         self._live: dict[int, Block] = {}
-        self._begun: dict[int, int] = {}
         self._mark = 0
         self._asked = 0
         self._let_go = 0
@@ -206,7 +190,7 @@ class Replay:
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
                 self._keep_peak()
-                self._grow(e["addr"], e["size"], e.get("stream", 0), action == "segment_map")
+                self._grow(e["addr"], e["size"], action == "segment_map")
             elif action in ("segment_free", "segment_unmap"):
                 self._keep_peak()
                 self._shrink(e["addr"], e["size"])
@@ -231,14 +215,14 @@ class Replay:
 
     # What the allocator can do.
 
-    def _grow(self, address: int, size: int, stream: int, expandable: bool) -> None:
+    def _grow(self, address: int, size: int, expandable: bool) -> None:
         self.reserved += size
         before = self._segment_of(address - 1) if expandable else None
         if before is not None and before.expandable and before.address + before.size == address:
             segment = before
             segment.size += size
         else:
-            segment = Segment(address, size, stream, expandable)
+            segment = Segment(address, size, expandable)
             self._segments[address] = segment
             bisect.insort(self._starts, address)
         after = self._segments.get(address + size) if expandable else None
@@ -246,18 +230,11 @@ class Replay:
             self._forget(after)
             segment.size += after.size
             segment.free |= after.free
-            self._move(after, segment)
         _give(segment, address, size)
 
     def _forget(self, segment: Segment) -> None:
         del self._segments[segment.address]
         self._starts.remove(segment.address)
-
-    def _move(self, source: Segment, to: Segment) -> None:
-        """Blocks that lie in the other segment now."""
-        for block in self._live.values():
-            if block.segment is source and to.address <= block.address < to.address + to.size:
-                block.segment = to
 
     def _shrink(self, address: int, size: int) -> None:
         segment = self._segment_of(address)
@@ -280,12 +257,11 @@ class Replay:
         if segment.size == 0:
             self._forget(segment)
         if tail < end:
-            rest = Segment(tail, end - tail, segment.stream, segment.expandable, segment.pool)
+            rest = Segment(tail, end - tail, segment.expandable, segment.pool)
             rest.free = {a: n for a, n in free.items() if a >= tail}
             segment.free = {a: n for a, n in free.items() if a < tail}
             self._segments[tail] = rest
             bisect.insort(self._starts, tail)
-            self._move(segment, rest)
 
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
@@ -293,17 +269,14 @@ class Replay:
         segment = self._segment_of(address)
         if segment is None or address not in segment.free:
             self.strange += 1
-            if segment is None:
-                segment = Segment(address, 0, e.get("stream", 0), False)
         else:
             there = segment.free.pop(address)
             if self._is_cut(there, size, segment.expandable):
                 segment.free[address + size] = there - size
             else:
                 size = there
-        block = Block(address, requested, size, segment, self._mark, e.get("frames", ()))
-        self._live[address] = block
-        self._begun[address] = self.events
+        raw_frames = e.get("frames", ())
+        self._live[address] = Block(address, requested, size, self.events, self._mark, raw_frames)
         self.allocated_bytes += size
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
         if (self.reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
@@ -349,8 +322,9 @@ class Replay:
             block.freed_after = self._mark
             self.allocated_bytes -= block.size
         block.gone = True
-        del self._begun[address]
-        _give(block.segment, address, block.size)
+        segment = self._segment_of(address)
+        if segment is not None:
+            _give(segment, address, block.size)
 
     def _keep_peak(self) -> None:
         """Take down who is there before the first of them goes."""
@@ -358,7 +332,7 @@ class Replay:
             return
         self._peak_pending = False
         peak = self.peak
-        peak.blocks = [b for a, b in self._live.items() if self._begun[a] <= peak.event]
+        peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments.values()]
@@ -385,6 +359,6 @@ def _give(segment: Segment, address: int, size: int) -> None:
         free[address] = size
 
 
-def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[Frame, ...]:
+def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:
     """Frames as the allocator's history has them, made ours; innermost first."""
-    return tuple(Frame(f["filename"], f["line"], f["name"]) for f in raw)
+    return tuple(SourceFrame(f["filename"], f["line"], f["name"]) for f in raw)

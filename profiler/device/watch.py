@@ -73,7 +73,7 @@ class Watch:
         self._replays: dict[int, Replay] = {}
         self._taken = 0
         self._depth = 0
-        self._disagreements: dict[int, list[tuple[str, int, int]]] = {}
+        self._counts: dict[int, list[tuple[int, int]]] = {}
         self._started = False
         self._draining = False
         self._modules_known = False
@@ -109,12 +109,14 @@ class Watch:
         self._mark(self.marks[-1].phase, self._of_modules() | self.marks[-1].known)
         self.drain()
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
-        self._disagreements = {d: _disagreements(r, before[d]) for d, r in self._replays.items()}
+        differ = {d: _disagreements(r, before[d]) for d, r in self._replays.items()}
         self._mark(self.marks[-1].phase)
         last = len(self.marks) - 1
         compat.clear_workspaces()
         self.drain()
         found = [self._account(d, before[d], last, cut_off) for d in self._replays]
+        for account, device in zip(found, self._replays, strict=True):
+            account.notes[:0] = differ[device]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
     def _counted(self) -> list[DeviceAccount]:
@@ -144,7 +146,7 @@ class Watch:
     def counters(self) -> dict[str, dict[str, int]]:
         """Peaks that torch's statistics have now, in bytes, by device."""
         found = {}
-        for device in self._replays:
+        for device in range(torch.cuda.device_count()):
             stats = torch.cuda.memory_stats(device)
             found[f"cuda:{device}"] = {
                 name: int(stats.get(f"{name}_bytes.all.peak", 0))
@@ -170,14 +172,7 @@ class Watch:
         account.rows, account.pools = explained.rows, explained.pools
         account.rounding, account.awaiting = explained.rounding, explained.awaiting
         account.failed = failed_requests(replay)
-        account.unexplained = reserved - (
-            account.live + account.rounding + account.awaiting + account.free
-        )
-        for what, mine, real in self._disagreements[device]:
-            account.notes.append(
-                f"by the allocator's own count {real:,} bytes were {what} at the end, by its "
-                f"history {mine:,}: sizes above are off by as much"
-            )
+        account.unexplained = reserved - account.explained
         if replay.strange:
             account.notes.append(
                 f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
@@ -203,20 +198,33 @@ class Watch:
         compat.record_history()
         compat.keep_counting()
         settings = torch.cuda.memory._snapshot()["allocator_settings"]
-        self._replays = {d: Replay(settings) for d in range(torch.cuda.device_count())}
+        for device in range(torch.cuda.device_count()):
+            self._replays[device] = Replay(settings)
+            self._counts[device] = [(0, 0)] * len(self.marks)
 
     def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
-        counts = {d: compat.allocation_counts(d) for d in self._replays}
-        self.marks.append(Mark(phase, self.steps, known or {}, counts))
+        for device, counts in self._counts.items():
+            counts.append(compat.allocation_counts(device))
+        self.marks.append(Mark(phase, self.steps, known or {}))
+
+    @property
+    def asked(self) -> int:
+        """Blocks that were asked for so far, on all devices."""
+        return sum(compat.allocation_counts(d)[0] for d in range(torch.cuda.device_count()))
+
+    @property
+    def undrained(self) -> int:
+        """Those of them that came after the history was last taken."""
+        return self.asked - self._taken
 
     def drain(self, at_least: int = 0) -> None:
         """Follow the history, if that many blocks were asked for since it was last taken.
 
         Nothing must be allocated meanwhile: call it on the thread that allocates.
         """
-        if not self._started or self._draining:
+        if not self._replays or self._draining:
             return
-        asked = sum(compat.allocation_counts(d)[0] for d in self._replays)
+        asked = self.asked
         if asked - self._taken < at_least:
             return
         self._taken = asked
@@ -227,7 +235,7 @@ class Watch:
                 events = snapshot["device_traces"][device]
                 if len(events) >= compat.MAX_ENTRIES:
                     self.lost += 1
-                replay.feed(events, [m.counts.get(device, (0, 0)) for m in self.marks])
+                replay.feed(events, self._counts[device])
                 replay.assign_pools(s for s in snapshot["segments"] if s["device"] == device)
         finally:
             self._draining = False
@@ -297,13 +305,18 @@ class Watch:
         return known
 
 
-def _disagreements(replay: Replay, stats: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """What followed from the history, and what the allocator counts, where they differ."""
+def _disagreements(replay: Replay, stats: dict[str, Any]) -> list[str]:
+    """Where what followed from the history is not what the allocator counts, in words."""
     pairs = (
         ("reserved", replay.reserved, stats.get("reserved_bytes.all.current", 0)),
         ("allocated", replay.allocated_bytes, stats.get("allocated_bytes.all.current", 0)),
     )
-    return [(what, mine, real) for what, mine, real in pairs if mine != real]
+    return [
+        f"by the allocator's own count {real:,} bytes were {what} at the end, by its history "
+        f"{mine:,}: sizes above are off by as much"
+        for what, mine, real in pairs
+        if mine != real
+    ]
 
 
 _PROCESS = os.getpid()

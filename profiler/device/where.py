@@ -14,13 +14,14 @@ from __future__ import annotations
 import ast
 import bisect
 import functools
+import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .replay import Frame
+from memprof.profiler.model import SourceFrame
 
-__all__ = ["Where", "is_internal", "text_of", "where"]
+__all__ = ["Where", "is_internal", "where"]
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
@@ -48,20 +49,14 @@ class Where:
         inside: torch packages on the stack, such as ``torch/distributed/fsdp``.
     """
 
-    line: Frame | None
+    line: SourceFrame | None
     modules: tuple[str, ...]
-    generated: Frame | None
+    generated: SourceFrame | None
     nodes: str
     inside: frozenset[str]
 
 
-_PACKAGES = ("torch/distributed", "torch/nn/parallel", "torch/utils/checkpoint")
-
-
-def text_of(frame: Frame) -> str:
-    """The text of a frame's line, without indentation; empty where it cannot be read."""
-    lines = _lines(frame.file)
-    return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+_PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpoint")
 
 
 def is_internal(file: str) -> bool:
@@ -69,7 +64,7 @@ def is_internal(file: str) -> bool:
     return _INTERNAL.search(file) is not None or _GENERATED.search(file) is not None
 
 
-def where(frames: Sequence[Frame]) -> Where:
+def where(frames: Sequence[SourceFrame]) -> Where:
     """What asked for a block.
 
     Args:
@@ -94,8 +89,8 @@ def where(frames: Sequence[Frame]) -> Where:
     )
 
 
-def _nodes(generated: Frame) -> str:
-    lines = _lines(generated.file)
+def _nodes(generated: SourceFrame) -> str:
+    lines = linecache.getlines(generated.file)
     at = generated.line - 1
     if not 0 <= at < len(lines):
         return ""
@@ -120,15 +115,6 @@ def _nodes(generated: Frame) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=512)
-def _lines(file: str) -> tuple[str, ...]:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as f:
-            return tuple(f.read().splitlines())
-    except OSError:
-        return ()
-
-
 @functools.lru_cache(maxsize=4096)
 def _class_at(file: str, line: int) -> str:
     """The class in whose body a line stands; empty if there is none or the file cannot be read."""
@@ -145,7 +131,7 @@ def _class_at(file: str, line: int) -> str:
 @functools.lru_cache(maxsize=512)
 def _classes(file: str) -> tuple[list[int], list[tuple[int, int, str]]]:
     try:
-        tree = ast.parse("\n".join(_lines(file)))
+        tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return [], []
     spans = sorted(

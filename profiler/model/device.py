@@ -58,6 +58,11 @@ class AccountRow:
     compiled: bool = False
     detail: str = ""
 
+    @property
+    def what(self) -> str:
+        """The purpose and its detail in words, for reports."""
+        return self.purpose.label + (f" ({self.detail})" if self.detail else "")
+
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
@@ -187,6 +192,11 @@ class DeviceAccount:
     def free(self) -> int:
         """Bytes of segments in no block."""
         return sum(p.free for p in self.pools)
+
+    @property
+    def explained(self) -> int:
+        """Bytes of ``reserved`` whose use is known."""
+        return self.live + self.rounding + self.awaiting + self.free
 
     @property
     def outside_bytes(self) -> int:

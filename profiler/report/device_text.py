@@ -102,10 +102,9 @@ def _blocks(page: Page, a: DeviceAccount) -> None:
     page.section("Live at the peak, largest first")
     table = page.table(">bytes", ">blocks", "what", "code", "where, and FX nodes of compiled code")
     for r in a.rows[: page.top]:
-        what = r.purpose.label + (f" ({r.detail})" if r.detail else "")
         code = "compiled" if r.compiled else "eager" if r.frame is not None else "autograd"
         where = _location(page, r.frame) + (f" · {r.nodes}" if r.nodes else "")
-        table.add_row(page.bytes(r.nbytes), f"{r.count:,}", what, code, where)
+        table.add_row(page.bytes(r.nbytes), f"{r.count:,}", r.what, code, where)
     if rest := a.rows[page.top :]:
         n, blocks = sum(r.nbytes for r in rest), sum(r.count for r in rest)
         table.add_row(page.bytes(n), f"{blocks:,}", f"{len(rest):,} more", "", "")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from memprof.profiler.device.account import Mark, Phase, explain, failed_requests
-from memprof.profiler.device.replay import Frame, Replay
+from memprof.profiler.device.replay import Replay
 from memprof.profiler.device.where import where
 from memprof.profiler.model import Purpose
+from memprof.profiler.model import SourceFrame as Frame
 
 MIB = 1 << 20
 SITE = "/env/lib/python3.11/site-packages"

@@ -107,7 +107,7 @@ def account_payload(account: DeviceAccount, sites: Sites) -> dict[str, Any]:
             {
                 "nbytes": r.nbytes,
                 "count": r.count,
-                "what": r.purpose.label + (f" ({r.detail})" if r.detail else ""),
+                "what": r.what,
                 "modules": r.modules,
                 "frame": sites.frame(r.frame),
                 "nodes": r.nodes,

@@ -27,7 +27,7 @@ from memprof.compiled_autograd.tensor_names import NAMES
 from memprof.compiled_autograd.value import LAYOUT
 from memprof.profiler.model import LedgerKind
 
-from .captured_io import FORWARDS, CapturedIO
+from .captured_backward_io import FORWARDS, CapturedIO
 from .runtime import Runtime
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]

@@ -11,14 +11,13 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees.container import ask_for_pool, reset_cudagraph_trees
-from memprof.cudagraph_trees.settings import end_override
+from memprof.cudagraph_trees.container import ask_for_pool
+from memprof.profiler import process_hooks
 
-from . import _torch_compat, graphs_cpu, tracker_bridge
+from . import _torch_compat, tracker_bridge
 from .captured_backward import (
     BackwardCompiler,
     capturing,
-    switch_off,
     without_own_option,
 )
 from .captured_backward_io import CapturedGraph, CapturedIO, note_names
@@ -67,7 +66,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
-    _torch_compat.hear_of_resets(memprof)
+    _torch_compat.subscribe_to_reset(memprof)
     RUNTIME.options.update(own.non_default())
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
@@ -112,13 +111,5 @@ def _compile(
     return compiled
 
 
-def reset() -> None:
-    """Called by ``torch._dynamo.reset()``: forget graphs, recordings, and what options set."""
-    switch_off()
-    RUNTIME.reset()
-    graphs_cpu.reset()
-    reset_cudagraph_trees()
-    end_override()
-
-
-memprof.reset = reset  # type: ignore[attr-defined]
+# Called by torch._dynamo.reset(): forget graphs, recordings, and what options set.
+memprof.reset = process_hooks.reset  # type: ignore[attr-defined]

@@ -28,9 +28,9 @@ from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
 
 from . import _torch_compat
 from .errors import CaptureError
+from .node_meta import of_tensor, set_value
 from .origin import META, NodeOrigin
 from .tracer import GraphTracer
-from .value import of_tensor, set_value
 
 AOT_NAME = "autograd_aot_name"
 """Key in ``meta`` of the name that pass ``aot_names`` gives a node."""

@@ -33,10 +33,9 @@ from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
 from .ledger import Ledger
-from .metadata.compile_state import CompileState
-from .metadata.dynamo_input import DynamoInput
-from .metadata.stage import CompileStage
 from .observation.tree_models import Model, ObservableModel
+from .pipeline import CompileStage, CompileState
+from .roles.dynamo_input import DynamoInput
 
 
 def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
@@ -73,8 +72,7 @@ class GraphsStage(CompileStage[Any]):
     Args:
         record: what the trees know the graph by, in messages and in their ledger.
         ledger: says why a graph is not wrapped.
-        kwargs: of ``compile_fx_inner``; its ``cudagraphs`` becomes ``box``.
-        box: Inductor's own.
+        box: Inductor's own, through which it is told that it may capture.
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
         inductor: options of Inductor that were given to this compilation.
@@ -86,7 +84,6 @@ class GraphsStage(CompileStage[Any]):
         self,
         record: GraphRecord,
         ledger: Ledger,
-        kwargs: dict[str, Any],
         box: Any,
         models: list[ObservableModel],
         *,
@@ -95,7 +92,6 @@ class GraphsStage(CompileStage[Any]):
     ) -> None:
         self.record = record
         self.ledger = ledger
-        self.kwargs = kwargs
         self.box = box
         self.models = models
         self.clone_outputs = clone_outputs
@@ -104,11 +100,10 @@ class GraphsStage(CompileStage[Any]):
         self.inductor = inductor
         self._wrapped: list[dict[str, Any]] = []
 
-    def pre_compile(self, state: CompileState) -> CompileState:
+    def pre_compile(self, state: CompileState) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
         state.cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
-        self.kwargs["cudagraphs"] = self.box
-        return state
+        state.cudagraphs = self.box
 
     def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
         options["record"] = self.record

@@ -38,7 +38,6 @@ from memprof.compiled_autograd.tensor_names import NAMES
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
-from .metadata.dynamo_input import DynamoInput, DynamoOutput
 from .provenance.aot_nodes import (
     CAPTURED_TAG,
     borrow,
@@ -50,6 +49,7 @@ from .provenance.aot_nodes import (
     tag_of,
     with_forward,
 )
+from .roles.dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,11 @@ def note_names(
     function wants the arguments of every call. Where they are the ones of before it costs
     one look into a dictionary.
     """
-    names = {s.index: s.fqn for s in sources if s.is_parameter and s.fqn and s.index is not None}
+    names = {
+        s.index: s.fqn
+        for s in sources
+        if s.role is Role.PARAMETER and s.fqn and s.index is not None
+    }
     if not names:
         return lambda args: None
     first = min(names)
@@ -166,7 +170,7 @@ class CapturedIO:
         parameters = {
             index
             for given, index in zip(inputs, indices, strict=True)
-            if index is not None and given.is_parameter
+            if index is not None and given.role is Role.PARAMETER
         }
         return tuple(
             given if index is None else self._described(given, index, parameters)
@@ -179,24 +183,20 @@ class CapturedIO:
         name = lifted.name or (fact.fqn if fact is not None else None)
         known = DynamoInput(given.name, given.source, index=given.index, forward=link)
         if lifted.role is InputRole.ROOT:
-            return replace(known, is_backward_root=True)
+            return replace(known, role=Role.TANGENT)
         if lifted.role is InputRole.GRADIENT:
             of_parameter = lifted.leaf in parameters
-            return replace(
-                known,
-                is_parameter_gradient=of_parameter,
-                is_input_gradient=not of_parameter,
-                fqn=name,
-            )
-        if given.is_parameter or lifted.leaf in parameters:
-            return replace(known, is_parameter=True, fqn=name)
+            role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
+            return replace(known, role=role, fqn=name)
+        if given.role is Role.PARAMETER or lifted.leaf in parameters:
+            return replace(known, role=Role.PARAMETER, fqn=name)
         if lifted.role is InputRole.LEAF:
             return replace(known, fqn=name)
         if fact is not None:
             return replace(
                 fact, name=given.name, source=given.source, index=given.index, forward=link
             )
-        return replace(known, is_saved_for_backward=True)
+        return replace(known, role=Role.SAVED_FOR_BACKWARD)
 
     def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, DynamoOutput]:
         described = {d.source: d for d in inputs}
@@ -217,7 +217,7 @@ class CapturedIO:
             else:
                 continue
             of = described.get(source)
-            is_parameter = of is not None and of.is_parameter
+            is_parameter = of is not None and of.role is Role.PARAMETER
             found[position] = DynamoOutput(is_parameter, of.fqn if of is not None else None)
         return found
 
@@ -236,14 +236,8 @@ def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInpu
     if output.alias_of_input is None:
         return link, None
     origin = forward.record.inputs[output.alias_of_input]
-    return link, DynamoInput(
-        origin.name,
-        is_parameter=origin.role is Role.PARAMETER,
-        is_buffer=origin.role is Role.BUFFER,
-        is_optimizer_state=origin.role is Role.OPTIMIZER_STATE,
-        is_parameter_gradient=origin.role is Role.PARAMETER_GRADIENT,
-        fqn=origin.fqn,
-    )
+    role = origin.role if origin.role in CATEGORIES else Role.USER_INPUT
+    return link, DynamoInput(origin.name, role=role, fqn=origin.fqn)
 
 
 def _source_of(leaf: Node) -> str:

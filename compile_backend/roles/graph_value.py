@@ -1,20 +1,28 @@
-"""One graph input or output: how a node's value and stack become a ``GraphValue``."""
+"""One graph input or output: how a node's value becomes a ``GraphValue``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from memprof.compile_backend import _torch_compat as compat
 from memprof.profiler.model import Category, GraphValue, Role
 
-from .descriptor import Descriptor, DescriptorKind
+from .. import _torch_compat as compat
+from ..aot_metadata.descriptor import Descriptor, DescriptorKind
 
-Fact = tuple[Role, Category, str | None]
-"""Role, category and qualified name of a value."""
 
-UNKNOWN: Fact = (Role.UNKNOWN, Category.UNKNOWN, None)
+class RoleInfo(NamedTuple):
+    """What a value is: its role, the category of its memory, its qualified name."""
+
+    role: Role
+    category: Category
+    fqn: str | None = None
+
+
+UNKNOWN = RoleInfo(Role.UNKNOWN, Category.UNKNOWN)
+RNG_STATE = RoleInfo(Role.RNG_STATE, Category.AUTOGRAD_DETAIL)
+TOKEN = RoleInfo(Role.TOKEN, Category.AUTOGRAD_DETAIL)
 
 
 def is_rng(node: torch.fx.Node, desc: Descriptor | None) -> bool:
@@ -28,42 +36,47 @@ def has_memory(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def fact_by_value(node: torch.fx.Node, category: Category) -> Fact | None:
-    """Facts about what is no tensor: a number, generator or opaque object; None for a tensor.
+def without_memory(
+    node: torch.fx.Node, desc: Descriptor | None, category: Category
+) -> RoleInfo | None:
+    """What a number, generator, token or opaque object is; None for a tensor.
 
     Args:
         category: of numbers and opaque objects.
     """
+    kind = desc.whole.kind if desc is not None else None
+    if kind is DescriptorKind.RNG:
+        return RNG_STATE
+    if kind is DescriptorKind.TOKEN:
+        return TOKEN
     value = node.meta.get("val")
     if value is None or isinstance(value, torch.Tensor):
         return None
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return Role.SIZE, category, None
+        return RoleInfo(Role.SIZE, category)
     if isinstance(value, torch.Generator):
-        return Role.RNG_STATE, Category.AUTOGRAD_DETAIL, None
+        return RNG_STATE
     if compat.is_backward_state(value):
         category = Category.AUTOGRAD_DETAIL
-    return Role.OPAQUE, category, None
+    return RoleInfo(Role.OPAQUE, category)
 
 
 def absent_value(at: int) -> GraphValue:
     """What stands for an output where the graph returns None."""
-    return GraphValue(at, "", Role.UNKNOWN, Category.UNKNOWN)
+    return GraphValue(at, "", *UNKNOWN)
 
 
-def graph_value(at: int, node: torch.fx.Node, fact: Fact, frame: str | None = None) -> GraphValue:
-    """The value of ``node`` at position ``at``."""
-    role, category, fqn = fact
+def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **known: Any) -> GraphValue:
+    """The value of ``node`` at position ``at``, with further fields of ``GraphValue``."""
     value = node.meta.get("val")
-    known: dict[str, Any] = {}
     if isinstance(value, torch.Tensor):
-        known = {
+        known |= {
             "dtype": str(value.dtype),
             "shape": tuple(map(str, value.shape)),
             "device": str(value.device),
             "nbytes": extent_bytes(value),
         }
-    return GraphValue(at, node.name, role, category, fqn, frame=frame, **known)
+    return GraphValue(at, node.name, *info, **known)
 
 
 def extent_bytes(tensor: torch.Tensor) -> int | None:
@@ -77,23 +90,3 @@ def extent_bytes(tensor: torch.Tensor) -> int | None:
         return 0
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
-
-
-_TORCH_FOLDER = torch.__path__[0]
-
-
-def user_frame(stack: str | None) -> str | None:
-    """``file:line`` of the innermost frame outside torch, or of the innermost one at all.
-
-    Args:
-        stack: text as ``traceback`` prints it, innermost frame last.
-    """
-    found = None
-    for text in (stack or "").splitlines():
-        file, quote, rest = text.strip().removeprefix('File "').partition('", line ')
-        if not quote or not text.lstrip().startswith('File "'):
-            continue
-        location = f"{file}:{rest.partition(',')[0]}"
-        if found is None or not file.startswith(_TORCH_FOLDER) or found.startswith(_TORCH_FOLDER):
-            found = location
-    return found

@@ -24,12 +24,26 @@ the next step on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memprof.compile_backend import _torch_compat as compat
+from memprof.profiler.model import Category, Role
+
+from .. import _torch_compat as compat
+
+CATEGORIES = {
+    Role.PARAMETER: Category.PARAMETER,
+    Role.BUFFER: Category.PARAMETER,
+    Role.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+    Role.PARAMETER_GRADIENT: Category.GRADIENT,
+    Role.SAVED_FOR_BACKWARD: Category.ACTIVATION,
+    Role.INPUT_GRADIENT: Category.AUTOGRAD_DETAIL,
+    Role.TANGENT: Category.AUTOGRAD_DETAIL,
+    Role.USER_INPUT: Category.INPUT,
+}
+"""The roles that a value of a Dynamo graph can have, and the category of its memory."""
 
 Links = tuple[tuple[str, Any], ...]
 """Steps from a variable of the frame to a value; see ``_torch_compat.source_links``."""
@@ -42,12 +56,10 @@ class DynamoInput:
     Attributes:
         name: of the placeholder, or of the attribute that will be lifted.
         source: the way to it as Python source, e.g. ``L['self']._parameters['weight']``.
-        is_parameter, is_buffer, is_optimizer_state, is_parameter_gradient: at most one
-            holds, see Note [Where an input's role comes from].
-        is_saved_for_backward: the graph is a captured backward and this is what the forward
-            saved for it; only compiled autograd knows, no Source says so.
-        is_input_gradient: likewise: the gradient until now of a leaf that is no parameter.
-        is_backward_root: likewise: a gradient that the backward is started with.
+        role: see Note [Where an input's role comes from]. Of what a captured backward takes only
+            compiled autograd can say that the forward saved it, that it is the gradient until now
+            of a leaf that is no parameter (INPUT_GRADIENT), or that the backward is started with it
+            (TANGENT).
         fqn: qualified name of what is none of a plain user input: of a parameter or buffer
             within the outermost module that leads to it, of anything else of an optimizer
             within that.
@@ -60,13 +72,7 @@ class DynamoInput:
 
     name: str
     source: str = ""
-    is_parameter: bool = False
-    is_buffer: bool = False
-    is_optimizer_state: bool = False
-    is_parameter_gradient: bool = False
-    is_saved_for_backward: bool = False
-    is_input_gradient: bool = False
-    is_backward_root: bool = False
+    role: Role = Role.USER_INPUT
     fqn: str | None = None
     index: int | None = None
     forward: tuple[int, int] | None = None
@@ -86,9 +92,6 @@ class DynamoOutput:
     fqn: str | None
 
 
-_NOTHING = DynamoInput("")
-
-
 def dynamo_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[DynamoInput, ...]:
@@ -103,33 +106,38 @@ def dynamo_inputs(
     values: list[_Value] = []
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         source = compat.dynamo_source(node)
-        way = tuple(compat.source_links(source))
+        source_path = tuple(compat.source_links(source))
         example = example_inputs[at] if at < len(example_inputs) else None
         for inside, leaf in _leaves(example):
             text = compat.source_text(source) + "".join(f"[{key!r}]" for key in inside)
             name = "_".join((node.name, *map(str, inside)))
             is_parameter = isinstance(leaf, torch.nn.Parameter)
-            leaf_way = (*way, *(("item", key) for key in inside)) if way else ()
+            steps = tuple(("item", key) for key in inside) if source_path else ()
             gathered = is_parameter and compat.is_managed_by_fsdp(source)
-            values.append(_Value(name, len(values), text, leaf_way, is_parameter, gathered))
+            values.append(
+                _Value(name, len(values), text, source_path + steps, is_parameter, gathered)
+            )
     parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
     sources = compat.lifted_sources(gm)
     for name in (*sorted(parameters), *sorted(buffers)):
         source = sources.get(name)
-        way = tuple(compat.source_links(source))
-        values.append(_Value(name, None, compat.source_text(source), way, name in parameters))
+        source_path = tuple(compat.source_links(source))
+        text = compat.source_text(source)
+        values.append(_Value(name, None, text, source_path, name in parameters))
 
-    parameter_ways = {v.way for v in values if v.way and v.is_parameter}
-    several_roots = len({_root(v.way) for v in values if _is_module_state(v.way)}) > 1
+    of_parameters = {v.source_path for v in values if v.source_path and v.is_parameter}
+    states = [v.source_path for v in values if _registry(v.source_path) in _REGISTRIES]
+    several_roots = len(set(map(_root, states))) > 1
     inputs = []
     for v in values:
-        facts = classify(v.way, v.is_parameter, parameter_ways)
-        if v.index is None and facts == _NOTHING:
-            facts = replace(facts, is_buffer=True)  # AOTAutograd's word for what is lifted
-        fqn = None if facts == _NOTHING else _fqn(v.way, several_roots) or v.source or v.name
-        facts = replace(facts, name=v.name, source=v.source, index=v.index, fqn=fqn)
-        inputs.append(replace(facts, is_gathered=v.is_gathered))
+        role = classify(v.source_path, v.is_parameter, of_parameters)
+        if v.index is None and role is Role.USER_INPUT:
+            role = Role.BUFFER  # AOTAutograd's word for what is lifted
+        fqn = None
+        if role is not Role.USER_INPUT:
+            fqn = _fqn(v.source_path, several_roots) or v.source or v.name
+        inputs.append(DynamoInput(v.name, v.source, role, fqn, v.index, is_gathered=v.is_gathered))
     return tuple(inputs)
 
 
@@ -140,7 +148,7 @@ class _Value:
     name: str
     index: int | None
     source: str
-    way: Links
+    source_path: Links
     is_parameter: bool
     is_gathered: bool = False
 
@@ -164,37 +172,35 @@ def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield (key, *inside), leaf
 
 
-def classify(way: Links, is_parameter: bool, parameters: set[Links]) -> DynamoInput:
-    """The facts about the value at the end of ``way``, without names.
+def classify(source_path: Links, is_parameter: bool, parameters: set[Links]) -> Role:
+    """The role of the value at the end of ``source_path``.
 
     Args:
-        way: steps to the value; () where unknown.
+        source_path: steps to the value; () where unknown.
         is_parameter: it is an ``nn.Parameter``.
-        parameters: ways to values known to be parameters.
+        parameters: paths to values known to be parameters.
     """
-    if is_parameter or _leads_to_parameter(way):
-        return DynamoInput("", is_parameter=True)
-    if way and way[-1] == ("grad", "grad"):
+    if is_parameter or _leads_to_parameter(source_path):
+        return Role.PARAMETER
+    if source_path and source_path[-1] == ("grad", "grad"):
         # Dynamo uses this step for what an optimizer's parameters hold in `.grad`.
-        return DynamoInput("", is_parameter_gradient=True)
-    if way and way[-1] == ("attr", "grad"):
-        owner = way[:-1]
+        return Role.PARAMETER_GRADIENT
+    if source_path and source_path[-1] == ("attr", "grad"):
+        owner = source_path[:-1]
         if owner in parameters or _leads_to_parameter(owner):
-            return DynamoInput("", is_parameter_gradient=True)
-    if any(what == "optimizer" for what, _ in way):
-        return DynamoInput("", is_optimizer_state=True)
-    if _registry(way) == "_buffers":
-        return DynamoInput("", is_buffer=True)
-    return DynamoInput("")
+            return Role.PARAMETER_GRADIENT
+    if any(what == "optimizer" for what, _ in source_path):
+        return Role.OPTIMIZER_STATE
+    return Role.BUFFER if _registry(source_path) == "_buffers" else Role.USER_INPUT
 
 
-def _leads_to_parameter(way: Links) -> bool:
-    if _registry(way) == "_parameters":
+def _leads_to_parameter(source_path: Links) -> bool:
+    if _registry(source_path) == "_parameters":
         return True
-    whats = [what for what, _ in way]
+    whats = [what for what, _ in source_path]
     if "optimizer" not in whats:
         return False
-    inside = way[whats.index("optimizer") + 1 :]
+    inside = source_path[whats.index("optimizer") + 1 :]
     return (
         len(inside) == 4
         and inside[0] == ("attr", "param_groups")
@@ -202,42 +208,40 @@ def _leads_to_parameter(way: Links) -> bool:
     )
 
 
-def _registry(way: Links) -> str | None:
+_REGISTRIES = ("_parameters", "_buffers")
+
+
+def _registry(source_path: Links) -> str | None:
     """``_parameters`` or ``_buffers`` if the value is an entry of that of a module."""
-    if len(way) < 2 or way[-1][0] != "item":
+    if len(source_path) < 2 or source_path[-1][0] != "item":
         return None
-    what, member = way[-2]
-    if what == "registry" or (what == "attr" and len(way) > 2 and way[-3][0] == "module"):
-        return str(member)
-    return None
+    *before, (what, member), _ = source_path
+    in_module = what == "attr" and before and before[-1][0] == "module"
+    return str(member) if what == "registry" or in_module else None
 
 
-def _is_module_state(way: Links) -> bool:
-    return _registry(way) in ("_parameters", "_buffers")
-
-
-def _root(way: Links) -> Links:
+def _root(source_path: Links) -> Links:
     """The steps to the outermost module or optimizer on the way, itself included."""
-    for at, (what, _) in enumerate(way):
+    for at, (what, _) in enumerate(source_path):
         if what in ("module", "optimizer"):
-            return way[: at + 1]
+            return source_path[: at + 1]
     return ()
 
 
-def _fqn(way: Links, with_root: bool) -> str:
+def _fqn(source_path: Links, with_root: bool) -> str:
     """Dotted name of the value within the outermost module or optimizer on its way.
 
     Args:
-        way: steps to the value.
+        source_path: steps to the value.
         with_root: begin with how that module is reached, because there are several.
     """
-    root = _root(way)
+    root = _root(source_path)
     if not root:
         return ""
     hidden = ("_modules", "_parameters", "_buffers")
-    path = [
+    steps = [
         str(key)
-        for what, key in (*(root if with_root else ()), *way[len(root) :])
+        for what, key in (*(root if with_root else ()), *source_path[len(root) :])
         if what in ("local", "global", "attr", "item", "registry", "grad") and key not in hidden
     ]
-    return ".".join(path)
+    return ".".join(steps)

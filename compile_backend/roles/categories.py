@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from memprof.profiler.model import Category, GraphValue, Origin, Role
 
-from .observation.program_builder import Categorize
+from ..observation.program_builder import Categorize
 
 # Where several values share a storage, the one that decides how long it lives wins.
 _PRECEDENCE = (

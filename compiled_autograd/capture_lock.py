@@ -11,10 +11,11 @@ wait for another thread's backward.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat
 from .engine_order import Entered
@@ -65,7 +66,7 @@ def in_turn(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def end_turn() -> None:
-    """The next one, if it is this thread's turn."""
+    """Let the next thread capture, if it is this thread's turn."""
     if _is_mine():
         _lock.release()
 
@@ -94,11 +95,9 @@ def _forget_now() -> None:
         _forget = False
 
 
+@on_fork
 def _after_fork() -> None:
     """In a child: the thread whose turn it was may not exist there."""
     global _lock
     if not _is_mine():
         _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -15,93 +15,56 @@ its own, which AOTAutograd copies into the input and releases.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from memprof.compile_backend import _torch_compat as compat
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
+from memprof.profiler.stack_text import parse_stack_trace
 
-from .descriptor import Descriptor, DescriptorKind
-from .dynamo_input import DynamoInput, DynamoOutput
-from .from_aot import descriptor
-from .graph_signature import backward_signature, forward_signature
+from .. import _torch_compat as compat
+from ..aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
+from ..aot_metadata.view_and_mutation import ViewAndMutationMeta
+from .dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
 from .graph_value import (
     UNKNOWN,
-    Fact,
+    RoleInfo,
     absent_value,
-    fact_by_value,
     graph_value,
     has_memory,
     is_rng,
-    user_frame,
+    without_memory,
 )
-from .signature import BackwardSignature, GraphSignature
-from .view_and_mutation import ViewAndMutationMeta
 
 
 @dataclass(frozen=True)
-class ForwardDescription:
-    """What the backward needs to know of its forward.
+class GraphIO:
+    """Inputs and outputs of one graph; a forward's is what its backward needs to know of it.
 
     Attributes:
-        inputs, outputs: of the forward graph.
+        inputs, outputs: by position. An output that the graph returns None for has the
+            name "" and the role UNKNOWN.
         by_descriptor: index of the input with each descriptor text.
     """
 
     inputs: tuple[GraphValue, ...]
     outputs: tuple[GraphValue, ...]
-    by_descriptor: tuple[tuple[str, int], ...]
+    by_descriptor: Mapping[str, int] = field(default_factory=dict)
 
     def input_described(self, desc: Descriptor | None) -> GraphValue | None:
-        """The forward input that ``desc`` describes."""
-        if desc is None:
-            return None
-        index = self._index_of.get(desc.text)
+        """The input that ``desc`` describes."""
+        index = None if desc is None else self.by_descriptor.get(desc.text)
         return None if index is None else self.inputs[index]
 
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        return dict(self.by_descriptor)
 
-
-@dataclass(frozen=True)
-class GraphIO:
-    """Inputs and outputs of one graph.
-
-    Attributes:
-        inputs, outputs: by position. An output that the graph returns None for has the
-            name "" and the role UNKNOWN.
-        input_descriptors, output_descriptors: AOTAutograd's, None where it has none.
-        signature: of a forward or inference graph.
-        backward_signature: of a backward graph.
-    """
-
-    inputs: tuple[GraphValue, ...]
-    outputs: tuple[GraphValue, ...]
-    input_descriptors: tuple[Descriptor | None, ...] = ()
-    output_descriptors: tuple[Descriptor | None, ...] = ()
-    signature: GraphSignature | None = None
-    backward_signature: BackwardSignature | None = None
-
-    def as_forward(self) -> ForwardDescription:
-        """What to hand to ``describe_graph`` for the backward of this graph."""
-        return ForwardDescription(
-            self.inputs,
-            self.outputs,
-            tuple((d.text, i) for i, d in enumerate(self.input_descriptors) if d is not None),
-        )
-
-
-def undescribed(gm: torch.fx.GraphModule) -> GraphIO:
-    """As many inputs and outputs as the graph has, of which nothing is known."""
+def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
+    """As many inputs and outputs as the graph has, of which nothing else is known."""
     nodes = list(gm.graph.nodes)
     outputs = nodes[-1].args[0]
     count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
     return GraphIO(
         tuple(
-            GraphValue(i, node.name, Role.UNKNOWN, Category.UNKNOWN)
+            GraphValue(i, node.name, *UNKNOWN, static=i in static_input_idxs)
             for i, node in enumerate(n for n in nodes if n.op == "placeholder")
         ),
         tuple(absent_value(i) for i in range(count)),
@@ -115,7 +78,7 @@ def describe_graph(
     fw_metadata: ViewAndMutationMeta | None,
     dynamo_inputs: tuple[DynamoInput, ...] | None,
     static_input_idxs: Sequence[int],
-    forward: ForwardDescription | None = None,
+    forward: GraphIO | None = None,
     captured_outputs: Mapping[int, DynamoOutput] | None = None,
 ) -> GraphIO:
     """Describe a graph that AOTAutograd made, before Inductor rewrites it.
@@ -132,22 +95,16 @@ def describe_graph(
             what it returns, by position. What is not named is a gradient all the same.
     """
     graph = _Graph(gm, kind, fw_metadata, dynamo_inputs or (), forward, captured_outputs)
-    static = frozenset(static_input_idxs)
-    inputs = graph.backward_inputs() if kind is GraphKind.BACKWARD else graph.forward_inputs()
-    inputs = tuple(replace(v, static=v.index in static) for v in inputs)
-    outputs = (
-        graph.backward_outputs() if kind is GraphKind.BACKWARD else graph.forward_outputs(inputs)
-    )
-    io = GraphIO(inputs, outputs, tuple(graph.input_descs), tuple(graph.output_descs))
-    if kind is GraphKind.BACKWARD:
-        forward_input = forward.input_described if forward is not None else None
-        gradients = backward_signature(outputs, io.output_descriptors, forward_input)
-        return replace(io, backward_signature=gradients)
-    signature = forward_signature(inputs, outputs, io.input_descriptors, io.output_descriptors)
-    return replace(io, signature=signature)
+    backward = kind is GraphKind.BACKWARD
+    inputs = graph.backward_inputs() if backward else graph.forward_inputs()
+    inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in inputs)
+    outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
+    descriptors = {d.text: i for i, d in enumerate(graph.input_descs) if d is not None}
+    return GraphIO(inputs, outputs, descriptors)
 
 
 _K = DescriptorKind
+_DETAIL = Category.AUTOGRAD_DETAIL
 
 
 class _Graph:
@@ -159,7 +116,7 @@ class _Graph:
         kind: GraphKind,
         metadata: ViewAndMutationMeta | None,
         dynamo_inputs: tuple[DynamoInput, ...],
-        forward: ForwardDescription | None,
+        forward: GraphIO | None,
         captured_outputs: Mapping[int, DynamoOutput] | None,
     ) -> None:
         self.kind = kind
@@ -180,56 +137,49 @@ class _Graph:
     # --- forward and inference ------------------------------------------------------------
 
     def forward_inputs(self) -> tuple[GraphValue, ...]:
-        values = [
-            graph_value(i, node, self._forward_input(node, desc))
-            for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True))
-        ]
-        for i, desc in enumerate(self.input_descs):
+        traced = self._traced_inputs()
+        written: set[int] = set()
+        if traced and self.metadata is not None:
+            written = {traced[i] for i in self.metadata.mutated_in_graph}
+        values = []
+        for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True)):
+            value = graph_value(i, node, self._forward_input(node, desc), mutated=i in written)
             known = self._known(desc.whole) if desc is not None else None
             if known is not None and known.forward is not None:
                 graph, output = known.forward
-                values[i] = replace(values[i], forward_graph=graph, forward_output=output)
-        traced = self._traced_inputs()
-        if traced and self.metadata is not None:
-            for info in self.metadata.mutated_graph_handled_indices:
-                values[traced[info]] = replace(values[traced[info]], mutated=True)
+                value = replace(value, forward_graph=graph, forward_output=output)
+            values.append(value)
         return tuple(values)
 
-    def _forward_input(self, node: torch.fx.Node, desc: Descriptor | None) -> Fact:
-        if desc is None:
-            return fact_by_value(node, Category.INPUT) or UNKNOWN
-        if desc.kind is _K.RNG:
-            return Role.RNG_STATE, Category.AUTOGRAD_DETAIL, None
-        if desc.kind is _K.TOKEN:
-            return Role.TOKEN, Category.AUTOGRAD_DETAIL, None
-        role, category, fqn = self._user_value(desc)
-        by_value = fact_by_value(node, category)
-        return (*by_value[0:2], fqn) if by_value is not None else (role, category, fqn)
+    def _forward_input(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
+        by_value = without_memory(node, desc, Category.INPUT)
+        if desc is None or desc.kind in (_K.RNG, _K.TOKEN):
+            return by_value or UNKNOWN
+        info = self._user_value(desc)
+        by_value = without_memory(node, None, info.category)
+        return info if by_value is None else by_value._replace(fqn=info.fqn)
 
-    def _user_value(self, desc: Descriptor) -> Fact:
-        """Role, category and name of a value of the user's function, parts of it included."""
+    def _user_value(self, desc: Descriptor) -> RoleInfo:
+        """What a value of the user's function is, parts of it included."""
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole
         known = self._known(whole)
         if known is None:
             return UNKNOWN
-        role, category = _role_of(known)
         name = known.fqn or known.source or None
-        path = desc.attribute_path
-        return role, category, ".".join((name, *path)) if name and path else name
+        if name and desc.attribute_path:
+            name = ".".join((name, *desc.attribute_path))
+        return RoleInfo(known.role, CATEGORIES[known.role], name)
 
     def _known(self, whole: Descriptor) -> DynamoInput | None:
         """Dynamo's description of an input."""
         if whole.kind is _K.PLAIN_INPUT and whole.index is not None:
             return self.by_index.get(whole.index)
         if whole.kind in (_K.PARAMETER, _K.BUFFER) and whole.target is not None:
-            return self.by_name.get(whole.target) or DynamoInput(
-                whole.target,
-                is_parameter=whole.kind is _K.PARAMETER,
-                is_buffer=whole.kind is _K.BUFFER,
-                fqn=whole.target,
-            )
+            role = Role.PARAMETER if whole.kind is _K.PARAMETER else Role.BUFFER
+            named = DynamoInput(whole.target, role=role, fqn=whole.target)
+            return self.by_name.get(whole.target, named)
         return None
 
     def _traced_inputs(self) -> list[int]:
@@ -258,56 +208,53 @@ class _Graph:
                 values.append(absent_value(at))
                 continue
             if at in saved:
-                role, category = Role.SAVED_FOR_BACKWARD, Category.ACTIVATION
-                fact = fact_by_value(node, Category.AUTOGRAD_DETAIL) or (role, category, None)
+                activation = RoleInfo(Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+                info = without_memory(node, None, _DETAIL) or activation
                 alias = self.position.get(node)
             else:
-                fact, alias = self._forward_output(at - tokens, node, desc, traced)
-                if node in kept and fact[1] is Category.OUTPUT and has_memory(node):
-                    fact = (fact[0], Category.ACTIVATION, fact[2])
-            alias = alias if has_memory(node) else None
-            if alias is not None:
-                fact = (fact[0], inputs[alias].category, inputs[alias].fqn)
-            value = graph_value(at, node, fact, self._frame(at, node))
-            values.append(replace(value, alias_of_input=alias))
+                info = self._forward_output(node, desc)
+                if node in kept and info.category is Category.OUTPUT and has_memory(node):
+                    info = info._replace(category=Category.ACTIVATION)
+                alias = None
+                if info.role in (Role.USER_OUTPUT, Role.PARAMETER_GRADIENT, Role.INPUT_GRADIENT):
+                    alias = self._alias(at - tokens, node, traced)
+            if alias is not None and has_memory(node):
+                info = RoleInfo(info.role, inputs[alias].category, inputs[alias].fqn)
+            else:
+                alias = None
+            values.append(self._output(at, node, info, alias))
         return tuple(values)
 
-    def _forward_output(
-        self, at: int, node: torch.fx.Node, desc: Descriptor | None, traced: list[int]
-    ) -> tuple[Fact, int | None]:
-        """Facts of the output at position ``at``, tokens not counted, and its alias."""
-        kind = desc.whole.kind if desc is not None else None
-        if kind is _K.TOKEN:
-            return (Role.TOKEN, Category.AUTOGRAD_DETAIL, None), None
-        if kind is _K.RNG:
-            return (Role.RNG_STATE, Category.AUTOGRAD_DETAIL, None), None
-        by_value = fact_by_value(node, Category.OUTPUT)
+    def _forward_output(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
+        by_value = without_memory(node, desc, Category.OUTPUT)
         if by_value is not None:
-            return by_value, None
+            return by_value
+        kind = desc.whole.kind if desc is not None else None
         if kind in (_K.INPUT_MUTATION, _K.METADATA_MUTATION):
             mutated = desc.whole.of if desc is not None else None
-            fqn = self._user_value(mutated)[2] if mutated is not None else None
-            return (Role.MUTATED_INPUT, Category.OUTPUT, fqn), None
+            fqn = self._user_value(mutated).fqn if mutated is not None else None
+            return RoleInfo(Role.MUTATED_INPUT, Category.OUTPUT, fqn)
         if kind is _K.INTERMEDIATE_BASE:
-            return (Role.INTERMEDIATE_BASE, Category.OUTPUT, None), None
+            return RoleInfo(Role.INTERMEDIATE_BASE, Category.OUTPUT)
         if self.captured_outputs is not None:
-            return self._captured_output(desc), self._alias(at, node, traced)
-        return (Role.USER_OUTPUT, Category.OUTPUT, None), self._alias(at, node, traced)
+            return self._captured_output(desc)
+        return RoleInfo(Role.USER_OUTPUT, Category.OUTPUT)
 
-    def _captured_output(self, desc: Descriptor | None) -> Fact:
+    def _captured_output(self, desc: Descriptor | None) -> RoleInfo:
         whole = desc.whole if desc is not None else None
         known = None
         if whole is not None and whole.kind is _K.PLAIN_OUTPUT and whole.index is not None:
             known = (self.captured_outputs or {}).get(whole.index)
         if known is not None and known.is_parameter_gradient:
-            return Role.PARAMETER_GRADIENT, Category.GRADIENT, known.fqn
-        return Role.INPUT_GRADIENT, Category.AUTOGRAD_DETAIL, known.fqn if known else None
+            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, known.fqn)
+        return RoleInfo(Role.INPUT_GRADIENT, _DETAIL, known.fqn if known else None)
 
     def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
-        """The graph input whose memory user output ``at`` is, by AOTAutograd's analysis."""
+        """The graph input whose memory the output at ``at``, tokens not counted, is, by
+        AOTAutograd's analysis."""
         if self.metadata is not None and self.metadata.knows("input_info", "output_info"):
-            number = at - self.metadata.num_mutated_inp_runtime_indices
-            if 0 <= number < self.metadata.num_outputs:
+            number = at - self.metadata.num_mutated_outputs
+            if 0 <= number < len(self.metadata.output_info):
                 info = self.metadata.output_info[number]
                 if info.output_type.aliases_input and info.base_idx is not None:
                     return traced[info.base_idx] if info.base_idx < len(traced) else None
@@ -317,33 +264,28 @@ class _Graph:
         """Outputs that are there for the backward."""
         if self.kind is not GraphKind.FORWARD:
             return frozenset()
-        meta, count = self.metadata, len(self.results)
-        if meta is None or not meta.is_partitioned:
-            saved = (_K.SAVED_FOR_BACKWARD, _K.SAVED_FOR_BACKWARD_NO_VC_CHECK)
-            return frozenset(
-                i for i, d in enumerate(self.output_descs) if d is not None and d.kind in saved
-            )
-        every = range(count)
+        if self.metadata is not None and self.metadata.is_partitioned:
+            parts = self.metadata.saved_positions(len(self.results))
+            return frozenset(i for part in parts for i in part)
+        saved = (_K.SAVED_FOR_BACKWARD, _K.SAVED_FOR_BACKWARD_NO_VC_CHECK)
         return frozenset(
-            (
-                *every[meta.tensors_saved_for_backwards_slice],
-                *every[meta.opaque_objects_saved_for_backwards_slice],
-                *every[meta.symints_saved_for_backwards_slice],
-            )
+            i for i, d in enumerate(self.output_descs) if d is not None and d.kind in saved
         )
 
     # --- backward -------------------------------------------------------------------------
 
     def backward_inputs(self) -> tuple[GraphValue, ...]:
         saved = self._saved_as_forward_outputs()
+        donated = (self.metadata.bw_donated_idxs if self.metadata is not None else None) or ()
         values = []
         for at, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True)):
             if at >= len(saved):
                 values.append(graph_value(at, node, self._backward_extra(node, desc)))
                 continue
-            output = saved[at]
-            value = graph_value(at, node, self._saved_value(node, desc, output))
-            values.append(replace(value, forward_output=output))
+            info = self._saved_value(node, desc, saved[at])
+            values.append(
+                graph_value(at, node, info, forward_output=saved[at], donated=at in donated)
+            )
         return tuple(values)
 
     def _saved_as_forward_outputs(self) -> list[int | None]:
@@ -361,17 +303,13 @@ class _Graph:
             count += 1
         if self.metadata is None or not self.metadata.is_partitioned:
             return [self._forward_output_named(n.name) for n in self.placeholders[:count]]
-        symints = self.metadata.num_symints_saved_for_bw or 0
-        opaque = self.metadata.num_opaque_objects_saved_for_bw or 0
-        first = self.metadata.num_forward
-        others = count - symints
+        # Counted from the end of the forward's outputs: tokens may come first.
+        end = self.metadata.num_forward + count
         if self.forward is not None:
-            # Counted from the end, as the metadata's slices are: tokens may come first.
-            first = len(self.forward.outputs) - symints - others
-        order = [first + others + i for i in range(symints)]
-        order += [first + i for i in range(others - opaque)]
-        order += [first + others - opaque + i for i in range(opaque)]
-        return list(order)
+            end = len(self.forward.outputs)
+        first = end - count
+        symints = self.metadata.num_symints_saved_for_bw or 0
+        return [*range(end - symints, end), *range(first, end - symints)]
 
     def _forward_output_named(self, name: str) -> int | None:
         """Without metadata: partitioning keeps a node's name on both sides."""
@@ -380,7 +318,7 @@ class _Graph:
 
     def _saved_value(
         self, node: torch.fx.Node, desc: Descriptor | None, output: int | None
-    ) -> Fact:
+    ) -> RoleInfo:
         origin: GraphValue | None = None
         if self.forward is not None:
             origin = self.forward.input_described(desc)
@@ -388,28 +326,21 @@ class _Graph:
                 alias = self.forward.outputs[output].alias_of_input
                 origin = None if alias is None else self.forward.inputs[alias]
         if origin is not None:
-            return origin.role, origin.category, origin.fqn
-        by_value = fact_by_value(node, Category.AUTOGRAD_DETAIL)
+            return RoleInfo(origin.role, origin.category, origin.fqn)
+        by_value = without_memory(node, None, _DETAIL)
         if by_value is not None:
             return by_value
         if desc is not None:  # a forward input, but nothing describes the forward
             return self._user_value(desc)
-        return Role.SAVED_FOR_BACKWARD, Category.ACTIVATION, None
+        return RoleInfo(Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
 
-    def _backward_extra(self, node: torch.fx.Node, desc: Descriptor | None) -> Fact:
+    def _backward_extra(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
         """An input of the backward that the forward did not save."""
-        detail = Category.AUTOGRAD_DETAIL
-        if desc is None:
-            return fact_by_value(node, detail) or UNKNOWN
-        kind = desc.whole.kind
-        if kind is _K.RNG:
-            return Role.RNG_STATE, detail, None
-        if kind is _K.TOKEN:
-            return Role.TOKEN, detail, None
-        by_value = fact_by_value(node, detail)
-        if by_value is not None:
-            return by_value
-        return (Role.TANGENT, detail, None) if kind is _K.TANGENT else self._user_value(desc)
+        by_value = without_memory(node, desc, _DETAIL)
+        if by_value is not None or desc is None:
+            return by_value or UNKNOWN
+        tangent = RoleInfo(Role.TANGENT, _DETAIL)
+        return tangent if desc.whole.kind is _K.TANGENT else self._user_value(desc)
 
     def backward_outputs(self) -> tuple[GraphValue, ...]:
         values = []
@@ -417,42 +348,34 @@ class _Graph:
             if not isinstance(node, torch.fx.Node):
                 values.append(absent_value(at))
                 continue
-            value = graph_value(at, node, self._backward_output(node, desc), self._frame(at, node))
             alias = self.position.get(node) if has_memory(node) else None
-            values.append(replace(value, alias_of_input=alias))
+            values.append(self._output(at, node, self._backward_output(node, desc), alias))
         return tuple(values)
 
-    def _backward_output(self, node: torch.fx.Node, desc: Descriptor | None) -> Fact:
-        detail = Category.AUTOGRAD_DETAIL
-        kind = desc.whole.kind if desc is not None else None
-        if kind is _K.RNG:
-            return Role.RNG_STATE, detail, None
-        if kind is _K.TOKEN:
-            return Role.TOKEN, detail, None
-        by_value = fact_by_value(node, detail)
+    def _backward_output(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
+        by_value = without_memory(node, desc, _DETAIL)
         if by_value is not None:
             return by_value
         of = desc.whole.of if desc is not None else None
         if of is None or desc is None:
             return UNKNOWN
         owner = self.forward.input_described(of) if self.forward is not None else None
-        fqn: str | None
-        if owner is not None:
-            role, fqn = owner.role, owner.fqn
-        else:
-            role, _, fqn = self._user_value(of)
-        if kind is _K.INPUT_MUTATION:
-            return Role.MUTATED_INPUT, Category.OUTPUT, fqn
-        if kind is not _K.GRADIENT:
+        role, fqn = (owner.role, owner.fqn) if owner is not None else self._user_value(of)[::2]
+        if desc.whole.kind is _K.INPUT_MUTATION:
+            return RoleInfo(Role.MUTATED_INPUT, Category.OUTPUT, fqn)
+        if desc.whole.kind is not _K.GRADIENT:
             return UNKNOWN
         fqn = ".".join((fqn, *desc.attribute_path)) if fqn else None
         if role is Role.PARAMETER:
-            return Role.PARAMETER_GRADIENT, Category.GRADIENT, fqn
-        return Role.INPUT_GRADIENT, detail, fqn
+            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, fqn)
+        return RoleInfo(Role.INPUT_GRADIENT, _DETAIL, fqn)
 
-    def _frame(self, at: int, node: torch.fx.Node) -> str | None:
+    def _output(
+        self, at: int, node: torch.fx.Node, info: RoleInfo, alias: int | None
+    ) -> GraphValue:
         stack = self.stacks[at] if at < len(self.stacks) else None
-        return user_frame(stack or node.meta.get("stack_trace"))
+        frame = user_frame(stack or node.meta.get("stack_trace"))
+        return graph_value(at, node, info, frame=frame, alias_of_input=alias)
 
 
 def _aligned(descs: object, count: int) -> list[Descriptor | None]:
@@ -467,19 +390,15 @@ def _aligned(descs: object, count: int) -> list[Descriptor | None]:
     return known if len(known) == count else [None] * count
 
 
-def _role_of(known: DynamoInput) -> tuple[Role, Category]:
-    if known.is_parameter:
-        return Role.PARAMETER, Category.PARAMETER
-    if known.is_buffer:
-        return Role.BUFFER, Category.PARAMETER
-    if known.is_optimizer_state:
-        return Role.OPTIMIZER_STATE, Category.OPTIMIZER_STATE
-    if known.is_parameter_gradient:
-        return Role.PARAMETER_GRADIENT, Category.GRADIENT
-    if known.is_saved_for_backward:
-        return Role.SAVED_FOR_BACKWARD, Category.ACTIVATION
-    if known.is_input_gradient:
-        return Role.INPUT_GRADIENT, Category.AUTOGRAD_DETAIL
-    if known.is_backward_root:
-        return Role.TANGENT, Category.AUTOGRAD_DETAIL
-    return Role.USER_INPUT, Category.INPUT
+_TORCH_FOLDER = torch.__path__[0]
+
+
+def user_frame(stack: str | None) -> str | None:
+    """``file:line`` of the innermost frame outside torch, or of the innermost one at all.
+
+    Args:
+        stack: text as ``traceback`` prints it, innermost frame last.
+    """
+    frames = parse_stack_trace(stack)
+    own = [frame for frame in frames if not frame.file.startswith(_TORCH_FOLDER)]
+    return next((frame.location for frame in reversed(own or frames)), None)

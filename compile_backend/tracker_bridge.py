@@ -8,12 +8,10 @@ autograd function of that graph and its position among the outputs.
 
 from __future__ import annotations
 
-import os
-import threading
-
 import torch
 
 from memprof.profiler.model import GraphRecord, Profile, Role, Storage
+from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
 from memprof.profiler.tracker.naming import register as tell_tracker
 
@@ -26,13 +24,9 @@ class _Index:
 
     def __init__(self) -> None:
         # Re-entrant: the tracker's handler of SIGTERM may come by while this thread is inside.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._seen: dict[int, int] = {}
         self._origins: dict[int, TensorOrigin] = {}
-
-    def after_fork(self) -> None:
-        """In a child: another thread may have had the lock."""
-        self._lock = threading.RLock()
 
     def find(self, identity: int) -> TensorOrigin | None:
         """What an observed program says of the storage with this number."""
@@ -70,8 +64,6 @@ def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
 
 
 _INDEX = _Index()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_INDEX.after_fork)
 
 
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memprof.profiler.model import SourceFrame
+from .model import SourceFrame
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$')
 _MARKS = re.compile(r"^[\s^~]+$")

@@ -12,7 +12,7 @@ a tensor. From there on they are like others: matched with the program, owned by
 given a category and put on the timeline.
 
 * What is live counts, as everywhere in this profile, not what is reserved: an idle pool is no
-  part of the timeline. ``PeakReport.replay_reserved`` says how much pools and arenas hold.
+  part of the timeline. ``DataFlowDevice.replay_reserved`` says how much pools and arenas hold.
 * Times of what dies within the call come from the program (Note [A call and its program]).
 * What leaves a call lives on. In the arena it is a lease whose beginning and end are known
   exactly. In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from memprof.profiler.model import Profile
 from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
-from .categories import Category
+from .categories import NUMBER_OF
+from .changes import Action
 from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
 from .event_names import (
@@ -32,12 +34,23 @@ from .event_names import (
     extract_parameters,
     get_scopes,
 )
-from .export import export_timeline, raw_timeline, timeline_points
+from .export import export_timeline, raw_timeline, timeline_points, write_html
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
 from .read import read_events
 from .source import events_by_number
-from .timeline import Action
+
+
+class Category(Enum):
+    """The seven categories of ``torch.profiler``'s memory profile; None is unknown."""
+
+    INPUT = 1
+    TEMPORARY = 2
+    ACTIVATION = 3
+    GRADIENT = 4
+    AUTOGRAD_DETAIL = 5
+    PARAMETER = 6
+    OPTIMIZER_STATE = 7
 
 
 class OpTree:
@@ -269,7 +282,8 @@ class _ColumnCategories(CategoryDict):
         if found is not None or not isinstance(key, TensorKey):
             return found
         row = self._op_tree.row_of.get(key)
-        return None if row is None else self._profile.category(row, version)
+        number = 0 if row is None else NUMBER_OF[self._profile.category(row, version)]
+        return Category(number) if number else None
 
 
 class MemoryProfile:
@@ -303,7 +317,7 @@ class MemoryProfile:
     @cached_property
     def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
         """(time in ns or -1, action, (key, version), bytes), by time and action."""
-        t, keys = self.profile.timeline, self._op_tree.keys
+        t, keys = self.profile.changes, self._op_tree.keys
         plain = [Key(d) for d in self._op_tree.columns.devices]
         actions = {a.value: a for a in Action}
         rows = zip(
@@ -380,9 +394,7 @@ class MemoryProfileTimeline:
         title: str | None = None,
     ) -> None:
         """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
-        from .html import page
-
-        _write(path, page(self._memory_profile.profile, str(device_str), title))
+        write_html(self._memory_profile.profile, path, str(device_str), title)
 
 
 def _write(path: str | Path, text: str) -> None:

@@ -18,7 +18,7 @@ from .model import (
     Span,
     TrackerRecord,
 )
-from .tracker.limits import MAX_NAMES
+from .model.tracker import MAX_NAMES
 from .validate_numbers import number_findings
 
 Finding = tuple[str, str]

@@ -27,6 +27,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+MAX_LANES = 256
+"""Threads, and likewise tasks at a time, with a lane of their own."""
+MAX_NAMES = 2_000
+"""Distinct places in the tree of operations; operations at further ones are counted together."""
+
 
 class RunState(str, Enum):
     """How the record ended."""

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from memprof.profiler.model import DeviceSummary, OperationSummary
-from memprof.profiler.model.tracker import path_of
-
-from .limits import MAX_NAMES
+from memprof.profiler.model.tracker import MAX_NAMES, path_of
 
 OTHER = "(other operations)"
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 MAX_LANES = 256
 """Threads, and likewise tasks at a time, with a lane of their own."""
@@ -319,7 +318,7 @@ class OperationColumns:
         return len(self.summary)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceSummary:
     """The memory of one device over all invocations of an operation, bytes.
 
@@ -335,7 +334,7 @@ class DeviceSummary:
     measured: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OperationSummary:
     """All invocations of one operation at one place of the tree of operations.
 
@@ -455,14 +454,7 @@ class TrackerRecord:
         return path_of(self.operation_summary, summary)
 
 
-class _Place(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def parent(self) -> int: ...
-
-
-def path_of(places: Sequence[_Place], position: int) -> str:
+def path_of(places: Sequence[OperationSummary], position: int) -> str:
     """Names from the root of the tree of operations to ``places[position]``, joined by ``/``; ""
     for -1."""
     names: list[str] = []

@@ -373,7 +373,14 @@ class OperationLog:
         self._running.pop(operation.number, None)
         if self._limit:
             self._ended.append(operation)
-        self._tree.add(operation)
+        self._tree.add(
+            operation.summary,
+            operation.end_ns - operation.start_ns,
+            operation.failed,
+            operation.tensors_before,
+            operation.tensors_after,
+            operation.memory,
+        )
 
     @staticmethod
     def _close(figures: list[int], now: int, mark: int) -> None:

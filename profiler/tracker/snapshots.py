@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
@@ -70,38 +71,20 @@ def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
     allocated = sources.cpu_count.allocated() if counting else sources.process.allocated()
     totals = dict(sources.tensors.totals)
     sources.accelerators.mps = any(name.startswith("mps") for name in totals)
-    allocators = sources.accelerators.full()
-    names = ["cpu", *sorted(n for n in {*totals, *allocators} if n != "cpu")]
-    found = {}
-    for name in names:
-        total = totals.get(name)
-        tensor_bytes, count = (total.nbytes, total.tensors) if total else (0, 0)
-        if name == "cpu":
-            found[name] = DeviceMemory(
-                tensor_bytes,
-                count,
-                allocated,
-                resident,
-                sources.process.highest(),
-                sources.process.total,
-                highest_bytes=resident,
-            )
-            continue
-        a = allocators.get(name)
-        if a is None:
-            found[name] = DeviceMemory(tensor_bytes, count)
-            continue
-        found[name] = DeviceMemory(
-            tensor_bytes,
-            count,
-            a.allocated,
-            a.reserved,
-            a.peak,
-            a.total,
-            a.pools,
-            a.allocated,
-        )
-    return found
+    found = {
+        "cpu": DeviceMemory(
+            allocated_bytes=allocated,
+            reserved_bytes=resident,
+            peak_bytes=sources.process.highest(),
+            total_bytes=sources.process.total,
+            highest_bytes=resident,
+        ),
+        **sources.accelerators.full(),
+    }
+    for name, total in totals.items():
+        memory = found.get(name, DeviceMemory())
+        found[name] = dataclasses.replace(memory, tensor_bytes=total.nbytes, tensors=total.tensors)
+    return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
 
 
 def _described(storage: KnownStorage, path: str, report: Callable[[str], None]) -> TensorInfo:

@@ -130,7 +130,7 @@ class Timeline:
     # What is asked of it
 
     def __len__(self) -> int:
-        """Number of calls."""
+        """The number of calls in the log."""
         return len(self._step_of_call)
 
     def peak(self) -> Instant | None:

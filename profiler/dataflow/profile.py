@@ -125,7 +125,7 @@ class DataFlowProfile:
         return self.category(storage, len(self.graph.value_key))
 
     def rule(self, key: int, version: int) -> Rule:
-        """What decided that category."""
+        """The rule that decided the category of a version of a storage with a key."""
         return Rule(int(self.corrected.value_rule[int(self.graph.first_value[key]) + version]))
 
     def change_categories(self) -> tuple[Bytes, Bytes]:

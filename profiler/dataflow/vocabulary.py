@@ -54,7 +54,7 @@ class Category(Enum):
 
 
 class OpTree:
-    """A profiler's events."""
+    """The events of a profiler run and the columns that are made of them."""
 
     def __init__(self, result: Any, *, skip_compiler: bool = True) -> None:
         self.result = result
@@ -66,7 +66,7 @@ class OpTree:
         return read_events(self.result, skip_compiler=self.skip_compiler)
 
     def dfs(self, children_fn: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
-        """Every event, parents first."""
+        """All events of the run, parents before their children."""
         stack = [iter(compat.event_tree(self.result))]
         while stack:
             event = next(stack[-1], None)
@@ -78,7 +78,7 @@ class OpTree:
 
     @property
     def sorted_nodes(self) -> tuple[Any, ...]:
-        """Every event, by start."""
+        """All events of the run in order of their start."""
         return tuple(sorted(self.dfs(), key=lambda e: int(e.start_time_ns)))
 
     @cached_property
@@ -113,7 +113,7 @@ class OpTree:
 
 
 class SizeMap:
-    """Bytes of each storage."""
+    """The bytes of each storage, by its key."""
 
     def __init__(self, op_tree: OpTree) -> None:
         self._op_tree = op_tree
@@ -192,13 +192,13 @@ class DataFlowNode:
 
     @property
     def start_time(self) -> int:
-        """ns."""
+        """When the node's event began, ns since the epoch."""
         leaves = self._graph._op_tree.columns.leaves
         return int(leaves.start[self._graph.graph.leaf[self._node]])
 
 
 class DataFlowGraph:
-    """The data-flow graph."""
+    """The data-flow graph of a run: which node reads, makes and releases which version."""
 
     def __init__(self, op_tree: OpTree, graph: Graph | None = None) -> None:
         self._op_tree = op_tree
@@ -206,7 +206,7 @@ class DataFlowGraph:
 
     @cached_property
     def flow_nodes(self) -> tuple[DataFlowNode, ...]:
-        """Nodes by start."""
+        """All nodes in order of their start."""
         return tuple(DataFlowNode(self, n) for n in range(len(self.graph)))
 
     @property
@@ -216,7 +216,11 @@ class DataFlowGraph:
         return tuple(events[i] for i in self.graph.leaf.tolist())
 
     def validate(self) -> None:
-        """See ``graph.Graph.validate``."""
+        """Check that the graph has no cycles and one creator a value.
+
+        Raises:
+            InvalidDataFlow: it is not so.
+        """
         self.graph.validate()
 
     def lookup(self, key: TensorKey) -> int:
@@ -361,7 +365,7 @@ class MemoryProfileTimeline:
 
     @property
     def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
-        """See ``MemoryProfile.timeline``."""
+        """The changes of memory, as ``MemoryProfile.timeline`` has them."""
         return self._memory_profile.timeline
 
     def _has(self, device_str: str) -> bool:

@@ -60,7 +60,7 @@ class Lifecycle:
         self._waiting = 0
 
     def attach(self, tracker: MemoryTracker) -> None:
-        """Watch over ``tracker``."""
+        """End ``tracker`` with the process, however that ends."""
         self.tracker = tracker
         tracker._on_end = self._ended
         self.pid = os.getpid()

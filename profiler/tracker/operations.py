@@ -215,7 +215,7 @@ class OperationLog:
             return None
 
     def end(self, operation: Operation, failed: bool) -> None:
-        """End it."""
+        """End an operation, on whatever thread its caller is."""
         try:
             self._end(operation, failed)
         except Exception as e:
@@ -431,7 +431,7 @@ class OperationLog:
 
     @property
     def seen(self) -> int:
-        """Invocations so far."""
+        """How many invocations have begun so far."""
         with self._lock:
             self._digest()
             return self._seen

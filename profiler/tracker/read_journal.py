@@ -217,7 +217,7 @@ class _Fold:
         self._rows = without(self._rows, {rows[i].number for i in drop})
 
     def record(self) -> TrackerRecord:
-        """The record so far."""
+        """The record that the lines so far make up."""
         self._thin_snapshots()
         self._thin_rows()
         m = self._metadata

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .category import Category
+
 MAX_LANES = 256
 """Threads, and likewise tasks at a time, with a lane of their own."""
 MAX_NAMES = 2_000
@@ -177,7 +179,7 @@ class TensorInfo:
             ``step/forward``; "" if it was made in none or this is not known.
         name: qualified name of a parameter or buffer, "" if it is none or not known.
         graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
-            that made it and the value of its ``Category``; None where not known.
+            that made it and what it is for; None where not known.
     """
 
     shape: tuple[int, ...]
@@ -190,7 +192,7 @@ class TensorInfo:
     name: str = ""
     graph: int | None = None
     node: str | None = None
-    category: str | None = None
+    category: Category | None = None
 
 
 @dataclass(frozen=True, slots=True)

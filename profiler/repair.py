@@ -296,18 +296,21 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
         if device.device in devices:
             notes.add(name, f"{at}.device", f"{device.device!r} is there twice")
             continue
-        strangers = [s for s in device.live if s.graph is not None and s.graph not in graphs]
+        leaks = device.leaks
+        storages = [*device.live, *(leak.storage for leak in leaks)]
+        strangers = [s for s in storages if s.graph is not None and s.graph not in graphs]
         if strangers:
             notes.add(
                 f"graphs of {len(strangers):,} storages in {name}",
                 f"{at}.live",
                 f"there is no graph {strangers[0].graph}",
             )
-            live = [
-                dataclasses.replace(s, graph=s.graph if s.graph in graphs else None)
-                for s in device.live
+            known = [
+                s if s.graph in graphs else dataclasses.replace(s, graph=None) for s in storages
             ]
-            device = dataclasses.replace(device, live=live)
+            live, held = known[: len(device.live)], known[len(device.live) :]
+            leaks = [dataclasses.replace(k, storage=s) for k, s in zip(leaks, held, strict=True)]
+            device = dataclasses.replace(device, live=live, leaks=leaks)
         if _sound(name, device_findings(device, at, graphs), notes):
             devices[device.device] = device
     failures = [

@@ -18,7 +18,7 @@ from .model import (
     Span,
     TrackerRecord,
 )
-from .tracker.limits import MAX_NAMES
+from .model.tracker import MAX_NAMES
 from .validate_numbers import number_findings
 
 Finding = tuple[str, str]
@@ -100,11 +100,13 @@ def device_findings(device: DataFlowDevice, at: str, graphs: Collection[int]) ->
             return
         if column and min(column) < 0:
             yield where, f"{min(column)} is no number of bytes"
-    for j, storage in enumerate(device.live):
+    named = [(f"live[{j}]", s) for j, s in enumerate(device.live)]
+    named += [(f"leaks[{j}].storage", leak.storage) for j, leak in enumerate(device.leaks)]
+    for name, storage in named:
         if storage.nbytes < 0:
-            yield f"{at}.live[{j}].nbytes", f"{storage.nbytes} is no number of bytes"
+            yield f"{at}.{name}.nbytes", f"{storage.nbytes} is no number of bytes"
         if storage.graph is not None and storage.graph not in graphs:
-            yield f"{at}.live[{j}].graph", f"there is no graph {storage.graph}"
+            yield f"{at}.{name}.graph", f"there is no graph {storage.graph}"
     if device.peak is None:
         return
     if not 0 <= device.peak < len(times):

@@ -139,7 +139,7 @@ def _largest(page: Page, record: TrackerRecord) -> None:
         what = [
             t.name,
             t.node or "",
-            t.category or ("requires grad" if t.requires_grad else ""),
+            t.category.value if t.category else ("requires grad" if t.requires_grad else ""),
             f"{t.tensors} tensors share it" if t.tensors > 1 else "",
         ]
         table.add_row(

@@ -93,14 +93,14 @@ def initialize_memory_tracker(
             )
             return former
         parent = _owner if former is not None and _owner != os.getpid() else None
-        if former is not None and parent is None and former.fresh:
-            former.on_use = None
-            former.configure(settings)
+        if former is not None and parent is None and former._fresh:
+            former._on_use = None
+            former._configure(settings)
             _tracker = former
         else:
             _tracker = _new(settings)
             if former is not None:
-                former.successor = _tracker
+                former._successor = _tracker
         _owner, _told = os.getpid(), False
         if settings.enabled:
             _tracker.start(parent_pid=parent)
@@ -109,7 +109,7 @@ def initialize_memory_tracker(
 
 def _new(settings: TrackerSettings) -> MemoryTracker:
     tracker = MemoryTracker(settings)
-    tracker.on_start = LIFECYCLE.attach
+    tracker._on_start = LIFECYCLE.attach
     return tracker
 
 
@@ -149,7 +149,7 @@ def get_memory_tracker() -> MemoryTracker:
             found = _configured({})
             _tracker, _owner = _new(found.settings), os.getpid()
             if found.settings.enabled and "enabled" in found.origin:
-                _tracker.on_use = functools.partial(_start_by_use, _tracker)
+                _tracker._on_use = functools.partial(_start_by_use, _tracker)
         elif _owner != os.getpid() and not _told:
             _told = True
             log.warning(
@@ -162,7 +162,7 @@ def get_memory_tracker() -> MemoryTracker:
 
 def _start_by_use(tracker: MemoryTracker) -> None:
     with _lock:
-        if tracker is _tracker and tracker.fresh and _owner == os.getpid():
+        if tracker is _tracker and tracker._fresh and _owner == os.getpid():
             tracker.start()
 
 

@@ -35,6 +35,7 @@ from memprof.profiler.model import (
     TrackerRecord,
     TreeDetail,
 )
+from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style, render_text, summarize
@@ -42,7 +43,6 @@ from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 from memprof.profiler.stream import encode_stream
-from memprof.profiler.tracker.limits import MAX_NAMES
 from memprof.profiler.validate import findings
 from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
 

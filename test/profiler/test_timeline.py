@@ -300,6 +300,44 @@ def test_backward_goes_to_the_forward_of_its_size() -> None:
     assert list(b.between) == [100, 1100, 1000, 0]
 
 
+def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> None:
+    # GIVEN two layers that share their code, and the one captured backward of both
+    activation = Category.ACTIVATION
+    forward = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        outputs=(GraphValue(0, "mm", Role.SAVED_FOR_BACKWARD, activation),),
+        programs=[ProgramBuilder().alloc("buf0", MIB, 1, activation, outputs=[0]).build()],
+    )
+    saved = ("saved_0", "saved_1")
+    program = ProgramBuilder()
+    for i, name in enumerate(saved):
+        program.input(name, MIB, activation, inputs=[i])
+    for line, name in enumerate(saved, 1):
+        program.free(name, line)
+    backward = GraphRecord(
+        1,
+        GraphKind.BACKWARD,
+        "!0/0",
+        1,
+        inputs=tuple(
+            GraphValue(
+                i, name, Role.SAVED_FOR_BACKWARD, activation, forward_graph=0, forward_output=0
+            )
+            for i, name in enumerate(saved)
+        ),
+        programs=[program.build()],
+    )
+    profile = Profile(graphs=[forward, backward], calls=calls(*[(0, 0), (0, 0), (1, 0)] * 2))
+    # THEN each call's memory is live, once, until the backward begins, and then the backward's own
+    once = [(0, 1, 1, 1), (1, 2, 2, 2), (2, 2, 0, 0)]
+    assert mib(profile) == once * 2
+    assert Timeline(profile).lifetimes == {0: {1: 2, 2: 2}}
+    assert [i.hold for i in Timeline(profile).live_at(5, 0).items] == [Hold.CALL] * 2
+
+
 def test_memory_saved_by_two_graphs_exists_once() -> None:
     """Two graphs in a row; the second takes the first's output, and both save it."""
     S = Role.SAVED_FOR_BACKWARD

@@ -94,7 +94,7 @@ def test_pools(tracker: MemoryTracker) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-    tracker._accelerators._pools._next = 0
+    tracker._sources.accelerators._pools._next = 0
     tracker.snapshot(SnapshotKind.PERIODIC)
     pools = tracker.record().snapshots[-1].devices["cuda:0"].pools
     found = {p.id: p for p in pools}

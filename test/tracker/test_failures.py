@@ -20,7 +20,7 @@ from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import api
 from memprof.profiler.tracker import operations as operations_module
-from memprof.profiler.tracker import snapshots as snapshots_module
+from memprof.profiler.tracker import tracker as tracker_module
 from memprof.profiler.tracker.operations import CURRENT
 from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
@@ -382,7 +382,7 @@ def test_a_tracker_that_fails_inside(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(snapshots_module.Photographer, "take", broken)
+    monkeypatch.setattr(tracker_module, "take_snapshot", broken)
     for _ in range(3):
         tracker.checkpoint("x")
     tracker.stop()
@@ -414,7 +414,7 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
     monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
     owner, _, name = place.partition(".")
-    parts = {"tensors": log._tensors, "accelerators": log._accelerators, "process": log._process}
+    parts = {n: getattr(log._sources, n) for n in ("tensors", "accelerators", "process")}
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")

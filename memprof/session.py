@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -15,19 +14,17 @@ from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_writable, read_profile, streams
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
-from memprof.profiler.report import render_text, summarize
-from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.tracker_text import render_tracker_record
 
 from .output import Output, write_own
 from .streaming import LOG_CALLS, Streamer
+from .views import Views
 
 log = logging.getLogger("memprof")
 
 DEFAULT_MAX_CALLS = 1_000_000
 
 
-class ProfilingSession:
+class ProfilingSession(Views):
     """A span of a program whose compiled calls make one profile; see ``profile``.
 
     Attributes:
@@ -165,18 +162,16 @@ class ProfilingSession:
         """
         write_own(self.profile(), fill_path(path, process()))
 
-    def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
-        """Print the report of this session.
+    def profiles(self) -> list[Profile]:
+        return [self.profile()]
 
-        Args:
-            top: rows per table.
-            file: where to; standard output by default.
+    def _name(self) -> str:
+        return "" if self.path is None else os.fspath(self.path)
 
-        Raises:
-            RuntimeError: the session has not begun.
-            ValueError: ``top`` is less than 1.
-        """
-        _print(self.profile(), top, file)
+    def __repr__(self) -> str:
+        if self._session is not None:
+            return super().__repr__()
+        return f"<memprof profile {self._name()}: not begun>".replace("  ", " ")
 
     def _of_runtime(self) -> Profile:
         threads: dict[int, int] = {}
@@ -200,7 +195,7 @@ def profile(
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
-    A run-time tracker that runs in the process (``initialize_memory_tracker``) is part of the
+    A run-time tracker that runs in the process (``track``) is part of the
     profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
 
     Args:
@@ -224,7 +219,7 @@ def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
     """What the run-time tracker has recorded, None where none runs."""
     # One that runs has been imported; importing it would make one.
     api = sys.modules.get("memprof.profiler.tracker.api")
-    tracker = api.get_memory_tracker() if api is not None else None
+    tracker = api.current_tracker() if api is not None else None
     if tracker is None or not tracker.started:
         return None
     try:
@@ -263,25 +258,34 @@ def current_profile() -> Profile:
     return found
 
 
-def report(*, top: int = 10, file: TextIO | None = None) -> None:
+class _Process(Views):
+    """This process so far."""
+
+    def profiles(self) -> list[Profile]:
+        return [current_profile()]
+
+    def _name(self) -> str:
+        return ""
+
+
+def report(
+    html: str | os.PathLike[str] | None = None,
+    *,
+    top: int = 10,
+    device: str | None = None,
+    file: TextIO | None = None,
+) -> None:
     """Print the report of this process so far.
 
     Args:
-        top: rows per table.
-        file: where to; standard output by default.
+        html: write it as a page for the browser here, instead.
+        top, device, file: as for ``Views.report``.
 
     Raises:
-        ValueError: ``top`` is less than 1.
+        ValueError: ``top`` is less than 1, or there is nothing on ``device``.
+        ProfileNotWritableError: ``html`` cannot be written.
     """
-    _print(current_profile(), top, file)
-
-
-def _print(profile: Profile, top: int, file: TextIO | None) -> None:
-    if top < 1:
-        raise ValueError(f"top is {top}; it must be 1 or more")
-    out = file if file is not None else sys.stdout
-    style = replace(style_of(out), top=top)
-    text = render_text(summarize(profile), style)
-    if profile.tracker is not None:
-        text += "\n" + render_tracker_record(profile.tracker, style)
-    out.write(printable(text, out))
+    if html is not None:
+        _Process().to_html(html, device=device)
+    else:
+        _Process().report(top=top, device=device, file=file)

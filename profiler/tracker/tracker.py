@@ -59,7 +59,7 @@ _OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
 class MemoryTracker:
     """Tracks the memory of this process while it runs; see ``docs/tracker.md``.
 
-    Made by ``initialize_memory_tracker``. Before ``start`` and after ``stop`` it does nothing;
+    Made by ``track``. Before ``start`` and after ``stop`` it does nothing;
     its methods can be called all the same, so instrumented code need not ask.
     """
 
@@ -251,7 +251,7 @@ class MemoryTracker:
 
     def stop(self) -> None:
         """Take a last snapshot and write the file. Later calls do nothing."""
-        self.finish(RunState.STOPPED, "stop_memory_tracker()")
+        self.finish(RunState.STOPPED, "stop_tracking()")
 
     def finish(self, state: RunState, reason: str) -> None:
         """End in this state; never raises. What cannot be written is logged."""

@@ -290,15 +290,15 @@ def test_strange_environments_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_running_tracker_joins(name: str, tmp_path: Path) -> None:
     # GIVEN a tracker that runs, with an operation in the thread that calls compiled code
     path = tmp_path / name
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=0.05)
+    tracker = memprof.track(tmp_path, interval=0.05)
     try:
         with memprof.profile(path) as session:
             run = step()
             with tracker.track_operation("training step"):
                 run()  # type: ignore[operator]
-            memprof.memory_checkpoint("after")
+            memprof.checkpoint("after")
     finally:
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
     # THEN its record is part of the profile, and its lanes are those of the calls
     found = read_profile(path)
     assert found == session.profile()

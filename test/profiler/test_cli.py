@@ -62,7 +62,7 @@ Commands:
   report    Print what is in a profile: the peak, what was live at it and...
   ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
-  merge     Put the profiles of several ranks into one file, OUT, which...
+  merge     Put the profiles of several ranks into one file.
   gantt     Write a page with operations, compiled calls and memory over time.
   export    Write a profile in another tool's format.
   run       Run a script nobody changed with the memory tracker on.
@@ -93,7 +93,7 @@ Options:
   --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
                         most.
   --bytes               Bytes with all digits.
-  --html PATH           Write a page for the browser here instead: one file, no
+  -o, --output PATH     Write a page for the browser here instead: one file, no
                         network.
   -h, --help            Show this message and exit.
 """,
@@ -215,7 +215,7 @@ def test_bad_options(path: str) -> None:
         (["--top", "x"], "'x' is not a valid integer"),
         (["--device", "cuda:7"], "has no memory on 'cuda:7'; devices in it: cpu"),
         (["--json", "--nonsense"], "No such option"),
-        (["--html", "-"], "writes files only"),
+        (["-o", "-"], "writes files only"),
     ):
         result = invoke("report", path, *args)
         assert result.exit_code == 2
@@ -256,7 +256,7 @@ def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     "command",
     [
         ["gantt", "-o"],
-        ["report", "--html"],
+        ["report", "-o"],
         ["export", "-f", "perfetto", "-o"],
         ["export", "-f", "memory-viz", "-o"],
         ["export", "-f", "collapsed", "-o"],
@@ -282,7 +282,7 @@ def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_p
     assert "calls.parquet is the file to read" in result.stderr
     write_profile(training(), tmp_path / "a.memprof")
     a = str(tmp_path / "a.memprof")
-    assert "is the file to read" in invoke("merge", a, a, file).stderr
+    assert "is the file to read" in invoke("merge", a, file, "-o", a).stderr
     assert (tmp_path / "calls.parquet").read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["a.memprof", "calls.parquet"]
 
@@ -323,7 +323,7 @@ def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -
         for args in (
             ["report", path],
             ["report", path, "--json"],
-            ["report", path, "--html", out],
+            ["report", path, "-o", out],
             ["diff", path, path],
             *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "speedscope")),
         ):

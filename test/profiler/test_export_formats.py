@@ -172,7 +172,7 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
         write_profile(profile, tmp_path / f"{rank}.json")
     merged = str(tmp_path / "merged.memprof")
     files = [str(tmp_path / f"{rank}.json") for rank in (0, 1)]
-    result = CliRunner().invoke(main, ["merge", merged, *files])
+    result = CliRunner().invoke(main, ["merge", *files, "-o", merged])
     assert result.exit_code == 0, result.output
     # WHEN it is exported as one trace
     assert invoke(merged, "-f", "perfetto", "-o", str(tmp_path / "t.json")).exit_code == 0

@@ -39,7 +39,7 @@ def test_report_without_torch(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert "0/0 forward" in done.stdout
     merged = str(tmp_path / "all.memprof")
-    for command in (["diff", str(path), str(path)], ["merge", merged, str(path)]):
+    for command in (["diff", str(path), str(path)], ["merge", str(path), "-o", merged]):
         done = run(BLOCK + main, *command)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -48,7 +48,7 @@ def test_the_report_page_without_torch(tmp_path: Path) -> None:
     write_profile(training(), tmp_path / "p.json")
     main = "from memprof.cli import main; main(prog_name='memprof')"
     page = tmp_path / "p.html"
-    done = run(BLOCK + main, "report", str(tmp_path / "p.json"), "--html", str(page))
+    done = run(BLOCK + main, "report", str(tmp_path / "p.json"), "-o", str(page))
     assert (done.returncode, done.stderr) == (0, "")
     assert page.read_text().startswith("<!doctype html>")
 

@@ -742,13 +742,13 @@ def test_the_same_profile_gives_the_same_page() -> None:
 def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     write_profile(training(), tmp_path / "run.json.gz")
     out = tmp_path / "out.html"
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run.json.gz"), "--html", str(out)])
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "run.json.gz"), "-o", str(out)])
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"{out}: 1.")
     show(page, out)
     assert page.title() == "Memory of run.json.gz"
     refused = CliRunner().invoke(
-        main, ["report", str(tmp_path / "run.json.gz"), "--html", str(tmp_path / "no" / "x.html")]
+        main, ["report", str(tmp_path / "run.json.gz"), "-o", str(tmp_path / "no" / "x.html")]
     )
     assert refused.exit_code == 2
     assert "the folder must exist" in refused.output

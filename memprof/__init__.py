@@ -1,10 +1,10 @@
 """memprof: a torch.compile backend that makes compiled and CUDA-graph memory visible.
 
     model = torch.compile(model, backend="memprof")
-    with memprof.profile("run.json.gz"):
+    with memprof.profile("run.memprof"):
         train(model)
     memprof.report()
-    memprof.load("run.json.gz").to_html("run.html")
+    memprof.load("run.memprof").to_html("run.html")
 
     tracker = memprof.track(interval=5.0)  # of the whole process: docs/tracker.md
 

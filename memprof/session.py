@@ -11,11 +11,9 @@ from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_writable, read_profile, streams
+from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
 
-from .output import Output, write_own
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
@@ -29,7 +27,7 @@ class ProfilingSession(Views):
 
     Attributes:
         path: of the file, placeholders filled in; None if there is none. Where another process
-            writes that file, or has written it meanwhile, it becomes the path of another one.
+            writes that file, it becomes the path of another one.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class ProfilingSession(Views):
         self._max_calls = max_calls
         self._session: Session | None = None
         self._streamer: Streamer | None = None
-        self._output: Output | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
 
@@ -50,17 +47,13 @@ class ProfilingSession(Views):
             raise RuntimeError(
                 "this profiling session was entered before; call memprof.profile() again"
             )
-        streamed = False
-        if self.path is not None:
-            self.path = fill_path(self.path, process())
-            streamed = streams(self.path)
-            if not streamed:
-                check_writable(self.path)
-                self._output = Output(self.path)
-        self._session = RUNTIME.open_session(LOG_CALLS if streamed else self._max_calls)
-        if self.path is not None and streamed:
+        path = None if self.path is None else fill_path(self.path, process())
+        if path is not None:
+            check_name(path)
+        self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
+        if path is not None:
             try:
-                self._streamer = Streamer(RUNTIME, self._session, self.path)
+                self._streamer = Streamer(RUNTIME, self._session, path)
                 self._streamer.start()
                 self.path = self._streamer.path
             except BaseException:
@@ -79,13 +72,8 @@ class ProfilingSession(Views):
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
                 self._result = self._of_runtime()
-            if self._output is not None:
-                self.path = self._output.write(self._result or Profile())
-        except ProfileError as failure:
-            # The training that ran inside has succeeded; a full disk must not undo that.
-            log.error("%s The profile is still in memory: session.save(PATH).", failure)
         except Exception:
-            # Nor must a fault of ours.
+            # The training that ran inside has succeeded; a fault of ours must not undo that.
             log.exception("memprof failed to make this session's profile. Please report this.")
             self._result = self._result or Profile(complete=False)
         finally:
@@ -94,11 +82,11 @@ class ProfilingSession(Views):
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
 
-        A streamed session's calls are read back from its file.
+        The calls of a session with a path are read back from its file.
 
         Raises:
             RuntimeError: the session has not begun.
-            ProfileError: a streamed session's file is gone or damaged.
+            ProfileError: the session's file is gone or damaged.
         """
         if self._result is not None:
             return self._result
@@ -123,7 +111,7 @@ class ProfilingSession(Views):
 
         Inside the block it goes into the file too; after it, into ``profile()`` and ``save``.
 
-            with memprof.profile("run.json.gz") as session:
+            with memprof.profile("run.memprof") as session:
                 with torch.profiler.profile(
                     record_shapes=True, profile_memory=True, with_stack=True
                 ) as prof:
@@ -155,12 +143,12 @@ class ProfilingSession(Views):
         return self._dataflow
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile; gzip if ``path`` ends in ``.gz``, a stream if in ``.memprof``.
+        """Write the profile, whole or not at all.
 
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_own(self.profile(), fill_path(path, process()))
+        write_profile(self.profile(), fill_path(path, process()))
 
     def profiles(self) -> list[Profile]:
         return [self.profile()]
@@ -199,15 +187,14 @@ def profile(
     profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
 
     Args:
-        path: where to write the profile. ``.json``, or ``.json.gz`` for gzip, at the end;
-            ``.memprof`` while the program runs, so that a job that is killed leaves what it
-            did up to a few seconds before, and no call has to stay in memory. ``{rank}``,
-            ``{local_rank}``, ``{host}`` and ``{pid}`` are filled in: each process of a job
-            needs a file of its own. The path is checked on entry, so that an unwritable
-            folder is found before the training, not after. If writing fails later all the
-            same, that is logged and not raised.
-        max_calls: how many calls to keep one by one; earlier ones are only counted. A
-            streamed file has them all.
+        path: where to write the profile, ``NAME.memprof``. It is written while the program
+            runs, so that a job that is killed leaves what it did up to a few seconds before,
+            and no call has to stay in memory. ``{rank}``, ``{local_rank}``, ``{host}`` and
+            ``{pid}`` are filled in: each process of a job needs a file of its own. The file is
+            made on entry, so that an unwritable folder is found before the training, not
+            after. If writing fails later all the same, that is logged and not raised.
+        max_calls: how many calls to keep one by one where there is no path; earlier ones are
+            only counted. A file has them all.
 
     Raises:
         ProfileNotWritableError: on entry, ``path`` cannot be written.

@@ -7,7 +7,7 @@ from collections import Counter
 import click
 
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import streams, write_profiles
+from memprof.profiler.file import write_profiles
 
 from ._common import BadFile, OutputPath, keep_apart, print_line, read_all
 
@@ -19,18 +19,13 @@ from ._common import BadFile, OutputPath, keep_apart, print_line, read_all
     "-o",
     type=OutputPath(),
     required=True,
-    help="Where to; ends in .memprof.",
+    help="Where to, e.g. job.memprof.",
 )
 def merge(files: tuple[str, ...], output: str) -> None:
     """Put the profiles of several ranks into one file.
 
     `memprof report` then compares the ranks; with --rank N it and the other commands look at one.
     """
-    if not streams(output):
-        raise click.BadParameter(
-            f"{output}: a merged file is a stream, so its name ends in .memprof",
-            param_hint="--output",
-        )
     keep_apart([output], files, "--output")
     profiles = [profile for path in files for profile in read_all(path)]
     profiles.sort(key=lambda p: p.process.rank if p.process else 0)

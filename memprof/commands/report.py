@@ -36,8 +36,8 @@ def report(
 ) -> None:
     """Print what is in a profile: the peak, what was live at it and where it came from.
 
-    FILE is a profile written by memprof: .json, .json.gz or .memprof. Of a file of several
-    ranks it compares the ranks; --rank chooses one.
+    FILE is a profile written by memprof, or by a tracker. Of a file of several ranks it compares
+    the ranks; --rank chooses one.
     """
     if output is not None and as_json:
         raise click.UsageError("--output and --json exclude each other: run the command twice.")

@@ -33,7 +33,8 @@ TORCH_FREE = [
     "profiler/model",
     "profiler/ranks.py",
     "profiler/report",
-    "profiler/stream.py",
+    "profiler/encoding.py",
+    "profiler/frames.py",
     "profiler/timeline.py",
 ]
 

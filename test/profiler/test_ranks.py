@@ -173,7 +173,7 @@ def files(tmp_path: Path) -> list[str]:
     for profile in job():
         assert profile.process is not None
         n = profile.process.rank
-        path = tmp_path / f"{n}{('.json', '.json.gz', '.memprof', '.json')[n]}"
+        path = tmp_path / f"{n}.memprof"
         write_profile(profile, path)
         out.append(str(path))
     return out
@@ -216,7 +216,7 @@ def test_merge_without_an_output_writes_nothing(tmp_path: Path, files: list[str]
 def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
     for args, says in (
-        (["merge", *files, "-o", str(tmp_path / "all.json")], "its name ends in .memprof"),
+        (["merge", *files, "-o", str(tmp_path / "all.json")], "let its name end in .memprof"),
         (["merge", files[0], files[0], "-o", out], "rank 3 comes from 2 files"),
         (["merge", str(tmp_path / "no"), "-o", out], "No such file"),
         (["merge", "-o", out], "Missing argument"),
@@ -241,9 +241,9 @@ def test_a_process_of_which_nothing_is_known_has_its_place_as_rank(tmp_path: Pat
     # GIVEN files whose processes are not known, e.g. those of documentation
     for name, nbytes in (("a", 0), ("b", 4 * MIB)):
         profile = larger(training(), nbytes) if nbytes else training()
-        write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.json")
+        write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.memprof")
     out = str(tmp_path / "all.memprof")
-    invoke("merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", out)
+    invoke("merge", str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof"), "-o", out)
     # THEN the numbers of the comparison are those that --rank takes
     rows = json.loads(invoke("report", out, "--json").output)["rows"]
     assert [(r["rank"], r["peak"] // MIB) for r in rows] == [(0, 26), (1, 30)]

@@ -105,7 +105,7 @@ class Timeline:
     Building it takes time linear in the number of calls (about a second a million).
 
     Args:
-        profile: a valid one, see ``profiler.validate``.
+        profile: a valid one, see ``profiler.repair``.
         device: count memory of this device only, e.g. ``cuda:0``; None adds up all devices,
             which means something only if there is one.
     """

@@ -40,7 +40,7 @@ class RunState(str, Enum):
     RUNNING = "running"
     """It has not: it was read from a journal, of a process that is alive or was killed."""
     STOPPED = "stopped"
-    """``stop_memory_tracker()``."""
+    """``stop_tracking()``."""
     EXIT = "exit"
     """The interpreter ended."""
     EXCEPTION = "exception"
@@ -54,7 +54,7 @@ class SnapshotKind(str, Enum):
 
     PERIODIC = "periodic"
     CHECKPOINT = "checkpoint"
-    """``memory_checkpoint(name)``."""
+    """``checkpoint(name)``."""
     OUT_OF_MEMORY = "out_of_memory"
     """A device's allocator had no more to give, whether or not the program caught the error."""
     START = "start"

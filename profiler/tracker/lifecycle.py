@@ -24,7 +24,7 @@ once; supervisors send SIGKILL after a while, and the journal is there.
 
 Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
 not exist there, and two processes must not write one file. In the child the tracker is off, our
-signal handlers are gone, and calling ``initialize_memory_tracker`` there starts one.
+signal handlers are gone, and calling ``track`` there starts one.
 """
 
 from __future__ import annotations

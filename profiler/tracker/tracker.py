@@ -57,7 +57,7 @@ _OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
 class MemoryTracker:
     """Tracks the memory of this process while it runs; see ``docs/tracker.md``.
 
-    Made by ``initialize_memory_tracker``. Before ``start`` and after ``stop`` it does nothing;
+    Made by ``track``. Before ``start`` and after ``stop`` it does nothing;
     its methods can be called all the same, so instrumented code need not ask.
     """
 
@@ -235,7 +235,7 @@ class MemoryTracker:
 
     def stop(self) -> None:
         """Take a last snapshot and write the file. Later calls do nothing."""
-        self._finish(RunState.STOPPED, "stop_memory_tracker()")
+        self._finish(RunState.STOPPED, "stop_tracking()")
 
     def _finish(self, state: RunState, reason: str) -> None:
         """End in this state; never raises. What cannot be written is logged."""

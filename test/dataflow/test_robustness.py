@@ -21,8 +21,8 @@ from memprof.profiler.dataflow.live import frames, live_rows, storages_at
 from memprof.profiler.dataflow.over_time import ORDER, by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns, failures
 from memprof.profiler.model import Category, DataFlowFailure, Profile
+from memprof.profiler.repair import findings
 from memprof.profiler.report import render_text, summarize
-from memprof.profiler.validate import findings
 
 from .fake_trace import (
     Event,
@@ -294,7 +294,7 @@ class TestContradictions:
         profile = profile_memory(Result(op("a range", [], *mine, start=5), *others))
         # THEN what a file keeps of it agrees with itself,
         columns = data_flow_columns(profile, 0)
-        assert list(findings(Profile(dataflow=columns))) == []
+        assert findings(Profile(dataflow=columns)) == []
         # and live storages add up to what the table has, at every time
         for device in profile.devices:
             table = by_category(profile, device)
@@ -382,7 +382,7 @@ class TestContradictions:
                 events.append(alloc(64 * key, sign * size, key, key, start=time))
         profile = profile_memory(Result(*events))
         # THEN what a file keeps of it agrees with itself,
-        assert list(findings(Profile(dataflow=data_flow_columns(profile, 0)))) == []
+        assert findings(Profile(dataflow=data_flow_columns(profile, 0))) == []
         # and live storages add up to what the table has, at every time, category by category
         for device in profile.devices:
             table = by_category(profile, device)

@@ -28,8 +28,8 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
+from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline, UnobservedCalls
-from memprof.profiler.validate import findings
 
 
 def mib(profile: Profile) -> list[tuple[float, float, float, float]]:
@@ -197,7 +197,7 @@ def test_constants_of_a_graph_persist() -> None:
     graph = GraphRecord(0, GraphKind.INFERENCE, "0/0", programs=[external.build()])
     other = GraphRecord(1, GraphKind.INFERENCE, "1/0", programs=[ProgramBuilder().build()])
     profile = Profile(graphs=[graph, other], calls=calls((0, 0), (0, 0), (1, 0)))
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     b = Timeline(profile).bytes_over_time()
     assert (list(b.entry), list(b.between)) == ([12, 12, 12], [12, 12, 12])
 
@@ -612,7 +612,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 @settings(max_examples=300)
 @given(profiles())
 def test_bytes_equal_the_plain_implementation(profile: Profile) -> None:
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     timeline = Timeline(profile)
     b = timeline.bytes_over_time()
     for k in range(len(timeline)):

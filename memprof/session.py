@@ -17,7 +17,7 @@ from memprof.profiler.file import check_writable, read_profile, streams
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
 from memprof.profiler.report import render_text, summarize
 from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_tracker_record
 
 from .output import Output, write_own
 from .streaming import LOG_CALLS, Streamer

@@ -11,10 +11,8 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_text, summarize
-from memprof.profiler.report.device_text import render_accounts
-from memprof.profiler.report.ranks_text import render_ranks
 from memprof.profiler.report.terminal import style_of
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_accounts, render_ranks, render_tracker_record
 
 from ._common import (
     BadFile,

@@ -19,11 +19,9 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
-from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.ranks_text import render_ranks
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_diff, render_ranks, render_tracker_record
 
 from .hostile import CONTROLS
 

@@ -200,7 +200,7 @@ def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
         "`$.graphs[0].programs[0].storages[0].origin`\n"
     )
     assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
-    assert "3 calls of 0/0 forward were not observed" in result.stdout
+    assert "3 calls · 0/0 forward" in result.stdout
     # AND nothing is left behind that would say it twice
     assert logging.getLogger("memprof").handlers == []
 

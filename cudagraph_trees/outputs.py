@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .device.protocol import Output, Pool, TensorSpec
-from .inputs import address_of, live_path_outputs
-from .liveness import OutputRefs, PathOutputIndex
-from .storage_ref import StorageWeakRefWrapper
+from .liveness import OutputRefs, PathOutputIndex, live_path_outputs
+from .storage_ref import StorageWeakRefWrapper, address_of
 
 
 class OutputAliasInfo:

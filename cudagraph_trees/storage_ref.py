@@ -32,6 +32,15 @@ _count = compat.storage_use_count
 _refs = sys.getrefcount
 
 
+def address_of(t: torch.Tensor) -> int:
+    """Address of the storage of ``t``.
+
+    Raises:
+        RuntimeError: with the explanation of ``errors``, if the memory was reused.
+    """
+    return t.untyped_storage().data_ptr()
+
+
 class StorageWeakRefWrapper:
     """A weak reference to the storage of one output. Calling it gives the address of the
     ``StorageImpl``, or None if nobody outside the trees holds it.

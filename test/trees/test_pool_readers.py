@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees.attribution import explain_pool
+from memprof.cudagraph_trees.capture_lock import is_held
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.history import replay_memory
-from memprof.cudagraph_trees.locks import is_held
 
 from .support import graphed
 

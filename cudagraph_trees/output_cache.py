@@ -31,18 +31,17 @@ import torch
 from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .function import CompilationMode
 from .liveness import OutputRefs
 from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
+from .spec import CompilationMode, FunctionSpec
 
 if TYPE_CHECKING:
-    from .function import Function
     from .storage_ref import StorageWeakRefWrapper
 
 _likeness = compat.likeness
 
 
-class HandOut:
+class OutputCache:
     """Hands out the outputs of one recording.
 
     Attributes:
@@ -81,7 +80,7 @@ class HandOut:
 
     def __init__(
         self,
-        function: Function,
+        function: FunctionSpec,
         node: int,
         plan: OutputPlan,
         refs: OutputRefs,

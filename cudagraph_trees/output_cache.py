@@ -31,7 +31,7 @@ import torch
 from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .liveness import OutputRefs
+from .liveness import OutputRefs, detach_in_place
 from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
 from .spec import CompilationMode, FunctionSpec
 
@@ -247,7 +247,7 @@ class OutputCache:
             t.requires_grad_(False)
             t.grad = None
         else:
-            t.detach_()
+            detach_in_place(t)
 
     # ---- outputs that share a storage
 

@@ -530,7 +530,7 @@ def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
             same(y, torch.full((4,), 3.0 * i))
         del y
     # THEN it comes back, and begins at the root as well: what only the trees hold is dead
-    assert [root.num_descendants() for root in manager().get_roots()] == [0, 0]
+    assert [descendants(root) for root in roots()] == [0, 0]
 
 
 def test_reset_in_the_middle_of_a_step() -> None:

@@ -17,7 +17,7 @@ from .liveness import Liveness, OutputRefs, died, liveness_of, path_refs, refs_a
 from .node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
 from .node_program import program_of
 from .output_cache import OutputCache
-from .outputs import AliasesPriorGraphOutput, OutputPlan
+from .outputs import OutputPlan, PathAlias
 from .pool_check import check_pool
 from .replay import Replay
 from .storage_ref import StorageWeakRefWrapper, address_of
@@ -159,7 +159,7 @@ def _lay_out(
     dead_before = [] if parent is None else died(parent.recorded_liveness_after_graph, before)
     dead_after = died(before, liveness_of(above))
     output_plan = OutputPlan.of(outputs, above, persistent, pool, function.stack_traces)
-    aliased = {a.index for a in output_plan.alias if isinstance(a, AliasesPriorGraphOutput)}
+    aliased = {a.index for a in output_plan.alias if isinstance(a, PathAlias)}
     nodes = path_to(parent)
     for depth, index in aliased:
         nodes[depth].output_is_aliased(index)

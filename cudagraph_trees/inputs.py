@@ -29,7 +29,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,22 +45,13 @@ if TYPE_CHECKING:
 
 
 class CheckInvariantStatus(Enum):
-    """Whether a recording fits a call, and if not, why."""
+    """Whether a recording fits a call, and if not, why: torch's names, and their sentences."""
 
-    SUCCESS = auto()
-    CudagraphManagedIdxMismatch = auto()
-    StaticInputIdxMismatch = auto()
-    ExpectedDeadIndicesBeforeGraphMismatch = auto()
-    CopiedInputSizeMismatch = auto()
-
-    def __str__(self) -> str:
-        return {
-            "SUCCESS": "it fits",
-            "CudagraphManagedIdxMismatch": "cudagraph managed tensor data pointer changed",
-            "StaticInputIdxMismatch": "static input data pointer changed",
-            "ExpectedDeadIndicesBeforeGraphMismatch": "expected dead indices before graph are live",
-            "CopiedInputSizeMismatch": "a copied input has other sizes",
-        }[self.name]
+    SUCCESS = "it fits"
+    CudagraphManagedIdxMismatch = "cudagraph managed tensor data pointer changed"
+    StaticInputIdxMismatch = "static input data pointer changed"
+    ExpectedDeadIndicesBeforeGraphMismatch = "expected dead indices before graph are live"
+    CopiedInputSizeMismatch = "a copied input has other sizes"
 
 
 @dataclass(slots=True)

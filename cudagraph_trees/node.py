@@ -165,15 +165,14 @@ class CUDAGraphNode:
         ):
             which = plan.relied_on(status)
             if which and not compat.pointers_equal(inputs, plan.pointers, which):
-                return status, f"{status}.\n{plan.describe_moved(function, inputs, which)}"
-        dead_before = self.replay.dead_before
+                return status, f"{status.value}.\n{plan.describe_moved(function, inputs, which)}"
+        dead_before, copies = self.replay.dead_before, self.replay.copies
+        status = CheckInvariantStatus.SUCCESS
         if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
-            return status, str(status)
-        if self.replay.copies is not None and not self.replay.copies.fit(inputs):
+        elif copies is not None and not copies.fit(inputs):
             status = CheckInvariantStatus.CopiedInputSizeMismatch
-            return status, str(status)
-        return CheckInvariantStatus.SUCCESS, str(CheckInvariantStatus.SUCCESS)
+        return status, status.value
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:
         """Managed inputs that are somewhere else now and could be copied instead.

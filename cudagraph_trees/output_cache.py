@@ -32,7 +32,7 @@ from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
 from .liveness import OutputRefs, detach_in_place
-from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
+from .outputs import OutputAlias, OutputPlan, PathAlias
 from .spec import CompilationMode, FunctionSpec
 
 if TYPE_CHECKING:
@@ -256,12 +256,12 @@ class OutputCache:
         assert isinstance(spec, TensorSpec)
         assert ref is not None
         storage: torch.UntypedStorage | None = None
-        if isinstance(alias, AliasesPriorGraphOutput):
+        if isinstance(alias, PathAlias):
             depth, index = alias.index
             prior = self.path[depth][index]
             assert prior is not None
             storage = compat.storage_from_weak(prior.pointer)
-        elif isinstance(alias, AliasesNewOutput):
+        elif isinstance(alias, OutputAlias):
             storage = out[alias.index].untyped_storage()  # type: ignore[union-attr]
         t = self.pool.tensor_at(spec, storage)
         ref.rebind(t)

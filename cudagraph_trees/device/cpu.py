@@ -9,7 +9,7 @@ CPU] in ``arena``). So to the manager none of them lies in the pool: nothing has
 restored, freed or invalidated for it, and holding any output for any time is fine.
 
 The pool is the arena's: a function that takes blocks from ``CpuPool.leases`` (as those do
-that ``compile_backend/graphs_cpu`` rewrites) takes them at each replay and its tensors
+that ``compile_backend/cpu_arena`` rewrites) takes them at each replay and its tensors
 give them back when they die. The backend does not go through the manager for its CPU
 graphs, see Note [Why CPU graphs do not go through the tree manager] there.
 """

@@ -60,7 +60,7 @@ def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
     else:
         buffer = record.buffers.get(storage.name)
         node = buffer.primary if buffer is not None else None
-    return TensorOrigin(record.id, node, storage.category.value, name)
+    return TensorOrigin(record.id, node, storage.category, name)
 
 
 _INDEX = _Index()
@@ -88,7 +88,7 @@ def _as_output(tensor: torch.Tensor) -> TensorOrigin | None:
     sizes = zip(value.shape, tensor.shape, strict=False)
     if not same or any(text.isdigit() and int(text) != size for text, size in sizes):
         return None
-    return TensorOrigin(record.id, value.name, value.category.value)
+    return TensorOrigin(record.id, value.name, value.category)
 
 
 def compiled() -> tuple[Profile, dict[int, int]]:

@@ -9,21 +9,19 @@ from memprof.profiler.report.html.gantt_page import write_gantt
 
 from ._common import (
     BadFile,
-    OutputPath,
     calls_option,
     file_argument,
     keep_apart,
     no_such_calls,
-    print_line,
+    page_option,
+    print_page,
     read,
 )
 
 
 @click.command()
 @file_argument
-@click.option(
-    "--output", "-o", type=OutputPath(), required=True, help="The page: one HTML file, no network."
-)
+@page_option(required=True)
 @calls_option
 def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     """Write a page with operations, compiled calls and memory over time.
@@ -34,9 +32,8 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     keep_apart([output], [file], "--output")
     profile = read(file)
     try:
-        nbytes = write_gantt(profile, output, file, *calls)
+        print_page(output, write_gantt(profile, output, file, *calls))
     except IndexError as e:
         raise no_such_calls(profile) from e
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    print_line(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")

@@ -40,7 +40,8 @@ TORCH_FREE = [
     "profiler/ranks.py",
     "profiler/report",
     "profiler/stack_text.py",
-    "profiler/stream.py",
+    "profiler/encoding.py",
+    "profiler/frames.py",
     "profiler/timeline.py",
 ]
 

@@ -17,13 +17,11 @@ from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
-from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.ranks_text import render_ranks
-from memprof.profiler.report.tracker_text import render_tracker_record
-from memprof.profiler.validate import findings
+from memprof.profiler.report.text import render_diff, render_ranks, render_tracker_record
 
 from .hostile import CONTROLS
 
@@ -55,7 +53,7 @@ def read_and_show(path: Path) -> str | None:
 def show(profiles: list[Profile]) -> None:
     """All views of some profiles; what reaches a terminal is looked at, too."""
     for profile in profiles:
-        assert not list(findings(profile)), next(findings(profile))
+        assert not findings(profile), findings(profile)[0]
         for text in texts(profile):
             check_text(text)
         pages(profile)

@@ -14,7 +14,7 @@ from memprof.cli import main
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.file import read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Profile
-from memprof.profiler.report.device_text import render_accounts
+from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
 
@@ -24,17 +24,16 @@ def account() -> DeviceAccount:
     return copy.deepcopy(everything().accounts[0])
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.memprof"])
-def test_comes_back_from_a_file(tmp_path: Path, account: DeviceAccount, name: str) -> None:
-    write_profile(Profile(accounts=[account]), tmp_path / name)
-    assert read_profile(tmp_path / name).accounts == [account]
+def test_comes_back_from_a_file(tmp_path: Path, account: DeviceAccount) -> None:
+    write_profile(Profile(accounts=[account]), tmp_path / "run.memprof")
+    assert read_profile(tmp_path / "run.memprof").accounts == [account]
 
 
 def test_one_that_does_not_add_up_is_left_out(tmp_path: Path, account: DeviceAccount) -> None:
     wrong = copy.deepcopy(account)
     wrong.reserved += 1
-    write_profile(Profile(accounts=[wrong, account]), tmp_path / "run.json")
-    found = read_profile(tmp_path / "run.json")
+    write_profile(Profile(accounts=[wrong, account]), tmp_path / "run.memprof")
+    found = read_profile(tmp_path / "run.memprof")
     assert found.accounts == [account]
     assert "while its parts have" in found.left_out[0]
 
@@ -44,12 +43,12 @@ def test_the_text_adds_up(account: DeviceAccount) -> None:
     assert "in the backward of step 2" in text
     for row in ("6.00 MiB   30.0 %  activation", "20.0 MiB  100.0 %  total reserved"):
         assert row in text
-    assert "out of memory: 7.00 MiB asked for 2 times" in text
+    assert "out of memory: 7.00 MiB asked for · 2 times" in text
     assert "The program looked at values 4 times" in text
 
 
 def test_the_command_prints_it(tmp_path: Path, account: DeviceAccount) -> None:
-    path = str(tmp_path / "run.json")
+    path = str(tmp_path / "run.memprof")
     write_profile(Profile(accounts=[account]), path)
     text = CliRunner().invoke(main, ["report", path]).output
     assert "total reserved" in text

@@ -24,7 +24,7 @@ from memprof.profiler.model import (
     TreeDetail,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.diff_text import render_diff
+from memprof.profiler.report.text import render_diff
 
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""
@@ -170,7 +170,6 @@ class TestLook(TestCase):
             render_diff(diff, Style(ascii_only=True)),
             """\
 Memory on cpu
-
                                   before     after     change
 ----------------------------------------------------------------------
 peak of known live memory       26.0 MiB  30.0 MiB  +4.00 MiB  +15.4 %
@@ -235,9 +234,9 @@ def invoke(*args: str) -> Result:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    write_profile(training(), tmp_path / "a.json.gz")
+    write_profile(training(), tmp_path / "a.memprof")
     write_profile(larger(training(), 4 * MIB), tmp_path / "b.memprof")
-    return str(tmp_path / "a.json.gz"), str(tmp_path / "b.memprof")
+    return str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +277,7 @@ def test_bad_input(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
     result = invoke(str(tmp_path / "x"), files[0])
     assert result.exit_code == 2
-    assert "not JSON" in result.stderr
+    assert "not a memprof profile" in result.stderr
     result = invoke(*files, "--device", "cuda:3")
     assert result.exit_code == 2
     assert "this profile has no memory on 'cuda:3'" in result.stderr

@@ -18,13 +18,9 @@ _SCRIPTS = (
     "assets/timeline.js",
     "assets/treemap.js",
     "assets/liveset.js",
-    "assets/sections.js",
-    "assets/trees.js",
     "assets/placement.js",
     "assets/addresses.js",
-    "assets/parts.js",
-    "assets/accounts.js",
-    "assets/ranks.js",
+    "assets/curve.js",
     "assets/report.js",
 )
 

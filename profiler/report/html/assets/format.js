@@ -78,10 +78,23 @@
     return n === null || n === undefined ? "-" : grouped(n, 0);
   }
 
+  /** The day of a time in nanoseconds since 1970, and the time of that day, both in UTC. */
+  function day(time) {
+    return new Date(time / 1e6).toISOString().slice(0, 10);
+  }
+  function clock(time) {
+    return new Date(time / 1e6).toISOString().slice(11, 23);
+  }
+
+  /** An address; in an arena from its beginning. */
+  function address(n, relative) {
+    return relative ? `+${count(n)}` : `0x${n.toString(16)}`;
+  }
+
   /** The end of a path, at most `width` characters: the file name says most. */
   function path(text, width) {
     return text.length <= width ? text : `…${text.slice(text.length - width + 1)}`;
   }
 
-  memprof.format = { bytes, exactBytes, ns, tick, share, count, path };
+  memprof.format = { bytes, exactBytes, ns, tick, share, count, path, address, day, clock };
 })((globalThis.memprof ??= {}));

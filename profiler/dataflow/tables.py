@@ -48,7 +48,7 @@ def signed(n: int) -> int:
 
 
 class Names:
-    """Strings numbered from 0."""
+    """Numbers strings from 0, in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -160,7 +160,7 @@ class GrowingTables:
                 into.append(key)
 
     def device(self, device: Any) -> int:
-        """Number a device."""
+        """The number of a device, a new one where it is seen for the first time."""
         found = self.devices.get(device)
         if found is None:
             found = self.devices[device] = len(self.devices)

@@ -1,34 +1,27 @@
-"""Streamed profile files (``.memprof``): a profile written piece by piece while it grows.
+"""A profile as frames, at once or piece by piece while it grows.
 
-Note [What a streamed file looks like]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A row of gzip members, so that ``zcat`` shows it: JSON, a record a line. Each member is one
-*chunk*, written with one system call: what a killed process leaves behind is readable up to
-its last whole chunk. Chunks are independent but for the state that they add to:
+Note [What the frames of a profile hold]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The payloads are JSON, by ``Kind``; ``decoding.py`` reads them:
 
-* ``{"format": "memprof-stream", "schema_version": 1, …}`` begins a profile. A file with several
-  of them holds several profiles, one a process: concatenating files merges them;
-* ``{"chunk": {"of": "…", "number": n}}`` begins a chunk: which profile it is of and its number
-  there, from 0, so that a reader knows what is missing where a file is damaged;
-* ``{"set": {…}}``: fields of ``Profile`` that are new or have changed;
-* ``{"graph": {"id": …, …}}``: fields of a ``GraphRecord`` that are new or have changed;
+* ``HEADER`` begins a profile: ``{"format": "memprof-profile", "schema_version": 2, "memprof": …}``;
+* ``FIELDS``: fields of ``Profile`` that are new or have changed;
+* ``GRAPH``: ``{"id": …, …}``, fields of a ``GraphRecord`` that are new or have changed;
   ``programs`` come as ``{"from": n, "items": […]}``, which replaces the list from ``n`` on;
-* ``{"ledger": {"length": n, "entries": [[position, entry], …]}}``: entries that are new or
-  have changed (a repeat raises ``count``);
-* ``{"calls": {…}}``: columns of calls. Starts are differences from the call before in the
-  same chunk, the first one absolute; ``duration_ns`` stands for the end. A call costs
-  some 6 bytes compressed;
-* ``{"end": true}``: the session ended as it should. Without it ``Profile.complete`` is False,
-  and a graph's number of calls is that of the calls in the file.
+* ``LEDGER``: ``{"length": n, "entries": [[position, entry], …]}``, entries that are new or have
+  changed (a repeat raises ``count``);
+* ``CALLS``: columns of calls. Starts are differences from the call before in the same frame, the
+  first one absolute; ``duration_ns`` stands for the end. A call costs some 6 bytes;
+* ``END``: the session ended as it should. Without it ``Profile.complete`` is False, and a graph's
+  number of calls is that of the calls in the file.
 
-Whatever the chunks, the profile read is the one that a plain file of the last snapshot would give:
-``test/profiler/test_stream.py`` holds this for random histories. ``stream_reader.py`` reads it.
+Whatever the pieces, the profile read is the one that was there at the last:
+``test/profiler/test_frames.py`` holds this for random histories.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import zlib
 from collections import Counter
 from operator import sub
@@ -37,7 +30,9 @@ from typing import Any
 import msgspec
 
 from ._json import to_json
+from .frames import Kind, pack
 from .model import (
+    FORMAT,
     SCHEMA_VERSION,
     AllocationProgram,
     CallColumns,
@@ -46,13 +41,10 @@ from .model import (
     Profile,
 )
 
-__all__ = ["STREAM_FORMAT", "STREAM_HEAD", "StreamEncoder", "encode_stream"]
+__all__ = ["ProfileEncoder", "encode_profile"]
 
-STREAM_FORMAT = "memprof-stream"
-STREAM_HEAD = f'{{"format":"{STREAM_FORMAT}"'.encode()
-
-_CALLS_A_CHUNK = 65_536
-# Written in records of their own, or with the end.
+_CALLS_A_FRAME = 65_536
+# Written in frames of their own, or with the end.
 _SPECIAL = {
     *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
 }
@@ -62,17 +54,17 @@ _GRAPH_FIELDS = [
 ]
 
 
-def encode_stream(profile: Profile) -> bytes:
-    """A whole profile as a stream.
+def encode_profile(profile: Profile) -> bytes:
+    """A whole profile.
 
     Raises:
         TypeError, ValueError, RecursionError: something in it has no JSON form.
     """
-    encoder = StreamEncoder()
+    encoder = ProfileEncoder()
     calls = profile.calls
     pieces = []
-    for start in range(0, max(len(calls), 1), _CALLS_A_CHUNK):
-        part = slice(start, start + _CALLS_A_CHUNK)
+    for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
+        part = slice(start, start + _CALLS_A_FRAME)
         columns = CallColumns(
             calls.graph[part],
             calls.program[part],
@@ -81,16 +73,16 @@ def encode_stream(profile: Profile) -> bytes:
             calls.thread[part],
             calls.dropped,
         )
-        last = start + _CALLS_A_CHUNK >= len(calls)
+        last = start + _CALLS_A_FRAME >= len(calls)
         pieces.append(encoder.chunk(profile, columns, end=last and profile.complete))
     return b"".join(pieces)
 
 
-class StreamEncoder:
-    """Turns a growing profile into chunks: each says what is new since the one before."""
+class ProfileEncoder:
+    """Turns a growing profile into chunks of frames: each says what is new since the last."""
 
     def __init__(self) -> None:
-        self._id = ""
+        self._process: int | None = None
         self._number = 0
         self._fields: dict[str, bytes] = {}
         self._graphs: dict[int, _WrittenGraph] = {}
@@ -99,7 +91,7 @@ class StreamEncoder:
         self._dropped = 0
 
     def chunk(self, profile: Profile, calls: CallColumns, *, end: bool = False) -> bytes:
-        """The next chunk, one gzip member; nothing at all if nothing is new.
+        """The next frames; nothing at all if nothing is new.
 
         Args:
             profile: as it is now; its ``calls`` are not looked at.
@@ -118,8 +110,8 @@ class StreamEncoder:
         self.__dict__.update(draft.__dict__)
         return data
 
-    def _copy(self) -> StreamEncoder:
-        copy = StreamEncoder()
+    def _copy(self) -> ProfileEncoder:
+        copy = ProfileEncoder()
         copy.__dict__.update(
             self.__dict__,
             _fields=dict(self._fields),
@@ -129,59 +121,60 @@ class StreamEncoder:
         return copy
 
     def _chunk(self, profile: Profile, calls: CallColumns, end: bool) -> bytes:
-        lines: list[bytes] = []
-        head: list[bytes] = []
-        if not self._number:
-            what = {"format": STREAM_FORMAT, "schema_version": SCHEMA_VERSION}
-            head.append(to_json({**what, "memprof": profile.memprof}))
-        self._set(lines, profile, _FIELDS)
+        new: list[tuple[Kind, bytes]] = []
+        self._set(new, profile, _FIELDS)
         for record in profile.graphs:
             written = self._graphs.setdefault(record.id, _WrittenGraph())
             changed = written.changes(record, end)
             if changed:
-                lines.append(_record("graph", {"id": to_json(record.id), **changed}))
-        self._entries(lines, profile.ledger)
-        self._columns(lines, calls)
+                new.append((Kind.GRAPH, _object({"id": to_json(record.id), **changed})))
+        self._entries(new, profile.ledger)
+        self._columns(new, calls)
         if end:
             for record in profile.graphs:
                 if record.calls != self._calls[record.id]:
-                    lines.append(to_json({"graph": {"id": record.id, "calls": record.calls}}))
+                    new.append((Kind.GRAPH, to_json({"id": record.id, "calls": record.calls})))
         # The time alone is no news: an idle process would write one chunk after the other.
-        if lines or end:
-            self._set(lines, profile, ["created_ns"])
+        if new or end:
+            self._set(new, profile, ["created_ns"])
         if end:
-            lines.append(to_json({"end": True}))
-        if not head and not lines:
+            new.append((Kind.END, b"{}"))
+        if not new:
             return b""
-        # Of the content, so that the same profile gives the same bytes; processes differ in theirs.
-        self._id = self._id or f"{zlib.crc32(b''.join(lines)):08x}"
-        head.append(to_json({"chunk": {"of": self._id, "number": self._number}}))
-        self._number += 1
-        return gzip.compress(b"\n".join([*head, *lines]) + b"\n", compresslevel=6, mtime=0)
+        if self._process is None:
+            what = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "memprof": profile.memprof}
+            new.insert(0, (Kind.HEADER, to_json(what)))
+            # Of the content, so that the same profile gives the same bytes; processes differ.
+            self._process = zlib.crc32(b"".join(payload for _, payload in new))
+        first, self._number = self._number, self._number + len(new)
+        return b"".join(
+            pack(kind, self._process, number, payload)
+            for number, (kind, payload) in enumerate(new, first)
+        )
 
-    def _set(self, lines: list[bytes], profile: Profile, names: list[str]) -> None:
+    def _set(self, new: list[tuple[Kind, bytes]], profile: Profile, names: list[str]) -> None:
         changed: dict[str, bytes] = {}
         for name in names:
             data = to_json(getattr(profile, name))
             if self._fields.get(name) != data:
                 self._fields[name] = changed[name] = data
         if changed:
-            lines.append(_record("set", changed))
+            new.append((Kind.FIELDS, _object(changed)))
 
-    def _entries(self, lines: list[bytes], ledger: list[LedgerEntry]) -> None:
+    def _entries(self, new: list[tuple[Kind, bytes]], ledger: list[LedgerEntry]) -> None:
         known = self._ledger
         changed = [
             (i, entry) for i, entry in enumerate(ledger) if i >= len(known) or entry != known[i]
         ]
         if changed or len(ledger) != len(known):
-            lines.append(to_json({"ledger": {"length": len(ledger), "entries": changed}}))
+            new.append((Kind.LEDGER, to_json({"length": len(ledger), "entries": changed})))
             self._ledger = list(ledger)
 
-    def _columns(self, lines: list[bytes], calls: CallColumns) -> None:
+    def _columns(self, new: list[tuple[Kind, bytes]], calls: CallColumns) -> None:
         if not len(calls) and calls.dropped == self._dropped:
             return
         starts = calls.start_ns
-        record: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "graph": calls.graph,
             "program": calls.program,
             "start_ns": [*starts[:1], *map(sub, starts[1:], starts)],
@@ -189,8 +182,8 @@ class StreamEncoder:
             "thread": calls.thread,
         }
         if calls.dropped != self._dropped:
-            record["dropped"] = self._dropped = calls.dropped
-        lines.append(to_json({"calls": record}))
+            columns["dropped"] = self._dropped = calls.dropped
+        new.append((Kind.CALLS, to_json(columns)))
         self._calls.update(calls.graph)
 
 
@@ -240,5 +233,5 @@ class _WrittenGraph:
         return changed
 
 
-def _record(kind: str, fields: dict[str, bytes]) -> bytes:
-    return to_json({kind: {name: msgspec.Raw(data) for name, data in fields.items()}})
+def _object(fields: dict[str, bytes]) -> bytes:
+    return to_json({name: msgspec.Raw(data) for name, data in fields.items()})

@@ -1,4 +1,4 @@
-"""Which calls of forwards a call of a backward belongs to, and when it releases what they saved."""
+"""When what a replayed forward saved is released by its backward."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from memprof.profiler.dataflow.calls import GeneratedCall
-from memprof.profiler.dataflow.pairing import pair
-from memprof.profiler.dataflow.replays import _Ends
+from memprof.profiler.dataflow.ends import Ends
 from memprof.profiler.model import (
     AllocationProgram,
     Category,
@@ -44,55 +43,6 @@ def captured(id: int, *saved: tuple[int, int], capture: str = "!0", frame: int =
     return GraphRecord(id, GraphKind.BACKWARD, f"{capture}/{frame}", 90 + id, inputs=inputs)
 
 
-def paired(*graphs: GraphRecord) -> dict[int, list[tuple[int, int]]]:
-    """By number of a forward's call: number of its backward's, how many later calls it is of."""
-    calls = [GeneratedCall(i, graph, None, [], []) for i, graph in enumerate(graphs)]
-    return {f: [(b.scope, nth) for b, nth in found] for f, found in pair(calls).items()}
-
-
-def test_by_graph_id() -> None:
-    f = forward(0, 7)
-    b = GraphRecord(1, GraphKind.BACKWARD, "0/0", 7)
-    assert paired(f, b, f, f, b, b) == {0: [(1, 0)], 3: [(4, 0)], 2: [(5, 0)]}
-
-
-def test_a_captured_backward_has_several_forwards() -> None:
-    one, two = forward(0), forward(1)
-    b = captured(2, (0, 1), (0, 2), (1, 3))
-    assert paired(one, two, b, one, two, b) == {
-        0: [(2, 0)],
-        1: [(2, 0)],
-        3: [(5, 0)],
-        4: [(5, 0)],
-    }
-
-
-def test_a_forward_called_twice_before_its_captured_backward() -> None:
-    f = forward(0)
-    b = captured(1, (0, 1), (0, 2), (0, 1), (0, 2))
-    # The later call comes first in the backward.
-    assert paired(f, f, b, f, f, b) == {
-        1: [(2, 0)],
-        0: [(2, 1)],
-        4: [(5, 0)],
-        3: [(5, 1)],
-    }
-
-
-def test_a_captured_backward_that_dynamo_has_cut() -> None:
-    f = forward(0)
-    first, rest = captured(1, (0, 1)), captured(2, (0, 2), frame=1)
-    both = [(1, 0), (2, 0)]
-    again = [(4, 0), (5, 0)]
-    assert paired(f, first, rest, f, first, rest) == {0: both, 3: again}
-    # Accumulation: two forwards, two backwards.
-    assert paired(f, f, first, rest, first, rest) == {1: [(2, 0), (3, 0)], 0: [(4, 0), (5, 0)]}
-
-
-def test_forwards_that_are_not_in_the_trace() -> None:
-    assert paired(captured(1, (5, 0)), GraphRecord(2, GraphKind.BACKWARD, "0/0", 3)) == {}
-
-
 def program(frees: dict[int, int], events: int) -> AllocationProgram:
     """Of a backward that frees input i at event ``frees[i]``."""
     storages = tuple(
@@ -110,12 +60,12 @@ def program(frees: dict[int, int], events: int) -> AllocationProgram:
     )
 
 
-def ends(calls: list[GeneratedCall], starts: list[int], length: int) -> _Ends:
+def ends(calls: list[GeneratedCall], starts: list[int], length: int) -> Ends:
     columns = SimpleNamespace(
         scopes=SimpleNamespace(start=np.asarray(starts), end=np.asarray(starts) + length),
         allocations=SimpleNamespace(start=np.zeros(0, np.int64)),
     )
-    return _Ends(cast(Any, columns), calls)
+    return Ends(cast(Any, columns), calls)
 
 
 def test_activations_end_in_the_captured_backward() -> None:

@@ -14,7 +14,7 @@ from .storages import CREATE, DESTROY, INCREMENT_VERSION, PREEXISTING, Storages
 
 
 class Action(Enum):
-    """What happens to a storage at an entry of the timeline."""
+    """What a change does to a storage."""
 
     PREEXISTING = 1
     """It was there before the profiler started."""
@@ -24,14 +24,14 @@ class Action(Enum):
 
 
 @dataclass(slots=True)
-class Timeline:
-    """The timeline in columns, sorted by time, then action.
+class Changes:
+    """All changes in columns, sorted by time, then action.
 
     Attributes:
         time: ns; -1 for what was there before.
-        action: number of an ``Action``.
+        action: number of an ``Action``, which are torch's.
         subject: row of the key table, or ``-1 - b`` for block ``b``.
-        version: version that the entry ends or makes; see ``Action``. An increment
+        version: version that the change ends or makes; see ``Action``. An increment
             names the version before it.
         storages: what ``subject`` names.
     """
@@ -57,31 +57,31 @@ class Timeline:
 
     @property
     def storage(self) -> Ints:
-        """Row of ``storages`` of each entry."""
+        """Row of ``storages`` of each change."""
         of_block = np.int32(self.storages.keys - 1) - self.subject
         return np.where(self.subject >= 0, self.subject, of_block)
 
     @property
     def size(self) -> Ints:
-        """Bytes of each entry, never negative."""
+        """Bytes of each change, never negative."""
         return np.asarray(self.storages.size[self.storage])
 
     @property
     def device(self) -> Ints:
-        """Index in ``EventColumns.devices`` of each entry."""
+        """Index in ``EventColumns.devices`` of each change."""
         return np.asarray(self.storages.device[self.storage])
 
 
-def build_timeline(
+def find_changes(
     columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
-) -> Timeline:
-    """The timeline of a trace."""
+) -> Changes:
+    """Everything that happened to the memory of a trace."""
     start, flags = columns.allocations.start, graph.flags
     by_rank = np.argsort(columns.keys.rank).astype(np.int32)
     created = storages.created[: storages.keys]
     before = by_rank[(categories.present & (created < 0))[by_rank]]
     del by_rank
-    # An edge has up to two entries, its own order kept: made or written, then released. A storage
+    # An edge has up to two changes, its own order kept: made or written, then released. A storage
     # is made once and released once, see Note [One life a storage].
     written = np.flatnonzero(((flags & MUTATED) != 0) & ((flags & ALLOCATED) == 0))
     made = _first_of_each(graph, np.flatnonzero(flags & ALLOCATED))
@@ -97,12 +97,12 @@ def build_timeline(
     del counted
 
     blocks, preexisting, ends = np.cumsum(
-        [len(storages.block_entries[0]), len(before), len(first)]
+        [len(storages.block_changes[0]), len(before), len(first)]
     ).tolist()
     n = ends + len(frees)
     time, action = np.empty(n, np.int64), np.empty(n, np.uint8)
     subject, version = np.empty(n, np.int32), np.zeros(n, np.int32)
-    for column, values in zip((time, action, subject), storages.block_entries, strict=True):
+    for column, values in zip((time, action, subject), storages.block_changes, strict=True):
         column[:blocks] = values
     time[blocks:preexisting] = -1
     action[blocks:preexisting] = PREEXISTING
@@ -137,7 +137,7 @@ def build_timeline(
     action = action[order]
     subject = subject[order]
     version = version[order]
-    return Timeline(
+    return Changes(
         time=frozen(time),
         action=frozen(action, np.uint8),
         subject=frozen(subject),

@@ -27,6 +27,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
+from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import files, naming
 from .document import encode_document, with_tracker
@@ -67,7 +68,7 @@ class Recorder:
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
         self.settings = settings
-        self.lock = threading.RLock()
+        self.lock = ForkSafeLock()
         self.recording = False
         self.path: Path | None = None
         self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
@@ -191,7 +192,6 @@ class Recorder:
         """In a forked child: let go of everything that belongs to the parent."""
         self.recording = False
         self.operations.forked()
-        self.lock = threading.RLock()
         self.sources.tensors.lock = threading.RLock()
         self.sources.tensors.unwatch()
         if self._journal is not None:

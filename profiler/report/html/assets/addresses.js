@@ -5,7 +5,7 @@
   const { el, fill, oncePerFrame } = memprof.dom;
   const { bytes, exactBytes, count, share } = memprof.format;
   const { table } = memprof.table;
-  const { byteStep } = memprof.columns;
+  const { byteStep } = memprof;
   const HEIGHT = 360;
   const PLOT = { left: 70, right: 14, top: 8, bottom: 22 };
   const GAP = 10;

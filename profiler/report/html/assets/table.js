@@ -223,7 +223,8 @@
           const joined = small.flatMap((part, n) => (n ? [" · ", ...part] : part));
           parts.push(el("div.dim", { class: said.some(([c]) => c.unit === "code") && "dim code" }, joined));
         }
-        const short = column.unit === "code" && !below.length && String(row[i]).length < 40;
+        const wide = column === (main ?? name);
+        const short = !wide && column.unit === "code" && String(row[i]).length < 40;
         const indent = depth && column === name ? `${depth * 18}px` : null;
         return el(
           "td",

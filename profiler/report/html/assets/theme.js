@@ -80,20 +80,6 @@
     listeners.add(listener);
   }
 
-  /** What charts share: text, lines and no animation. */
-  function chartBase() {
-    return {
-      animation: false,
-      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: color("--text") },
-      axis: {
-        axisLine: { lineStyle: { color: color("--line-strong") } },
-        axisTick: { lineStyle: { color: color("--line-strong") } },
-        axisLabel: { color: color("--text-2"), fontSize: 11 },
-        splitLine: { lineStyle: { color: color("--line") } },
-      },
-    };
-  }
-
   function init() {
     apply(remembered(), false);
     dark.addEventListener("change", changed);
@@ -108,7 +94,6 @@
     textOn,
     isDark,
     onChange,
-    chartBase,
     /** The colour of a category in every view; `name` is the value in profiles. */
     category: (name) => color(`--cat-${name.replaceAll("_", "-")}`),
     reducedMotion: () => reducedMotion.matches,

@@ -66,7 +66,7 @@ help: ## list the targets
 	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 
 # Passive waiting: where other work takes a core, threads that spin for it make a step ten times slower.
-demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof.json and out/gpt.html
+demo: $(ENVIRONMENT) ## train a small GPT for real, print where its memory went, write out/gpt.memprof and out/gpt.html
 	OMP_WAIT_POLICY=passive $(PY) examples/gpt/train.py $(ARGS)
 
 # Published by torchtitan (docs/simulation-accuracy.md): 82.4 GiB without, 77.0 with --compile.

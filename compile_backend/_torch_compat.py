@@ -67,7 +67,7 @@ def run_compile_fx(
     return found
 
 
-def hear_of_resets(backend: Callable[..., Any]) -> None:
+def subscribe_to_reset(backend: Callable[..., Any]) -> None:
     """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``.
 
     Torch does for backends that ``torch.compile`` was called with since the last reset; but a

@@ -11,24 +11,23 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees.container import ask_for_pool, reset_cudagraph_trees
-from memprof.cudagraph_trees.settings import end_override
+from memprof.cudagraph_trees.container import ask_for_pool
+from memprof.profiler import process_hooks
 
-from . import _torch_compat, graphs_cpu, tracked
+from . import _torch_compat, tracker_bridge
 from .captured_backward import (
     BackwardCompiler,
     capturing,
-    switch_off,
     without_own_option,
 )
-from .captured_io import CapturedGraph, CapturedIO, note_names
-from .graphs import runs_on_cuda, why_not_graphed
+from .captured_backward_io import CapturedGraph, CapturedIO, note_names
+from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
-from .metadata.dynamo_input import dynamo_inputs
 from .options import split_options
+from .roles.dynamo_input import dynamo_inputs
 from .runtime import RUNTIME
 
-tracked.register()
+tracker_bridge.register()
 
 
 def memprof(
@@ -67,12 +66,12 @@ def _compile(
 ) -> Callable[..., Any]:
     """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
-    _torch_compat.hear_of_resets(memprof)
+    _torch_compat.subscribe_to_reset(memprof)
     RUNTIME.options.update(own.non_default())
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
         ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
-    # Graph trees are memprof's own, see Note [Whose decision it is to wrap] in graphs.py.
+    # Graph trees are memprof's own: Note [Whose decision it is to wrap] in cuda_graphs_stage.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
     not_graphed = ""
@@ -112,13 +111,5 @@ def _compile(
     return compiled
 
 
-def reset() -> None:
-    """Called by ``torch._dynamo.reset()``: forget graphs, recordings, and what options set."""
-    switch_off()
-    RUNTIME.reset()
-    graphs_cpu.reset()
-    reset_cudagraph_trees()
-    end_override()
-
-
-memprof.reset = reset  # type: ignore[attr-defined]
+# Called by torch._dynamo.reset(): forget graphs, recordings, and what options set.
+memprof.reset = process_hooks.reset  # type: ignore[attr-defined]

@@ -23,11 +23,12 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
+from memprof.compiled_autograd.node_meta import LAYOUT
 from memprof.compiled_autograd.tensor_names import NAMES
-from memprof.compiled_autograd.value import LAYOUT
 from memprof.profiler.model import LedgerKind
+from memprof.profiler.process_hooks import on_reset
 
-from .captured_io import FORWARDS, CapturedIO
+from .captured_backward_io import FORWARDS, CapturedIO
 from .runtime import Runtime
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
@@ -130,6 +131,7 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+@on_reset
 def switch_off() -> None:
     """Called by ``torch._dynamo.reset()``."""
     compiled_autograd.turn_off()

@@ -72,6 +72,7 @@ from memprof.cudagraph_trees.attribution import PoolParts
 from memprof.cudagraph_trees.placement import keep, placement_of_plan
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
+from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register
 
 from . import _torch_compat
@@ -391,6 +392,7 @@ def explain_arena() -> PoolParts:
     return PoolParts(nodes, rounding, workspace=0, unattributed=unattributed, free=free)
 
 
+@on_reset
 def reset() -> None:
     """Give free memory back; calls that come later start again."""
     POOL.trim()

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -22,22 +21,44 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .captured_io import FORWARDS, CapturedGraph, Forward
-from .graphs import GraphsStage
-from .metadata.codec import to_builtins
-from .metadata.compile_state import CompileState
-from .metadata.dynamo_input import DynamoInput
-from .metadata.from_aot import view_and_mutation_meta
-from .metadata.graph_io import ForwardDescription, describe_graph, undescribed
-from .metadata.stage import CompileStage, compile_through
-from .metadata.view_and_mutation import ViewAndMutationMeta
+from .aot_metadata.from_aot import view_and_mutation_meta
+from .aot_metadata.view_and_mutation import ViewAndMutationMeta
+from .captured_backward_io import FORWARDS, CapturedGraph, Forward
+from .cuda_graphs_stage import GraphsStage
 from .observation.stage import ObserveStage
 from .observation.tree_models import ObservableModel
 from .options import Options
+from .pipeline import CompileStage, CompileState, compile_through
 from .provenance.stage import AttributeStage
+from .roles.dynamo_input import DynamoInput
+from .roles.graph_io import GraphIO, describe_graph, undescribed
 from .runtime import LiveGraph, Runtime
 
 T = TypeVar("T")
+
+
+class RecordStage(CompileStage[Any]):
+    """Writes down what the compiled graph says of itself."""
+
+    name = "record"
+
+    def __init__(self, record: GraphRecord) -> None:
+        self.record = record
+
+    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+        """Complete the record."""
+        record = self.record
+        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
+        # backward writes to, Inductor alone can tell.
+        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
+        record.inputs = tuple(
+            dataclasses.replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
+        )
+        record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
+        _torch_compat.mark_graph(compiled, record.id)
+        module_globals = _torch_compat.generated_globals(compiled)
+        record.code_path = module_globals.get("__file__") if module_globals else None
+        return compiled
 
 
 class InnerCompile:
@@ -71,7 +92,7 @@ class InnerCompile:
         self.captured = captured
         self.inductor = inductor or {}
         self.not_graphed = not_graphed
-        self._forward: ForwardDescription | None = None
+        self._forward: GraphIO | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
 
     def __call__(
@@ -82,38 +103,29 @@ class InnerCompile:
         The signature of torch's ``compile_fx_inner`` grows from version to version;
         what is not named here is passed on.
         """
-        box = kwargs.get("cudagraphs")
-        kwargs["cudagraphs"] = _torch_compat.no_cudagraphs()
+        state = CompileState(gm, tuple(example_inputs), _torch_compat.no_cudagraphs())
 
-        def compile_plainly(state: CompileState | None = None) -> Any:
-            return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **kwargs)
+        def compile_plainly() -> Any:
+            options = {**kwargs, "cudagraphs": state.cudagraphs}
+            return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
+        kind = (
+            GraphKind.BACKWARD
+            if kwargs.get("is_backward")
+            else GraphKind.INFERENCE
+            if kwargs.get("is_inference")
+            else GraphKind.FORWARD
+        )
         try:
-            graph, state = self._begin(gm, example_inputs, kwargs)
+            graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
                 graph.record,
                 self.runtime.ledger,
-                self._forward_nodes if state.kind is GraphKind.BACKWARD else None,
+                self._forward_nodes if kind is GraphKind.BACKWARD else None,
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
             )
-            models: list[ObservableModel] | None = [] if self.graphs else None
-            stages: list[CompileStage[Any]] = [
-                ObserveStage(graph, self.runtime, self.options, models),
-                attribute,
-            ]
-            if models is not None:
-                stages.append(
-                    GraphsStage(
-                        graph.record,
-                        self.runtime.ledger,
-                        kwargs,
-                        box,
-                        models,
-                        clone_outputs=self.options.outputs == "clone",
-                        inductor=self.inductor,
-                    )
-                )
+            stages = [*self._stages(graph, kwargs.get("cudagraphs")), attribute]
         except Exception as error:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
@@ -121,19 +133,15 @@ class InnerCompile:
         def failed(stage: CompileStage[Any], half: str, error: Exception) -> None:
             self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
-        begin = time.perf_counter_ns()
-        took = 0
-
-        def compile_timed(state: CompileState) -> Any:
-            nonlocal took
+        def compile_timed() -> Any:
+            begin = time.perf_counter_ns()
             try:
-                return compile_plainly(state)
+                return compile_plainly()
             finally:
-                took = time.perf_counter_ns() - begin
+                graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        with state.cleanup:
-            compiled = compile_through(stages, compile_timed, on_failure=failed)(state)
-        if state.kind is GraphKind.FORWARD:
+        compiled = compile_through(stages, compile_timed, state, failed)
+        if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
                 try:
@@ -141,10 +149,6 @@ class InnerCompile:
                 except Exception as error:
                     what = "the number of a graph whose backward is captured"
                     self.runtime.ledger.unknown(graph.record.id, what, error)
-        try:
-            self._finish(graph.record, compiled, took)
-        except Exception as error:
-            self.runtime.ledger.fallback(graph.record.id, "recording a compiled graph", error)
         # Complete now: other threads make profiles, and write them, at any time.
         self.runtime.add(graph)
         if self.not_graphed:
@@ -156,16 +160,28 @@ class InnerCompile:
         )
         return compiled
 
-    def _begin(
-        self, gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[LiveGraph, CompileState]:
-        kind = (
-            GraphKind.BACKWARD
-            if kwargs.get("is_backward")
-            else GraphKind.INFERENCE
-            if kwargs.get("is_inference")
-            else GraphKind.FORWARD
+    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage[Any]]:
+        """What stands around the attribute stage, which may compile a second time.
+
+        Args:
+            box: Inductor's own, which says whether it may capture.
+        """
+        record = RecordStage(graph.record)
+        if not self.graphs:
+            return [ObserveStage(graph, self.runtime, self.options), record]
+        models: list[ObservableModel] = []
+        trees = GraphsStage(
+            graph.record,
+            self.runtime.ledger,
+            box,
+            models,
+            clone_outputs=self.options.outputs == "clone",
+            inductor=self.inductor,
         )
+        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
+
+    def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
+        """The record of a graph that is about to be compiled."""
         id_ = self.runtime.new_graph_id()
 
         def known(what: str, read: Callable[[], T], neutral: T) -> T:
@@ -194,49 +210,16 @@ class InnerCompile:
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
                 captured_outputs=self.captured.outputs if self.captured is not None else None,
             ),
-            undescribed(gm),
+            undescribed(gm, static),
         )
         if kind is GraphKind.FORWARD:
-            self._forward = io.as_forward()
-        record = GraphRecord(
+            self._forward = io
+        return GraphRecord(
             id=id_,
-            # A captured backward is a plain function to AOTAutograd, see captured_io.py.
+            # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
             kind=GraphKind.BACKWARD if self.captured is not None else kind,
             compile_id=known("Dynamo's id of a frame", _torch_compat.compile_id, None),
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,
-            metadata=known(
-                "AOTAutograd's metadata, for the file",
-                lambda: {
-                    "view_and_mutation": to_builtins(metadata),
-                    "signature": to_builtins(io.signature),
-                    "backward_signature": to_builtins(io.backward_signature),
-                },
-                {},
-            ),
         )
-        state = CompileState(
-            kind=kind,
-            graph_module=gm,
-            flat_args=tuple(example_inputs),
-            fw_metadata=metadata,
-            graph_io=io,
-            cleanup=ExitStack(),
-        )
-        return LiveGraph(record), state
-
-    @staticmethod
-    def _finish(record: GraphRecord, compiled: Any, took: int) -> None:
-        """Write down what the compiled graph itself says."""
-        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
-        # backward writes to, Inductor alone can tell.
-        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
-        record.inputs = tuple(
-            dataclasses.replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
-        )
-        record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
-        record.compile_ns = took
-        _torch_compat.mark_graph(compiled, record.id)
-        module_globals = _torch_compat.generated_globals(compiled)
-        record.code_path = module_globals.get("__file__") if module_globals else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
+from memprof.profiler.process_hooks import ForkSafeLock
 
 from .call_log import Counter
 
@@ -30,12 +30,8 @@ class Ledger:
         self._counted: dict[LedgerKey, list[tuple[Counter, _Detail]]] = {}
         self._logged: set[str] = set()
         # A signal handler of this very thread may read it: the tracker's, at SIGTERM.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self.dropped = 0
-
-    def after_fork(self) -> None:
-        """In a child: another thread may have had the lock."""
-        self._lock = threading.RLock()
 
     def add(
         self, kind: LedgerKind, graph: int | None, reason: str, tree: TreeDetail | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import threading
 import time
 from dataclasses import dataclass, field
 
@@ -19,6 +17,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
+from memprof.profiler.process_hooks import ForkSafeLock, on_reset
 
 from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
 from .environment import new_profile, perf_origin_ns, process
@@ -51,19 +50,11 @@ class Runtime:
         self.options: dict[str, str] = {}
         self._graphs: dict[int, LiveGraph] = {}
         self._ids = itertools.count()
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._sessions = 0
         self._persistent: set[int] = set()
         self._released: dict[int, int] = {}
         self.identities.listen(self._storage_died)
-
-    def after_fork(self) -> None:
-        """In a child: another thread may have had the locks. The threads that write profiles and
-        snapshots come by here at any time, also while a program makes the workers of its data
-        loader."""
-        self._lock = threading.RLock()
-        self.ledger.after_fork()
-        self.identities.after_fork()
 
     def new_graph_id(self) -> int:
         """Number for a graph, unique in the process."""
@@ -202,5 +193,4 @@ def _world_size(process: Process) -> int:
 
 
 RUNTIME = Runtime()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=RUNTIME.after_fork)
+on_reset(RUNTIME.reset)

@@ -25,6 +25,8 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+from memprof.compile_backend.aot_metadata.from_aot import view_and_mutation_meta
+
 _engine: Any = torch._C._dynamo.compiled_autograd
 
 # --- what a captured graph calls ----------------------------------------------------------
@@ -584,7 +586,7 @@ class AotBackward:
     @property
     def may_need_double_backward(self) -> bool:
         """Whether an output of the forward requires grad."""
-        return any(info.requires_grad for info in self.metadata.output_info)
+        return any(o.requires_grad for o in view_and_mutation_meta(self.metadata).output_info)
 
 
 def is_aot_node(ctx: Any) -> bool:

@@ -24,11 +24,13 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
+
 from . import _torch_compat
 from .errors import CaptureError
+from .node_meta import of_tensor, set_value
 from .origin import META, NodeOrigin
 from .tracer import GraphTracer
-from .value import of_tensor, set_value
 
 AOT_NAME = "autograd_aot_name"
 """Key in ``meta`` of the name that pass ``aot_names`` gives a node."""
@@ -182,8 +184,10 @@ class AotInliner:
         values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
 
         def make_subclass(metadata: Any, is_runtime: bool, parts: Sequence[Any]) -> torch.Tensor:
+            layout = subclass_layout(metadata)
+
             def build(*parts: Any) -> Any:
-                return metadata.creation_fn(parts, is_runtime=is_runtime)
+                return layout.rebuild(parts)
 
             build.__name__ = "make_subclass"
             node = tracer.call(_torch_compat.allow_in_graph(build), tuple(tracer.lift(list(parts))))

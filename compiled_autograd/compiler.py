@@ -39,10 +39,12 @@ from torch.fx import GraphModule, Node
 
 from . import _torch_compat
 from .aot_backward import AotInliner
+from .capture_lock import THREAD
 from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
 from .nan_check import NanCheck
+from .node_meta import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
 from .nodes import (
     add_gradients,
     before_hooks,
@@ -56,8 +58,6 @@ from .origin import NodeOrigin
 from .passes import run_passes
 from .runtime import RuntimeWrapper
 from .tracer import GraphTracer
-from .turn import THREAD
-from .value import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
 Gradients = list[torch.Tensor | None]

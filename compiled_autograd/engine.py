@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from . import _torch_compat
+from .capture_lock import THREAD, forget_captured_graphs, in_turn
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .engine_order import Entered
 from .errors import CaptureError
 from .final_callbacks import another_backward
 from .switch import OFF, SWITCH, Claim, Tell, capturing
-from .turn import THREAD, forget_captured_graphs, in_turn
 
 _last: list[Any] = []
 """The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""

@@ -25,12 +25,13 @@ backwards are not captured.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat
 
@@ -123,10 +124,8 @@ def _put_back() -> None:
     _ENGINE.callbacks = []
 
 
+@on_fork
 def _after_fork() -> None:
     """In a child: the thread whose captured graph ran may not exist there."""
     if not HERE.runs:
         _put_back()
-
-
-os.register_at_fork(after_in_child=_after_fork)

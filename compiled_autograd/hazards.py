@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from torch.fx import Node
 
+from .node_meta import GRADIENT_GROUP, INPUT_GROUP
 from .nodes import accumulated, aliased_inputs, is_accumulate_grad, runs_python
-from .value import GRADIENT_GROUP, INPUT_GROUP
 
 
 def readers_of(node: Node, nodes: Mapping[Node, int]) -> set[Node]:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from torch.fx import Graph, Node
 
+from .node_meta import GRADIENT_GROUP, INPUT_GROUP, TENSOR_NAME
 from .nodes import (
     accumulated,
     is_accumulate_grad,
@@ -16,7 +17,6 @@ from .nodes import (
     takes_gradient,
 )
 from .origin import origin_of
-from .value import GRADIENT_GROUP, INPUT_GROUP, TENSOR_NAME
 
 
 class InputRole(Enum):

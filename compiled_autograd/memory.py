@@ -24,6 +24,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from .node_meta import INPUT_GROUP, value_of
 from .nodes import (
     accumulated,
     aliased_inputs,
@@ -32,7 +33,6 @@ from .nodes import (
     is_item_of_argument,
     takes_gradient,
 )
-from .value import INPUT_GROUP, value_of
 
 
 @dataclass(slots=True)

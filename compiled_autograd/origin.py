@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
 from memprof.profiler.model import SourceFrame
+from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 META = "autograd_origin"
 """Key of a node's ``NodeOrigin`` in its ``meta``."""
@@ -64,7 +64,7 @@ def forward_frames(node: Node) -> tuple[SourceFrame, ...]:
     if (origin := origin_of(node)) is None or origin.aot_node is None:
         return ()
     trace = node.meta.get("stack_trace") or ""
-    return () if trace.startswith(_ENGINE) else _frames(trace)
+    return () if trace.startswith(_ENGINE) else parse_stack_trace(trace)
 
 
 def forward_module_stack(node: Node) -> dict[str, tuple[str, Any]] | None:
@@ -74,31 +74,4 @@ def forward_module_stack(node: Node) -> dict[str, tuple[str, Any]] | None:
 
 def forward_module(node: Node) -> tuple[str, str] | None:
     """``(path, class name)`` of the module whose gradient ``node`` computes, if known."""
-    if not (stack := forward_module_stack(node)):
-        return None
-    path, module = list(stack.values())[-1]
-    name = module if isinstance(module, str) else getattr(module, "__name__", str(module))
-    return _module_path(path), name.rpartition(".")[2]
-
-
-def _module_path(path: str) -> str:
-    """``L['self']._modules['a'].b`` or ``L['fn'].a.b`` -> ``a.b``: without the variable."""
-    steps = re.findall(r"[\w-]+", path.replace("._modules", ""))
-    if steps[:1] == ["L"]:
-        steps = steps[2:]
-    return ".".join(steps)
-
-
-def _frames(text: str) -> tuple[SourceFrame, ...]:
-    frames = []
-    lines = text.split("\n")
-    for at, line in enumerate(lines):
-        line = line.strip()
-        if not line.startswith('File "'):
-            continue
-        file, _, rest = line[len('File "') :].partition('", line ')
-        number, _, function = rest.partition(", in ")
-        code = lines[at + 1].strip() if at + 1 < len(lines) else ""
-        if number.isdigit():
-            frames.append(SourceFrame(file, int(number), function, code))
-    return tuple(frames)
+    return innermost_module(forward_module_stack(node))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _torch_compat
+from .capture_lock import THREAD, end_turn
 from .errors import StaleCaptureError
 from .final_callbacks import final_callbacks
 from .nan_check import NanCheck
 from .switch import OFF, SWITCH
-from .turn import THREAD, end_turn
 
 if TYPE_CHECKING:
     from .events import Capture, CaptureLog

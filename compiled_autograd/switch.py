@@ -20,11 +20,12 @@ nested in ours or ours in it.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+from memprof.profiler.process_hooks import ForkSafeLock, on_fork
 
 from . import _torch_compat
 from .errors import CaptureError
@@ -84,18 +85,18 @@ class Switch:
     """The switch of the process.
 
     Attributes:
-        lock: held while it changes. Whoever also takes a turn (``turn.py``) takes that first.
+        lock: held while it changes. Whoever also takes a turn (``capture_lock.py``) takes that one
+            first.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = ForkSafeLock()
         self._claims: list[Claim] = []
-        os.register_at_fork(after_in_child=self._after_fork)
+        on_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        # Only the thread that has forked is in the child: nobody would give back the lock, or leave
-        # a context, of another one. What switches on stays: ``turn_on`` has no end.
-        self.lock = threading.RLock()
+        # Only the thread that has forked is in the child: nobody would leave a context of another
+        # one. What switches on stays: ``turn_on`` has no end.
         for claim in [c for c in self._claims if not c.captures]:
             if claim.thread != threading.get_ident():
                 self.close(claim)

@@ -33,9 +33,7 @@ from torch.utils._pytree import tree_map
 
 from . import _torch_compat
 from .errors import CaptureError
-from .origin import META, NodeOrigin
-from .tensor_names import NAMES
-from .value import (
+from .node_meta import (
     GRADIENT_GROUP,
     HAS_GRADIENT,
     INPUT_GROUP,
@@ -46,6 +44,8 @@ from .value import (
     of_tensor,
     set_value,
 )
+from .origin import META, NodeOrigin
+from .tensor_names import NAMES
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python

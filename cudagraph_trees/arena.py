@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 import sys
 import threading
 import time
@@ -39,6 +38,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memprof.profiler.process_hooks import on_fork
 from memprof.profiler.replay_memory import Lease, ReplayMemory
 
 from .device.protocol import Block, Segment
@@ -394,10 +394,7 @@ _abandoned: list[object] = []
 _pools: weakref.WeakSet[LeasePool] = weakref.WeakSet()
 
 
+@on_fork
 def _after_fork() -> None:
     for pool in list(_pools):
         pool.start_again()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,6 @@ Resetting replaces the family, so that whatever was kept for the old one is not 
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from memprof.profiler.process_hooks import on_fork, on_reset
 
 from . import _torch_compat as compat
 from . import history
@@ -250,6 +251,7 @@ def mark_warmup_incomplete() -> None:
         manager.mark_warmup_incomplete()
 
 
+@on_reset
 def reset_cudagraph_trees() -> None:
     """Drop all recordings of the calling thread's family.
 
@@ -264,6 +266,7 @@ def reset_cudagraph_trees() -> None:
     # Cached tensors stay enabled: torch's own trees may have some, and would abort their reset.
 
 
+@on_fork
 def _after_fork() -> None:
     """Let go of everything in a forked child: the device is not there for it.
 
@@ -281,5 +284,3 @@ def _after_fork() -> None:
 
 
 _abandoned: list[CUDAGraphTreeManager | None] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -32,7 +32,7 @@ from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
 from .function import CompilationMode
-from .liveness import OutputRefs
+from .liveness import OutputRefs, detach_in_place
 from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class HandOut:
             t.requires_grad_(False)
             t.grad = None
         else:
-            t.detach_()
+            detach_in_place(t)
 
     # ---- outputs that share a storage
 

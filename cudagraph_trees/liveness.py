@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import torch
+
 from . import _torch_compat as compat
 from .storage_ref import StorageWeakRefWrapper
 
@@ -52,6 +54,12 @@ def all_dead(refs: Sequence[StorageWeakRefWrapper]) -> bool:
     return True
 
 
+def detach_in_place(t: torch.Tensor) -> None:
+    """Take ``t`` out of its graph, in inference mode too, where ``detach_`` alone does nothing."""
+    with torch.inference_mode(False):
+        t.detach_()
+
+
 def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
     """Detach cached outputs that only the trees hold; whether there were any.
 
@@ -63,11 +71,11 @@ def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
             continue
         t = r.cache[r.slot]
         if t is not None and t.grad_fn is not None:
-            t.detach_()
+            detach_in_place(t)
             t._backward_hooks = None
             if t.retains_grad:
                 t.requires_grad_()  # it cannot be told to forget that: it is not handed out again
-            found = True
+            found |= t.grad_fn is None  # or nothing was gained by looking again
     return found
 
 

@@ -13,11 +13,12 @@ do is done at once if nobody captures, and else by the thread that does, when it
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat as compat
 
@@ -73,6 +74,7 @@ def _do_what_waits() -> None:
             _lock.release()
 
 
+@on_fork
 def _after_fork() -> None:
     # Another thread may have had the lock. What waits would call the device, which a child has
     # not: it is never done.
@@ -83,5 +85,3 @@ def _after_fork() -> None:
 
 
 _abandoned: list[object] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

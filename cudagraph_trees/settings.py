@@ -6,6 +6,8 @@ import logging
 import re
 from dataclasses import dataclass, replace
 
+from memprof.profiler.process_hooks import on_reset
+
 log = logging.getLogger("memprof.cudagraph_trees")
 
 _UNITS = {"": 1, "b": 1}
@@ -132,6 +134,7 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
     )
 
 
+@on_reset
 def end_override() -> None:
     """What was configured is in force again."""
     global _current

@@ -1,61 +1,58 @@
 """memprof: a torch.compile backend that makes compiled and CUDA-graph memory visible.
 
     model = torch.compile(model, backend="memprof")
-    with memprof.profile("run.json.gz"):
+    with memprof.profile("run.memprof"):
         train(model)
     memprof.report()
+    memprof.load("run.memprof").to_html("run.html")
 
-    tracker = memprof.initialize_memory_tracker(interval=5.0)  # docs/tracker.md
+    tracker = memprof.track(interval=5.0)  # of the whole process: docs/tracker.md
 
 ``import memprof`` itself imports neither torch nor the backend.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .profiler.tracker.api import (
-        get_memory_tracker,
-        initialize_memory_tracker,
-        memory_checkpoint,
-        stop_memory_tracker,
-    )
+    from .profiler.tracker.api import checkpoint, current_tracker, stop_tracking, track
     from .session import ProfilingSession, current_profile, profile, report
+    from .views import LoadedProfile, load
 
 __all__ = [
+    "LoadedProfile",
     "ProfilingSession",
+    "checkpoint",
     "current_profile",
-    "get_memory_tracker",
-    "initialize_memory_tracker",
-    "memory_checkpoint",
+    "current_tracker",
+    "load",
     "profile",
     "report",
-    "stop_memory_tracker",
+    "stop_tracking",
+    "track",
 ]
 
-_OF_TRACKER = {
-    "get_memory_tracker",
-    "initialize_memory_tracker",
-    "memory_checkpoint",
-    "stop_memory_tracker",
+_HOME = {
+    **dict.fromkeys(("LoadedProfile", "load"), "views"),
+    **dict.fromkeys(("ProfilingSession", "current_profile", "profile", "report"), "session"),
+    **dict.fromkeys(
+        ("checkpoint", "current_tracker", "stop_tracking", "track"), "profiler.tracker.api"
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_TRACKER:
-        from .profiler.tracker import api
-
-        return getattr(api, name)
-    if name in __all__:
-        from . import session
-
-        return getattr(session, name)
     if name == "compiled_autograd":
-        import importlib
+        return import_module("memprof.compiled_autograd")
+    if name == "__version__":
+        from .cli import installed_version
 
-        return importlib.import_module("memprof.compiled_autograd")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return installed_version()
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"memprof.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

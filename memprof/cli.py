@@ -98,7 +98,8 @@ class _Notes(logging.Handler):
         click.echo(f"{record.levelname.capitalize()}: {visible(record.getMessage())}", err=True)
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Of memprof."""
     try:
         return version("memprof")
     except PackageNotFoundError:
@@ -106,7 +107,7 @@ def _version() -> str:
 
 
 @click.group("memprof", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="memprof")
+@click.version_option(installed_version(), prog_name="memprof")
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Where the memory of compiled PyTorch code goes."""

@@ -6,33 +6,28 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_writable, read_profile, streams
+from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
-from memprof.profiler.report import render_text, summarize
-from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.text import render_tracker_record
 
-from .output import Output, write_own
 from .streaming import LOG_CALLS, Streamer
+from .views import Views
 
 log = logging.getLogger("memprof")
 
 DEFAULT_MAX_CALLS = 1_000_000
 
 
-class ProfilingSession:
+class ProfilingSession(Views):
     """A span of a program whose compiled calls make one profile; see ``profile``.
 
     Attributes:
         path: of the file, placeholders filled in; None if there is none. Where another process
-            writes that file, or has written it meanwhile, it becomes the path of another one.
+            writes that file, it becomes the path of another one.
     """
 
     def __init__(
@@ -44,7 +39,6 @@ class ProfilingSession:
         self._max_calls = max_calls
         self._session: Session | None = None
         self._streamer: Streamer | None = None
-        self._output: Output | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
 
@@ -53,17 +47,13 @@ class ProfilingSession:
             raise RuntimeError(
                 "this profiling session was entered before; call memprof.profile() again"
             )
-        streamed = False
-        if self.path is not None:
-            self.path = fill_path(self.path, process())
-            streamed = streams(self.path)
-            if not streamed:
-                check_writable(self.path)
-                self._output = Output(self.path)
-        self._session = RUNTIME.open_session(LOG_CALLS if streamed else self._max_calls)
-        if self.path is not None and streamed:
+        path = None if self.path is None else fill_path(self.path, process())
+        if path is not None:
+            check_name(path)
+        self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
+        if path is not None:
             try:
-                self._streamer = Streamer(RUNTIME, self._session, self.path)
+                self._streamer = Streamer(RUNTIME, self._session, path)
                 self._streamer.start()
                 self.path = self._streamer.path
             except BaseException:
@@ -82,13 +72,8 @@ class ProfilingSession:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
                 self._result = self._of_runtime()
-            if self._output is not None:
-                self.path = self._output.write(self._result or Profile())
-        except ProfileError as failure:
-            # The training that ran inside has succeeded; a full disk must not undo that.
-            log.error("%s The profile is still in memory: session.save(PATH).", failure)
         except Exception:
-            # Nor must a fault of ours.
+            # The training that ran inside has succeeded; a fault of ours must not undo that.
             log.exception("memprof failed to make this session's profile. Please report this.")
             self._result = self._result or Profile(complete=False)
         finally:
@@ -97,11 +82,11 @@ class ProfilingSession:
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
 
-        A streamed session's calls are read back from its file.
+        The calls of a session with a path are read back from its file.
 
         Raises:
             RuntimeError: the session has not begun.
-            ProfileError: a streamed session's file is gone or damaged.
+            ProfileError: the session's file is gone or damaged.
         """
         if self._result is not None:
             return self._result
@@ -126,7 +111,7 @@ class ProfilingSession:
 
         Inside the block it goes into the file too; after it, into ``profile()`` and ``save``.
 
-            with memprof.profile("run.json.gz") as session:
+            with memprof.profile("run.memprof") as session:
                 with torch.profiler.profile(
                     record_shapes=True, profile_memory=True, with_stack=True
                 ) as prof:
@@ -158,25 +143,23 @@ class ProfilingSession:
         return self._dataflow
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile; gzip if ``path`` ends in ``.gz``, a stream if in ``.memprof``.
+        """Write the profile, whole or not at all.
 
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_own(self.profile(), fill_path(path, process()))
+        write_profile(self.profile(), fill_path(path, process()))
 
-    def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
-        """Print the report of this session.
+    def profiles(self) -> list[Profile]:
+        return [self.profile()]
 
-        Args:
-            top: rows per table.
-            file: where to; standard output by default.
+    def _name(self) -> str:
+        return "" if self.path is None else os.fspath(self.path)
 
-        Raises:
-            RuntimeError: the session has not begun.
-            ValueError: ``top`` is less than 1.
-        """
-        _print(self.profile(), top, file)
+    def __repr__(self) -> str:
+        if self._session is not None:
+            return super().__repr__()
+        return f"<memprof profile {self._name()}: not begun>".replace("  ", " ")
 
     def _of_runtime(self) -> Profile:
         threads: dict[int, int] = {}
@@ -200,19 +183,18 @@ def profile(
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
-    A run-time tracker that runs in the process (``initialize_memory_tracker``) is part of the
+    A run-time tracker that runs in the process (``track``) is part of the
     profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
 
     Args:
-        path: where to write the profile. ``.json``, or ``.json.gz`` for gzip, at the end;
-            ``.memprof`` while the program runs, so that a job that is killed leaves what it
-            did up to a few seconds before, and no call has to stay in memory. ``{rank}``,
-            ``{local_rank}``, ``{host}`` and ``{pid}`` are filled in: each process of a job
-            needs a file of its own. The path is checked on entry, so that an unwritable
-            folder is found before the training, not after. If writing fails later all the
-            same, that is logged and not raised.
-        max_calls: how many calls to keep one by one; earlier ones are only counted. A
-            streamed file has them all.
+        path: where to write the profile, ``NAME.memprof``. It is written while the program
+            runs, so that a job that is killed leaves what it did up to a few seconds before,
+            and no call has to stay in memory. ``{rank}``, ``{local_rank}``, ``{host}`` and
+            ``{pid}`` are filled in: each process of a job needs a file of its own. The file is
+            made on entry, so that an unwritable folder is found before the training, not
+            after. If writing fails later all the same, that is logged and not raised.
+        max_calls: how many calls to keep one by one where there is no path; earlier ones are
+            only counted. A file has them all.
 
     Raises:
         ProfileNotWritableError: on entry, ``path`` cannot be written.
@@ -224,7 +206,7 @@ def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
     """What the run-time tracker has recorded, None where none runs."""
     # One that runs has been imported; importing it would make one.
     api = sys.modules.get("memprof.profiler.tracker.api")
-    tracker = api.get_memory_tracker() if api is not None else None
+    tracker = api.current_tracker() if api is not None else None
     if tracker is None or not tracker.started:
         return None
     try:
@@ -263,25 +245,34 @@ def current_profile() -> Profile:
     return found
 
 
-def report(*, top: int = 10, file: TextIO | None = None) -> None:
+class _Process(Views):
+    """This process so far."""
+
+    def profiles(self) -> list[Profile]:
+        return [current_profile()]
+
+    def _name(self) -> str:
+        return ""
+
+
+def report(
+    html: str | os.PathLike[str] | None = None,
+    *,
+    top: int = 10,
+    device: str | None = None,
+    file: TextIO | None = None,
+) -> None:
     """Print the report of this process so far.
 
     Args:
-        top: rows per table.
-        file: where to; standard output by default.
+        html: write it as a page for the browser here, instead.
+        top, device, file: as for ``Views.report``.
 
     Raises:
-        ValueError: ``top`` is less than 1.
+        ValueError: ``top`` is less than 1, or there is nothing on ``device``.
+        ProfileNotWritableError: ``html`` cannot be written.
     """
-    _print(current_profile(), top, file)
-
-
-def _print(profile: Profile, top: int, file: TextIO | None) -> None:
-    if top < 1:
-        raise ValueError(f"top is {top}; it must be 1 or more")
-    out = file if file is not None else sys.stdout
-    style = replace(style_of(out), top=top)
-    text = render_text(summarize(profile), style)
-    if profile.tracker is not None:
-        text += "\n" + render_tracker_record(profile.tracker, style)
-    out.write(printable(text, out))
+    if html is not None:
+        _Process().to_html(html, device=device)
+    else:
+        _Process().report(top=top, device=device, file=file)

@@ -41,9 +41,9 @@ from collections.abc import Callable, Mapping
 
 from memprof.compile_backend.call_log import CallRecord
 from memprof.compile_backend.runtime import Runtime, Session
+from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.file import create_for_streaming
 from memprof.profiler.model import CallColumns, Profile
-from memprof.profiler.stream import StreamEncoder
 
 log = logging.getLogger("memprof")
 
@@ -76,7 +76,7 @@ class Streamer:
         self.failed = False
         self._runtime = runtime
         self._session = session
-        self._encoder = StreamEncoder()
+        self._encoder = ProfileEncoder()
         self._fd = -1
         self._size = 0
         self._unwritten = b""

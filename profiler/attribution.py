@@ -1,18 +1,22 @@
-"""Where live memory comes from: live sets → category, module, FX node, source line, graph.
-
-Every view of a live set adds up: its parts and its remainder are together exactly the
-bytes of the set. A part named in parentheses, such as ``(input)``, is memory that compiled
-code did not make, where the view asks for something that only compiled code has. The
-remainder is memory of which we do not know, with the reason.
-"""
+"""Where live memory of compiled code comes from: live sets → category, module, FX node, source
+line, graph."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
+from .breakdown import (
+    Breakdown,
+    ModuleNode,
+    Named,
+    Share,
+    View,
+    break_down,
+    module_parts,
+    module_tree,
+)
 from .live import LiveItem, LiveSet
 from .model import (
     AllocationProgram,
@@ -40,20 +44,6 @@ __all__ = [
     "module_parts",
     "module_tree",
 ]
-
-DEEPEST = 64
-"""Levels of a tree of modules, several times as many as models have. Paths come from files: what is
-nested further would be a level of recursion to everything that walks or shows the tree."""
-
-
-class View(str, Enum):
-    """What bytes are attributed to."""
-
-    CATEGORY = "category"
-    MODULE = "module"
-    NODE = "node"
-    LINE = "line"
-    GRAPH = "graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,46 +74,6 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Bytes of one category, module, node, line or graph, or of one reason.
-
-    Attributes:
-        key: its name.
-        nbytes: bytes.
-        storages: number of storages.
-        graph: id, where the key is only unique within a graph.
-        note: operator of a node, code of a line.
-    """
-
-    key: str
-    nbytes: int
-    storages: int
-    graph: int | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """One view of a live set: ``total == attributed + unattributed``, exactly.
-
-    Attributes:
-        view: which.
-        total: bytes of the set.
-        attributed: bytes in parts.
-        unattributed: bytes in the remainder.
-        parts: largest first.
-        remainder: reasons why bytes are in no part, largest first.
-    """
-
-    view: View
-    total: int
-    attributed: int
-    unattributed: int
-    parts: tuple[Share, ...]
-    remainder: tuple[Share, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of what programs allocate is attributed.
 
@@ -148,25 +98,6 @@ class Coverage:
             self.to_source + other.to_source,
             dict(missing.most_common()),
         )
-
-
-@dataclass(slots=True)
-class ModuleNode:
-    """A module and what is below it.
-
-    Attributes:
-        name: last part of the path.
-        path: whole path, "" for the root.
-        own: bytes of the module itself.
-        nbytes: own and all below.
-        children: largest first.
-    """
-
-    name: str
-    path: str
-    own: int = 0
-    nbytes: int = 0
-    children: list[ModuleNode] = field(default_factory=list)
 
 
 _ENTERED = {
@@ -205,35 +136,12 @@ class Attribution:
 
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
         """One view of a live set."""
-        items = live.items if isinstance(live, LiveSet) else tuple(live)
-        sums: dict[tuple[bool, str, int | None], list[int]] = {}
-        notes: dict[tuple[bool, str, int | None], str] = {}
-        for item in items:
+        found = []
+        for item in live.items if isinstance(live, LiveSet) else live:
             site = self.site(item.graph, item.storage, item.owner, item.line)
-            named = self.named(site, view)
-            key: tuple[bool, str, int | None]
-            if named is None:
-                key = (False, site.why.get(view, "unknown"), None)
-            else:
-                key = (True, named[0], named[1])
-                notes.setdefault(key, named[2])
-            entry = sums.setdefault(key, [0, 0])
-            entry[0] += item.nbytes
-            entry[1] += item.count
-        shares = sorted(
-            ((k, Share(k[1], n, c, k[2], notes.get(k, ""))) for k, (n, c) in sums.items()),
-            key=lambda s: (-s[1].nbytes, s[1].key, s[1].graph or 0),
-        )
-        parts = tuple(s for k, s in shares if k[0])
-        remainder = tuple(s for k, s in shares if not k[0])
-        return Breakdown(
-            view,
-            sum(i.nbytes for i in items),
-            sum(s.nbytes for s in parts),
-            sum(s.nbytes for s in remainder),
-            parts,
-            remainder,
-        )
+            why = site.why.get(view, "unknown")
+            found.append((item.nbytes, item.count, self.named(site, view), why))
+        return break_down(view, found)
 
     def named(self, site: Site, view: View) -> Named:
         """The part of ``view`` that a site belongs to, as (key, graph, note) of its ``Share``;
@@ -354,37 +262,6 @@ class Attribution:
         return found
 
 
-def module_parts(path: str) -> list[str]:
-    """Names on the way from the root to a module, at most ``DEEPEST``: the last of a longer path is
-    all that is left of it."""
-    return path.split(".", DEEPEST - 1) if path else []
-
-
-def module_tree(breakdown: Breakdown) -> ModuleNode:
-    """The modules of a module view as a tree of at most ``DEEPEST`` levels below the root.
-
-    The root's ``nbytes`` are all parts that are modules; parts in parentheses are none.
-    """
-    root = ModuleNode("", "")
-    index = {"": root}
-    for part in breakdown.parts:
-        if part.key.startswith("("):
-            continue
-        node, path = root, ""
-        node.nbytes += part.nbytes
-        for name in module_parts(part.key):
-            path = f"{path}.{name}" if path else name
-            if path not in index:
-                index[path] = ModuleNode(name, path)
-                node.children.append(index[path])
-            node = index[path]
-            node.nbytes += part.nbytes
-        node.own += part.nbytes
-    for node in index.values():
-        node.children.sort(key=lambda n: (-n.nbytes, n.path))
-    return root
-
-
 def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
     why = {}
     if node.module_path is None:
@@ -413,10 +290,6 @@ def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
 
 def _fqn(value: GraphValue | None) -> str | None:
     return value.fqn if value else None
-
-
-Named = tuple[str, int | None, str] | None
-"""Key, graph id if the key is only unique there, note; None is the remainder."""
 
 
 def _by_category(_: Attribution, site: Site) -> Named:

@@ -57,7 +57,7 @@ class LiveItem:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all copies."""
+        """The bytes of all copies together."""
         return self.storage.nbytes * self.count
 
 
@@ -70,7 +70,7 @@ class LiveSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items."""
+        """The bytes of all items together."""
         return self.at.nbytes
 
 

@@ -2,7 +2,7 @@
 
 Note [How much is read]
 ~~~~~~~~~~~~~~~~~~~~~~~
-A profile may come from anybody, and a few kilobytes of gzip can unpack to gigabytes. So:
+A profile may come from anybody, and a few kilobytes of zlib can unpack to gigabytes. So:
 
 * only regular files are read: a pipe can make us wait for ever, a device never ends;
 * a file, and what it unpacks to, has at most ``LIMIT`` bytes (1 GiB: some 30 million calls), or as
@@ -13,13 +13,6 @@ A profile may come from anybody, and a few kilobytes of gzip can unpack to gigab
 
 Both are found out while unpacking. A profile of so many bytes of JSON takes up to some 25 times as
 many in memory: the smallest values (``{}``) of JSON are the largest in Python by comparison.
-
-Note [Damaged members]
-~~~~~~~~~~~~~~~~~~~~~~
-A stream is a row of gzip members, each complete in itself and with a checksum. Where one cannot be
-unpacked, the next one is looked for by the bytes that begin a member, from right behind the
-beginning of the damaged one: a broken member may unpack for a long way into those after it. What is
-unpacked in vain counts, so that a file of nothing but beginnings is refused like a bomb.
 """
 
 from __future__ import annotations
@@ -27,15 +20,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import (
-    ProfileInvalidError,
     ProfileTooLargeError,
-    ProfileTruncatedError,
     ProfileUnreadableError,
 )
 from .writing import why
@@ -45,12 +33,8 @@ __all__ = [
     "LIMIT",
     "LIMIT_VARIABLE",
     "RATIO",
-    "TRUNCATED",
     "Budget",
-    "Member",
-    "members",
     "read_file",
-    "unpack",
 ]
 
 StrPath = str | os.PathLike[str]
@@ -61,15 +45,6 @@ RATIO = 400
 LIMIT_VARIABLE = "MEMPROF_MAX_READ"
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_BLOCKS = (1 << 12, 1 << 16)
-"""Bytes that are unpacked at a time, the first of a member and all others: what is left over of a
-block is copied, and a file can have a million members."""
-_PIECE = 1 << 20
-_MOST_DAMAGED = 1_000
-"""Members that cannot be unpacked; behind these nobody looks for whole ones."""
-_MEMBER = b"\x1f\x8b\x08"
-_BEGIN = 4_096
-TRUNCATED = "truncated"
 
 
 def read_file(path: StrPath, or_else: StrPath | None = None) -> bytes:
@@ -178,106 +153,3 @@ class Budget:
                 f"its {self._packed:,} bytes unpack to more than {int(self._most):,}",
                 self._limit,
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A gzip member.
-
-    Attributes:
-        start: its first byte in the file.
-        data: what it unpacks to; None if it is damaged.
-        problem: in what way, "" if it is not; ``TRUNCATED`` if the file ends in it.
-        begin: of a damaged one the first bytes of what it unpacked to, not checked.
-    """
-
-    start: int
-    data: bytes | None
-    problem: str = ""
-    begin: bytes = b""
-
-
-def members(data: bytes, budget: Budget) -> Iterator[Member]:
-    """The members of a row of gzip members; see Note [Damaged members]. Zeros at the end, which a
-    file system can leave where the last write did not arrive, are none.
-
-    Raises:
-        ProfileTooLargeError: they unpack to too much.
-    """
-    view = memoryview(data)
-    at = damaged = 0
-    while at < len(data):
-        found, end = _member(view, at, budget)
-        if found.data is not None:
-            yield found
-            at = end
-            continue
-        end = data.find(_MEMBER, at + 1)
-        end = len(data) if end < 0 else end
-        if data[at:end].strip(b"\0"):
-            yield found
-            damaged += 1
-            if damaged == _MOST_DAMAGED:
-                return
-        at = end
-
-
-def unpack(data: bytes, path: StrPath | None) -> bytes:
-    """What a gzip file unpacks to.
-
-    Raises:
-        ProfileTruncatedError: it ends early.
-        ProfileInvalidError: it is damaged.
-        ProfileTooLargeError: it unpacks to too much.
-    """
-    pieces = []
-    for member in members(data, Budget(len(data), path)):
-        if member.problem == TRUNCATED:
-            raise ProfileTruncatedError(
-                path,
-                f"truncated: the gzip stream ends early, after {len(data):,} bytes; copy it again "
-                "or take the profile again",
-            )
-        if member.data is None:
-            raise ProfileInvalidError(
-                path,
-                f"damaged gzip file: {member.problem}; copy it again or take the profile again",
-            )
-        pieces.append(member.data)
-    return b"".join(pieces)
-
-
-def _member(view: memoryview, start: int, budget: Budget) -> tuple[Member, int]:
-    """The member at ``start``, and where it ends."""
-    unpacker = zlib.decompressobj(wbits=31)
-    pieces: list[bytes] = []
-    at = start
-    try:
-        while not unpacker.eof and at < len(view):
-            block = view[at : at + _BLOCKS[at > start]]
-            at += len(block)
-            packed: bytes | memoryview = block
-            while True:
-                piece = unpacker.decompress(packed, _PIECE)
-                budget.spend(len(piece))
-                pieces.append(piece)
-                packed = unpacker.unconsumed_tail
-                if not packed or unpacker.eof:  # At the end the tail is unused_data as well.
-                    break
-        if unpacker.eof:
-            return Member(start, b"".join(pieces)), at - len(unpacker.unused_data)
-    except zlib.error as e:
-        return Member(start, None, str(e), _begin(view[start : start + _BEGIN])), at
-    return Member(start, None, TRUNCATED, _begin(view[start : start + _BEGIN])), at
-
-
-def _begin(packed: bytes | memoryview) -> bytes:
-    """What the beginning of a member unpacks to, as far as that goes."""
-    unpacker, out = zlib.decompressobj(wbits=31), b""
-    try:
-        while packed and not unpacker.eof and len(out) < _BEGIN:
-            out += unpacker.decompress(packed, 64)
-            packed = unpacker.unconsumed_tail
-    except zlib.error:
-        pass
-    return out

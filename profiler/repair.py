@@ -12,11 +12,12 @@ live. What a file has besides is left out, the smallest part that has a meaning 
   in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
-such file: the tests of its producers hold that ``validate.findings`` finds nothing.
+such file: the tests of its producers hold that ``findings`` finds nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 from itertools import accumulate, compress
@@ -39,7 +40,6 @@ from .model import (
 from .validate import (
     calls_findings,
     entry_findings,
-    findings,
     graph_findings,
     placement_findings,
     program_findings,
@@ -58,7 +58,7 @@ from .validate_parts import (
     snapshots_findings,
 )
 
-__all__ = ["LOST_PROGRAM", "Notes", "repair"]
+__all__ = ["LOST_PROGRAM", "Notes", "findings", "repair"]
 
 LOST_PROGRAM = AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
@@ -112,10 +112,6 @@ def repair(profile: Profile, notes: Notes) -> None:
         profile: changed in place, so that ``findings`` finds nothing in it.
         notes: get what was left out.
     """
-    if next(findings(profile), None) is None and not any(
-        p is LOST_PROGRAM for g in profile.graphs for p in g.programs
-    ):
-        return
     moved = _graphs(profile, notes)
     _calls(profile, moved, notes)
     graphs = {g.id for g in profile.graphs}
@@ -145,6 +141,16 @@ def repair(profile: Profile, notes: Notes) -> None:
         for i, account in enumerate(profile.accounts)
         if _sound("an account", account_findings(account, f"$.accounts[{i}]"), notes)
     ]
+
+
+def findings(profile: Profile) -> list[str]:
+    """Everything in ``profile`` that contradicts itself, a line each; it stays as it is."""
+    notes = Notes()
+    # Not a deep copy of all: metadata can be nested as deep as anybody likes.
+    graphs = [dataclasses.replace(graph) for graph in profile.graphs]
+    tracker = copy.deepcopy(profile.tracker)
+    repair(dataclasses.replace(profile, graphs=graphs, tracker=tracker), notes)
+    return notes.lines()
 
 
 def _sound(part: str, found: Iterable[Finding], notes: Notes) -> bool:
@@ -296,18 +302,21 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
         if device.device in devices:
             notes.add(name, f"{at}.device", f"{device.device!r} is there twice")
             continue
-        strangers = [s for s in device.live if s.graph is not None and s.graph not in graphs]
+        leaks = device.leaks
+        storages = [*device.live, *(leak.storage for leak in leaks)]
+        strangers = [s for s in storages if s.graph is not None and s.graph not in graphs]
         if strangers:
             notes.add(
                 f"graphs of {len(strangers):,} storages in {name}",
                 f"{at}.live",
                 f"there is no graph {strangers[0].graph}",
             )
-            live = [
-                dataclasses.replace(s, graph=s.graph if s.graph in graphs else None)
-                for s in device.live
+            known = [
+                s if s.graph in graphs else dataclasses.replace(s, graph=None) for s in storages
             ]
-            device = dataclasses.replace(device, live=live)
+            live, held = known[: len(device.live)], known[len(device.live) :]
+            leaks = [dataclasses.replace(k, storage=s) for k, s in zip(leaks, held, strict=True)]
+            device = dataclasses.replace(device, live=live, leaks=leaks)
         if _sound(name, device_findings(device, at, graphs), notes):
             devices[device.device] = device
     failures = [

@@ -10,9 +10,8 @@ to be live; we call them *carried*:
   to the end of the log;
 * **saved**: what a forward returns for its backward, from the forward's return until its
   backward begins (from then on it is an input of the backward's own program, which frees
-  it). Forward and backward share ``graph_id``; a backward belongs to the latest forward
-  still waiting that saved as many bytes as the backward finds, or to the latest at all. A
-  captured backward names its forwards (``GraphValue.forward_graph``) and may have several;
+  it, or of the first part of it that runs). Which forwards a backward belongs to: Note
+  [Forwards and their backwards] in pairing.py;
 * **handed on**: an output that another graph's program has as an input (the same
   ``Storage.identity``): between graph breaks, between a compiled backward and a compiled
   optimizer. It is live from its producer's return to the return of the last of its
@@ -50,7 +49,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ._pairing import Mates, Pairing
+from ._mates import Mates, Pairing
 from ._persistent import Persistent
 from ._units import CarriedItem, Key, Unit, build_units, partner_keys
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
@@ -106,7 +105,7 @@ class Timeline:
     Building it takes time linear in the number of calls (about a second a million).
 
     Args:
-        profile: a valid one, see ``profiler.validate``.
+        profile: a valid one, see ``profiler.repair``.
         device: count memory of this device only, e.g. ``cuda:0``; None adds up all devices,
             which means something only if there is one.
     """
@@ -131,7 +130,7 @@ class Timeline:
     # What is asked of it
 
     def __len__(self) -> int:
-        """Number of calls."""
+        """The number of calls in the log."""
         return len(self._step_of_call)
 
     def peak(self) -> Instant | None:
@@ -394,12 +393,11 @@ class Timeline:
     def _rest(
         self, state: _State, epoch: int, unit: int, mates: Mates, whole: bool = True
     ) -> tuple[_Moving, set[Key]]:
-        """Carried memory during a call, less what the call's own program counts: one copy of
-        each of its inputs, and what the forwards ``mates`` saved for it. Of the persistent part
+        """Carried memory during a call, less what the call's own program counts: as many copies of
+        its inputs as it has, and what the forwards ``mates`` saved for it. Of the persistent part
         only the keys of what to leave out."""
-        taken: set[Key] = set()
         if unit == _NONE:
-            return self._moving(state, epoch, whole=whole), taken
+            return self._moving(state, epoch, whole=whole), set()
         held = Counter(dict(state.waiting))
         others = held.copy()
         if mates:
@@ -410,15 +408,16 @@ class Timeline:
         rest = self._moving(_State(_counts(others), state.handed), epoch, whole=whole)
         copies = self._moving(_State(_counts(held), state.handed), epoch, unit, whole)
         homes = self._homes(unit, mates)
-        for storage, key in self.units[unit].input_keys.items():
-            home = homes.get(storage)
-            key = home.key if home else key
-            taken.add(key)
+        takes = Counter(
+            homes[storage].key if storage in homes else key
+            for storage, key in self.units[unit].input_keys.items()
+        )
+        for key, n in takes.items():
             rest.pop(key, None)
             item, count = copies.get(key, (None, 0))
-            if item is not None and count > 1:
-                rest[key] = (item, count - 1)
-        return rest, taken
+            if item is not None and count > n:
+                rest[key] = (item, count - n)
+        return rest, set(takes)
 
     def _homes(self, unit: int, mates: Mates) -> Mapping[int, CarriedItem]:
         """Where input storages of ``unit`` come from, by storage id."""

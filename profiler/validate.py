@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-from .errors import ProfileInvalidError
 from .model import (
     AllocationProgram,
     CallColumns,
@@ -15,51 +14,9 @@ from .model import (
     GraphValue,
     LedgerEntry,
     Placement,
-    Profile,
 )
 from .validate_numbers import LARGEST, number_findings
-from .validate_parts import Finding, part_findings
-
-
-def findings(profile: Profile) -> Iterator[Finding]:
-    """Everything in ``profile`` that contradicts itself, in document order."""
-    seen: set[int] = set()
-    inputs = {graph.id: len(graph.inputs) for graph in profile.graphs}
-    for g, graph in enumerate(profile.graphs):
-        at = f"$.graphs[{g}]"
-        if graph.id in seen:
-            yield f"{at}.id", f"graph id {graph.id} is used twice; ids are unique"
-        seen.add(graph.id)
-        yield from graph_findings(graph, at)
-        keys: set[tuple[int, ...]] = set()
-        for p, program in enumerate(graph.programs):
-            yield from program_findings(program, graph, f"{at}.programs[{p}]", keys)
-        for p, placement in enumerate(graph.placements):
-            yield from placement_findings(placement, f"{at}.placements[{p}]", inputs)
-    programs = {g.id: len(g.programs) for g in profile.graphs}
-    yield from calls_findings(profile.calls, programs)
-    for i, entry in enumerate(profile.ledger):
-        yield from entry_findings(entry, f"$.ledger[{i}]", seen)
-    for identity, call in profile.released.items():
-        yield from release_findings(identity, call, profile.calls)
-    for name in ("created_ns", "perf_origin_ns", "machine"):
-        yield from number_findings(getattr(profile, name), f"$.{name}")
-    yield from part_findings(profile)
-
-
-def validate(profile: Profile, path: str | None = None) -> None:
-    """Raise on the first finding.
-
-    Raises:
-        ProfileInvalidError: ``profile`` contradicts itself.
-    """
-    for where, what in findings(profile):
-        raise ProfileInvalidError(
-            path,
-            f"not a valid profile: {what} - at `{where}`; the file was edited or written by a "
-            "faulty memprof: take the profile again",
-            where,
-        )
+from .validate_parts import Finding
 
 
 def graph_findings(graph: GraphRecord, at: str) -> Iterator[Finding]:

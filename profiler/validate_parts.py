@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 from .model import (
-    DataFlowColumns,
     DataFlowDevice,
     DeviceAccount,
     Lane,
@@ -14,11 +13,10 @@ from .model import (
     OperationColumns,
     OperationSummary,
     Process,
-    Profile,
     Span,
     TrackerRecord,
 )
-from .tracker.limits import MAX_NAMES
+from .model.tracker import MAX_NAMES
 from .validate_numbers import number_findings
 
 Finding = tuple[str, str]
@@ -30,19 +28,6 @@ shows its path, so that long names above many would come to more than any memory
 LONGEST_PATHS = MAX_NAMES * LONGEST_PATH
 """Characters that all paths together have beyond the operations' own names; those of a tracker's
 places have no more."""
-
-
-def part_findings(profile: Profile) -> Iterator[Finding]:
-    """Everything in the optional parts that contradicts itself, in document order."""
-    graphs = {g.id for g in profile.graphs}
-    if profile.process is not None:
-        yield from process_findings(profile.process)
-    if profile.dataflow is not None:
-        yield from _dataflow(profile.dataflow, graphs)
-    if profile.tracker is not None:
-        yield from tracker_findings(profile.tracker)
-    for i, account in enumerate(profile.accounts):
-        yield from account_findings(account, f"$.accounts[{i}]")
 
 
 def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
@@ -68,17 +53,6 @@ def process_findings(process: Process) -> Iterator[Finding]:
             yield f"$.process.{name}", f"there is no rank {value} among {process.world_size}"
 
 
-def _dataflow(dataflow: DataFlowColumns, graphs: set[int]) -> Iterator[Finding]:
-    devices: set[str] = set()
-    for i, device in enumerate(dataflow.devices):
-        at = f"$.dataflow.devices[{i}]"
-        if device.device in devices:
-            yield f"{at}.device", f"{device.device!r} is there twice"
-        devices.add(device.device)
-        yield from device_findings(device, at, graphs)
-    yield from number_findings(dataflow.failures, "$.dataflow.failures")
-
-
 def device_findings(device: DataFlowDevice, at: str, graphs: Collection[int]) -> Iterator[Finding]:
     """What contradicts itself in the data flow of one device.
 
@@ -100,11 +74,13 @@ def device_findings(device: DataFlowDevice, at: str, graphs: Collection[int]) ->
             return
         if column and min(column) < 0:
             yield where, f"{min(column)} is no number of bytes"
-    for j, storage in enumerate(device.live):
+    named = [(f"live[{j}]", s) for j, s in enumerate(device.live)]
+    named += [(f"leaks[{j}].storage", leak.storage) for j, leak in enumerate(device.leaks)]
+    for name, storage in named:
         if storage.nbytes < 0:
-            yield f"{at}.live[{j}].nbytes", f"{storage.nbytes} is no number of bytes"
+            yield f"{at}.{name}.nbytes", f"{storage.nbytes} is no number of bytes"
         if storage.graph is not None and storage.graph not in graphs:
-            yield f"{at}.live[{j}].graph", f"there is no graph {storage.graph}"
+            yield f"{at}.{name}.graph", f"there is no graph {storage.graph}"
     if device.peak is None:
         return
     if not 0 <= device.peak < len(times):
@@ -116,25 +92,6 @@ def device_findings(device: DataFlowDevice, at: str, graphs: Collection[int]) ->
             f"{at}.live",
             f"adds up to {live:,} bytes, the columns to {device.bytes_at(device.peak):,}",
         )
-
-
-def tracker_findings(record: TrackerRecord, at: str = "$.tracker") -> Iterator[Finding]:
-    """Everything in a tracker's record that contradicts itself.
-
-    Args:
-        record: the record.
-        at: path of the record in the document.
-    """
-    lanes = record.metadata.lanes
-    yield from number_findings(record.metadata, f"{at}.metadata")
-    for i, lane in enumerate(lanes):
-        yield from lane_findings(lane, f"{at}.metadata.lanes[{i}]", len(lanes))
-    for i, span in enumerate(record.metadata.pauses):
-        yield from pause_findings(span, f"{at}.metadata.pauses[{i}]")
-    yield from snapshots_findings(record.snapshots, f"{at}.snapshots")
-    yield from _summary(record.operation_summary, f"{at}.operation_summary")
-    yield from operations_findings(record, f"{at}.operation_allocations")
-    yield from number_findings(record.pytorch_operations, f"{at}.pytorch_operations")
 
 
 def lane_findings(lane: Lane, at: str, lanes: int) -> Iterator[Finding]:
@@ -156,16 +113,6 @@ def snapshots_findings(snapshots: Sequence[MemorySnapshot], at: str) -> Iterator
         if i and snapshot.time_ns < snapshots[i - 1].time_ns:
             before = snapshots[i - 1].time_ns
             yield f"{at}[{i}].time_ns", f"{snapshot.time_ns} after {before}; times ascend"
-
-
-def _summary(summary: Sequence[OperationSummary], at: str) -> Iterator[Finding]:
-    paths = Paths()
-    for i, o in enumerate(summary):
-        yield from number_findings(o, f"{at}[{i}]")
-        wrong = paths.wrong(o)
-        if wrong is not None:
-            yield f"{at}[{i}].parent", wrong
-        paths.add(o if wrong is None else OperationSummary("", -1))
 
 
 class Paths:

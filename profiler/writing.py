@@ -7,14 +7,6 @@ what the umask allows. A path that was there keeps its mode, and its owner and g
 system lets us: somebody who had made a profile private (0600) has it private still. Where the group
 cannot be kept, the new group gets no more than everybody else had. The temporary file of a path
 that was there is its owner's alone until it has taken the place.
-
-Note [Two that replace one file]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Who replaces a file only if it is still the one that was seen (``unless``) must look and rename in
-one step, or two processes that end together both see the old one and the second replaces what the
-first wrote. The system has no such rename, so both lock the folder for these two steps. A lock on
-the file itself would say that it is being written. Where folders cannot be locked, or somebody
-keeps one locked, what is left is the microseconds between the two.
 """
 
 from __future__ import annotations
@@ -24,10 +16,9 @@ import errno
 import os
 import secrets
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from .claims import claim_here_or_beside, locked_by_another, put_in_place, try_lock
+from .claims import claim_here_or_beside, locked_by_another, put_in_place
 from .errors import ProfileExistsError, ProfileNotWritableError
 
 __all__ = [
@@ -42,8 +33,6 @@ __all__ = [
 StrPath = str | os.PathLike[str]
 
 _O_BINARY: int = getattr(os, "O_BINARY", 0)
-_LOCK_TRIES = 200
-_LOCK_PAUSE_S = 0.005
 
 
 def write_whole(
@@ -52,7 +41,6 @@ def write_whole(
     what: str,
     *,
     new: bool = False,
-    unless: Callable[[], bool] | None = None,
 ) -> None:
     """Write a file, whole or not at all; see ``replacing``.
 
@@ -61,23 +49,19 @@ def write_whole(
         data: the content.
         what: names the content in the error, e.g. ``the report``.
         new: write it only where there is nothing yet.
-        unless: as for ``replacing``.
 
     Raises:
-        ProfileExistsError: ``new``, and there is something at ``path``, if only a link; or
-            ``unless`` says so.
+        ProfileExistsError: ``new``, and there is something at ``path``, if only a link.
         ProfileNotWritableError: the operating system refuses.
     """
-    with replacing(path, f"{what} ({len(data):,} bytes)", new=new, unless=unless) as fd:
+    with replacing(path, f"{what} ({len(data):,} bytes)", new=new) as fd:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
 
 
 @contextlib.contextmanager
-def replacing(
-    path: StrPath, what: str, *, new: bool = False, unless: Callable[[], bool] | None = None
-) -> Iterator[int]:
+def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[int]:
     """The descriptor of a new file that takes the path's place when the block ends well.
 
     It lies in the same folder, reaches the disk, and then takes the place in one step. When
@@ -89,14 +73,12 @@ def replacing(
         what: names the content in the error.
         new: the path must not exist. Nothing is replaced and no link is followed, also if it
             appears while the block runs.
-        unless: asked at the last instant; what is at the path stays if it says True. See Note
-            [Two that replace one file].
 
     Raises:
-        ProfileExistsError: ``new``, and the path exists; or ``unless`` says so.
+        ProfileExistsError: ``new``, and the path exists.
         ProfileNotWritableError: the operating system refuses.
     """
-    with replacing_all([path], what, new=new, unless=unless) as (fd,):
+    with replacing_all([path], what, new=new) as (fd,):
         yield fd
 
 
@@ -107,7 +89,6 @@ def replacing_all(
     named: StrPath | None = None,
     *,
     new: bool = False,
-    unless: Callable[[], bool] | None = None,
 ) -> Iterator[list[int]]:
     """Several files as ``replacing`` has one: all take their places, or none does.
 
@@ -118,10 +99,10 @@ def replacing_all(
         paths: where to, in one folder or several.
         what: names the content in the error.
         named: the path to name in it; by default the first.
-        new, unless: as for ``replacing``.
+        new: as for ``replacing``.
 
     Raises:
-        ProfileExistsError: ``new``, and a path exists; or ``unless`` says so.
+        ProfileExistsError: ``new``, and a path exists.
         ProfileNotWritableError: the operating system refuses.
     """
     files: list[_Replacement] = []
@@ -135,13 +116,7 @@ def replacing_all(
         yield [file.fd for file in files]
         for file in files:
             file.settle()
-        if unless is None:
-            _take_places(files)
-        else:
-            with _folders_locked(files):
-                if unless():
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-                _take_places(files)
+        _take_places(files)
     except BaseException as e:
         for file in files:
             file.discard()
@@ -217,22 +192,6 @@ def _take_places(files: Sequence[_Replacement]) -> None:
         _remove(before for _, before in kept)  # A rename onto another link of a file does nothing.
         raise
     _remove(before for _, before in kept)
-
-
-@contextlib.contextmanager
-def _folders_locked(files: Sequence[_Replacement]) -> Iterator[None]:
-    """Keep others that do the same out of the folders; see Note [Two that replace one file]."""
-    with contextlib.ExitStack() as stack:
-        # In one order, so that no two wait for each other.
-        for folder in sorted({os.path.dirname(file.target) for file in files}):
-            with contextlib.suppress(OSError):  # Not every system opens folders.
-                fd = os.open(folder, os.O_RDONLY)
-                stack.callback(os.close, fd)
-                for _ in range(_LOCK_TRIES):
-                    if try_lock(fd) is not False:
-                        break
-                    time.sleep(_LOCK_PAUSE_S)
-        yield
 
 
 def _remove(paths: Iterable[str | None]) -> None:

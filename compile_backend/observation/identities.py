@@ -8,11 +8,12 @@ keeps it until it dies; numbers are never reused.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 
 import torch
+
+from memprof.profiler.process_hooks import ForkSafeLock
 
 OnDeath = Callable[[int], None]
 
@@ -28,11 +29,7 @@ class StorageIdentities:
         self._next = itertools.count(1)
         self._by_address: dict[int, int] = {}
         self._listeners: tuple[OnDeath, ...] = ()
-        self._lock = threading.RLock()
-
-    def after_fork(self) -> None:
-        """In a child: another thread may have had the lock."""
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def identity(self, storage: torch.UntypedStorage) -> int:
         """The storage's number; a new one if it was not seen before."""

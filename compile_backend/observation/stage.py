@@ -29,11 +29,10 @@ from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
 from ..call_log import Counter
-from ..categories import categorizer
 from ..graphs_cpu import CpuGraphs
-from ..metadata.compile_state import CompileState
-from ..metadata.stage import CompileStage
 from ..options import Options
+from ..pipeline import CompileStage, CompileState
+from ..roles.categories import categorizer
 from ..runtime import LiveGraph, Runtime
 from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument

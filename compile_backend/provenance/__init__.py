@@ -1,6 +1,5 @@
 """From a buffer of generated code back to FX nodes, user source lines and modules.
 
-* ``stack_text``: torch's textual stack traces and module stacks, parsed
 * ``aot_nodes``: what each node of the AOT graph knows of its origin
 * ``lowering``: what Inductor's ``GraphLowering`` knows of each buffer
 * ``generated_code``: what each line of the generated wrapper does to buffers

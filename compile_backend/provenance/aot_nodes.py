@@ -25,8 +25,7 @@ import torch
 from torch.fx import Graph, Node
 
 from memprof.profiler.model import Evidence, NodeProvenance
-
-from .stack_text import innermost_module, parse_stack_trace
+from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 TAG = "memprof_aot_node"
 CAPTURED_TAG = "memprof_captured_node"

@@ -9,8 +9,7 @@ from memprof.profiler.model import GraphRecord, LedgerKind, NodeProvenance
 
 from .. import _torch_compat
 from ..ledger import Ledger
-from ..metadata.compile_state import CompileState
-from ..metadata.stage import CompileStage
+from ..pipeline import CompileStage, CompileState
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact
@@ -48,7 +47,7 @@ class AttributeStage(CompileStage[Any]):
         self.aot_nodes: dict[str, NodeProvenance] = {}
         self._lowerings: list[Any] = []
 
-    def pre_compile(self, state: CompileState) -> CompileState:
+    def pre_compile(self, state: CompileState) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
         graph = state.graph_module.graph
         self.aot_nodes = (
@@ -58,7 +57,6 @@ class AttributeStage(CompileStage[Any]):
         )
         tag_nodes(graph)
         self._lowerings = state.cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
-        return state
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Describe the buffers: from the lowering, or from the artifact of a cache hit."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch.fx import Graph, Node
 
+from ..node_meta import SUM_OF_GRADIENTS
 from ..nodes import is_final, is_item_of_argument, runs_python
 from ..origin import origin_of
-from ..value import SUM_OF_GRADIENTS
 
 
 def as_the_engine(graph: Graph, places: Sequence[int]) -> None:

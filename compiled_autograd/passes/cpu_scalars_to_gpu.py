@@ -13,8 +13,8 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import _torch_compat
+from ..node_meta import ValueInfo, set_value, value_of
 from ..nodes import is_getitem, placeholders
-from ..value import ValueInfo, set_value, value_of
 
 
 def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:

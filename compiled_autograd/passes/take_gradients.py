@@ -27,8 +27,8 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import _torch_compat
+from ..node_meta import HAS_GRADIENT, INPUT_GROUP
 from ..nodes import accumulated, is_accumulate_grad, is_getitem, is_item_of_argument, take_gradient
-from ..value import HAS_GRADIENT, INPUT_GROUP
 
 _MAKES_MEMORY: dict[str, frozenset[int]] = {
     # The first of an addmm is the gradient itself, which a bias of the same shape would get.

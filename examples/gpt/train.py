@@ -16,7 +16,6 @@ from data import Batches, Corpus, batches
 from model import GPT, Config
 
 import memprof
-from memprof.profiler.report.html import write_report
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     session.save(args.out)
     page = args.out.parent / f"{args.out.name.partition('.')[0]}.html"
-    write_report(session.profile(), page, source=str(args.out))
+    memprof.load(args.out).to_html(page)
     print(f"\nThe profile is in {args.out}; `memprof report {args.out}` prints this again.")
     print(f"Open {page} in a browser: the same at every instant of the run, in one offline file.")
 
@@ -101,7 +100,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--backend", default="memprof", help="torch.compile backend (memprof)")
     parser.add_argument("--log-every", type=int, default=25, help="steps between lines (25)")
     parser.add_argument(
-        "--out", type=Path, default=Path("out/gpt.memprof.json"), help="profile file to write"
+        "--out", type=Path, default=Path("out/gpt.memprof"), help="profile file to write"
     )
     return parser.parse_args()
 

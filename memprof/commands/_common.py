@@ -135,6 +135,18 @@ def calls_option(command: _Command) -> _Command:
     )(command)
 
 
+def page_option(*, required: bool) -> Callable[[_Command], _Command]:
+    """Add ``-o``, for a page."""
+    what = "The page" if required else "Write a page for the browser here instead"
+    return click.option(
+        "--output",
+        "-o",
+        type=OutputPath(),
+        required=required,
+        help=f"{what}: one file, no network.",
+    )
+
+
 def table_options(command: _Command) -> _Command:
     """Add --top, --device and --bytes, which every printed comparison and report has."""
     for option in (
@@ -191,6 +203,11 @@ def print_text(text: str) -> None:
 def print_line(text: str) -> None:
     """Print one line, of which a part may be anybody's: a path, a name."""
     print_text(visible(text) + "\n")
+
+
+def print_page(path: str, nbytes: int) -> None:
+    """Say that a page was written."""
+    print_line(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")
 
 
 def print_json(value: Any) -> None:

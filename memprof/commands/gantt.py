@@ -10,24 +10,22 @@ from memprof.profiler.report.html import write_report
 
 from ._common import (
     BadFile,
-    OutputPath,
     calls_option,
     file_argument,
     keep_apart,
     no_such_calls,
-    print_line,
+    page_option,
+    print_page,
     read,
 )
 
 
 @click.command()
 @file_argument
-@click.option(
-    "--output", "-o", type=OutputPath(), required=True, help="The page: one HTML file, no network."
-)
+@page_option(required=True)
 @calls_option
 def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
-    """Write the page of `report --html`, opened at operations and calls over time.
+    """Write the page of a report, opened at operations and calls over time.
 
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them. With --calls
@@ -37,9 +35,8 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     profile = read(file)
     try:
         shown = call_range(profile, *calls)
-        nbytes = write_report(profile, output, source=file, calls=shown)
+        print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    print_line(f"{output}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")

@@ -10,7 +10,7 @@ import click
 
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_writable
+from memprof.profiler.file import check_name, check_writable
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.simulate.command_line import BadCommand, parse
@@ -173,6 +173,7 @@ def simulate(
         if parsed.script is not None:
             keep_apart([output], [parsed.script], "--output")
         try:
+            check_name(output)
             check_writable(output)
         except ProfileError as e:
             raise BadFile(str(e)) from e

@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-from .categories import Category
 from .corrections import ALL_RULES, Rule
 from .export import export_timeline
 from .peak import PeakReport, peak_report
-from .plain import data_flow_columns
 from .profile import DataFlowProfile, profile_memory
+from .to_model import data_flow_columns
 
 __all__ = [
     "ALL_RULES",
-    "Category",
     "DataFlowProfile",
     "PeakReport",
     "Rule",

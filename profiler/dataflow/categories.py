@@ -20,33 +20,46 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
+
+from memprof.profiler.model import Category
 
 from .columns import Bools, Bytes, EventColumns, Ints, frozen
 from .graph import Graph
 
-
-class Category(Enum):
-    """The seven categories of ``torch.profiler``'s memory profile; None is unknown."""
-
-    INPUT = 1
-    TEMPORARY = 2
-    ACTIVATION = 3
-    GRADIENT = 4
-    AUTOGRAD_DETAIL = 5
-    PARAMETER = 6
-    OPTIMIZER_STATE = 7
-
-
-INPUT, TEMPORARY, ACTIVATION, GRADIENT, AUTOGRAD_DETAIL, PARAMETER, OPTIMIZER_STATE = range(1, 8)
-UNKNOWN = 0
+CATEGORIES = (
+    Category.UNKNOWN,
+    Category.INPUT,
+    Category.TEMPORARY,
+    Category.ACTIVATION,
+    Category.GRADIENT,
+    Category.AUTOGRAD_DETAIL,
+    Category.PARAMETER,
+    Category.OPTIMIZER_STATE,
+)
+"""What a number in a column of categories stands for; the numbers are torch's."""
+(
+    UNKNOWN,
+    INPUT,
+    TEMPORARY,
+    ACTIVATION,
+    GRADIENT,
+    AUTOGRAD_DETAIL,
+    PARAMETER,
+    OPTIMIZER_STATE,
+) = range(8)
+NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
+    # torch's seven have no word for these two: what a forward returns is one more
+    # activation to whoever goes on with it, and a baked-in tensor is part of the model.
+    Category.OUTPUT: ACTIVATION,
+    Category.CONSTANT: PARAMETER,
+}
 
 
 @dataclass(slots=True)
 class Categories:
-    """Categories in columns; numbers are those of ``Category``, 0 is unknown.
+    """Categories in columns; numbers are positions in ``CATEGORIES``.
 
     Attributes:
         by_id: one a tensor id (``KeyTable.tensor_index``).

@@ -21,9 +21,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memprof.profiler.model import Category as ModelCategory
-from memprof.profiler.model import EventKind, GraphKind, GraphRecord, NodeProvenance, Role
-from memprof.profiler.model import Storage as ModelStorage
+from memprof.profiler.model import (
+    EventKind,
+    GraphKind,
+    GraphRecord,
+    NodeProvenance,
+    Role,
+    Storage,
+)
 
 from .calls import GeneratedCall
 from .categories import (
@@ -31,6 +36,7 @@ from .categories import (
     AUTOGRAD_DETAIL,
     GRADIENT,
     INPUT,
+    NUMBER_OF,
     OPTIMIZER_STATE,
     PARAMETER,
     TEMPORARY,
@@ -39,21 +45,6 @@ from .categories import (
 from .columns import FORWARD, Bools, Bytes, EventColumns
 from .context import PHASE_BACKWARD, Context
 from .storages import Storages
-
-FROM_MODEL = {
-    ModelCategory.PARAMETER: PARAMETER,
-    ModelCategory.GRADIENT: GRADIENT,
-    ModelCategory.ACTIVATION: ACTIVATION,
-    ModelCategory.INPUT: INPUT,
-    ModelCategory.TEMPORARY: TEMPORARY,
-    ModelCategory.OPTIMIZER_STATE: OPTIMIZER_STATE,
-    ModelCategory.AUTOGRAD_DETAIL: AUTOGRAD_DETAIL,
-    # torch's seven have no word for these two: what a forward returns is one more
-    # activation to whoever goes on with it, and a baked-in tensor is part of the model.
-    ModelCategory.OUTPUT: ACTIVATION,
-    ModelCategory.CONSTANT: PARAMETER,
-    ModelCategory.UNKNOWN: UNKNOWN,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,7 @@ class Owner:
     """
 
     graph: GraphRecord
-    storage: ModelStorage
+    storage: Storage
     buffer: str | None
     line: int
     since: int = 0
@@ -224,7 +215,7 @@ def _apply(
         which = storage_of_row.get(row)
         if which is None:
             continue
-        category = FROM_MODEL[storage.category]
+        category = NUMBER_OF[storage.category]
         if category not in _MADE_BY_CALLS:
             # A copy of an input in another layout, handed on in its place: it is what
             # the phase says, not the input.

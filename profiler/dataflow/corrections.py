@@ -108,7 +108,7 @@ class KnownObjects:
         names: dict[tuple[str, int], str] = {}
         paths: dict[int, str] = {}
 
-        def place(t: Any) -> tuple[str, int]:
+        def address_of(t: Any) -> tuple[str, int]:
             try:
                 return str(t.device), int(t.untyped_storage().data_ptr())
             except (NotImplementedError, RuntimeError, ValueError):
@@ -121,20 +121,20 @@ class KnownObjects:
                 paths.setdefault(id(child), path or type(child).__name__)
             for named in (module.named_parameters(), module.named_buffers()):
                 for name, t in named:
-                    parameters.add(place(t))
-                    names.setdefault(place(t), name)
+                    parameters.add(address_of(t))
+                    names.setdefault(address_of(t), name)
                     if t.grad is not None:
-                        gradients.add(place(t.grad))
+                        gradients.add(address_of(t.grad))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    parameters.add(place(p))
+                    parameters.add(address_of(p))
                     if p.grad is not None:
-                        gradients.add(place(p.grad))
+                        gradients.add(address_of(p.grad))
             for state in optimizer.state.values():
                 for t in state.values() if isinstance(state, dict) else ():
                     if hasattr(t, "untyped_storage"):
-                        states.add(place(t))
+                        states.add(address_of(t))
         for found in (parameters, gradients, states):
             found.difference_update({p for p in found if p[1] == 0})  # no memory
         return cls(
@@ -308,19 +308,19 @@ def _named_keys(
     known = dict(objects.names)
     latest: dict[tuple[str, int], int] = {}
     for key in alive[np.argsort(storages.born[alive], kind="stable")].tolist():
-        place = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
-        latest[place] = key
-    for place, key in latest.items():
+        address = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
+        latest[address] = key
+    for address, key in latest.items():
         category = (
             PARAMETER
-            if place in objects.parameters
+            if address in objects.parameters
             else OPTIMIZER_STATE
-            if place in objects.states
+            if address in objects.states
             else GRADIENT
-            if place in objects.gradients
+            if address in objects.gradients
             else UNKNOWN
         )
         out[key] = category
-        if category and place in known:
-            names[key] = known[place]
+        if category and address in known:
+            names[key] = known[address]
     return out

@@ -12,7 +12,7 @@ from .schema import WRITTEN, SchemaCache
 
 @dataclass(frozen=True)
 class Key:
-    """Something on a device."""
+    """Memory on a device that the profiler knows no tensor in; torch's name."""
 
     device: Any
 

@@ -1,8 +1,11 @@
-"""Files: JSON and raw JSON as torch writes them, Parquet, Chrome/Perfetto counters, HTML."""
+"""Files of a trace alone: JSON and raw JSON as torch writes them, Parquet; counters and pages by
+way of the exporters and views of every profile."""
 
 from __future__ import annotations
 
 import gzip
+import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,23 +13,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memprof.profiler.export import export_profile
+from memprof.profiler.model import Profile
+from memprof.profiler.report.html import report_page, write_page
 from memprof.profiler.writing import write_whole
 
-from .categories import Category
+from .categories import CATEGORIES
+from .changes import Action
 from .columns import Ints
 from .corrections import Rule
-from .over_time import LABELS, by_category, by_category_us, deltas
+from .over_time import by_category_us, deltas
 from .profile import DataFlowProfile
 from .replays import ADDED_PTR
 from .storages import INCREMENT_VERSION
-from .timeline import Action
+from .to_model import POINTS, data_flow_columns
 
 FORMATS = {
     ".raw.json": "changes as (time, action, bytes, category)",
     ".trace.json": "counters for Chrome's tracer and Perfetto",
     ".json": "(times, bytes by category)",
-    ".html": "a picture",
-    ".parquet": "the timeline, one row an entry",
+    ".html": "a report in the browser",
+    ".parquet": "one row a change",
 }
 
 
@@ -45,17 +52,37 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
     if plain.endswith(".raw.json"):
         _write(path, raw_timeline(profile, device))
     elif plain.endswith(".trace.json"):
-        _write(path, chrome_trace(profile))
+        export_profile(_alone(profile, sys.maxsize), "perfetto", path, profile.devices)
     elif plain.endswith(".json"):
         _write(path, timeline_points(profile, device))
     elif name.endswith(".html"):
-        from .html import page
-
-        write_whole(path, page(profile, device).encode(), "the timeline")
+        write_html(profile, path, device)
     elif name.endswith(".parquet"):
         write_parquet(profile, path)
     else:
         raise ValueError(f"{name!r} ends in no known format; there are {', '.join(FORMATS)}")
+
+
+def write_html(
+    profile: DataFlowProfile, path: str | Path, device: str, title: str | None = None
+) -> None:
+    """Write the report of a trace as an HTML page.
+
+    Raises:
+        ValueError: nothing in the trace is on ``device``.
+        ProfileNotWritableError: as ``export_timeline``.
+    """
+    profile.device_index(device)
+    page = report_page(_alone(profile), device)
+    write_page(replace(page, title=title or f"Memory of {device}"), path)
+
+
+def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:
+    """A profile of the process that has nothing but the trace."""
+    origin = profile.columns.begin
+    return Profile(
+        perf_origin_ns=origin, dataflow=data_flow_columns(profile, origin, points=points)
+    )
 
 
 def _write(path: str | Path, content: object) -> None:
@@ -79,43 +106,14 @@ def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, 
     """(time in ns, action, signed bytes, column of ``ORDER``) of every change."""
     index = profile.device_index(device)
     time, column, size = deltas(profile, index)
-    action = profile.timeline.action[profile.timeline.device == index]
+    changes = profile.changes
+    action = changes.action[changes.device == index]
     action = np.repeat(action, 1 + (action == INCREMENT_VERSION))
     return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
 
 
-def chrome_trace(profile: DataFlowProfile, *, base_ns: int | None = None) -> dict[str, Any]:
-    """Counters in Chrome's JSON trace format: one track a device, one series a category.
-
-    Args:
-        base_ns: what the times count from; None is the first change. To lay the counters
-            over a trace that ``torch.profiler`` exported, take that file's
-            ``baseTimeNanoseconds`` and append the events to its ``traceEvents``.
-    """
-    tables = {device: by_category(profile, device) for device in profile.devices}
-    if base_ns is None:
-        base_ns = min((int(t.time[0]) for t in tables.values() if len(t.time)), default=0)
-    pid = 0
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "memprof"}}
-    ]
-    for device, table in tables.items():
-        for time, row in zip(table.time.tolist(), table.bytes.tolist(), strict=True):
-            events.append(
-                {
-                    "ph": "C",
-                    "name": f"memory {device}",
-                    "pid": pid,
-                    "tid": 0,
-                    "ts": (time - base_ns) / 1000,
-                    "args": dict(zip(LABELS, row, strict=True)),
-                }
-            )
-    return {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
-
-
 def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
-    """The timeline as named columns of equal length; what ``write_parquet`` writes.
+    """All changes as named columns of equal length; what ``write_parquet`` writes.
 
     ``time_ns`` (-1: before the trace), ``action``, ``device``, ``bytes``, ``tensor_id``,
     ``allocation_id`` and ``address`` (-1: unknown), ``version``, ``category`` and
@@ -123,10 +121,10 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
     ``rule``, ``module``, ``operator`` and ``name`` (None: unknown), and ``buffers``: the names
     in generated code that the memory has had, in order of time, separated by spaces.
     """
-    t, s, keys = profile.timeline, profile.storages, profile.columns.keys
-    before, after = profile.entry_categories()
+    t, s, keys = profile.changes, profile.storages, profile.columns.keys
+    before, after = profile.change_categories()
     storage = t.storage
-    names = np.asarray(["unknown", *(c.name.lower() for c in Category)], object)
+    names = np.asarray([c.value for c in CATEGORIES], object)
     actions = np.asarray(["", *(a.name.lower() for a in Action)], object)
     devices = np.asarray([str(d) for d in profile.columns.devices] or [""], object)
     keyed = t.key >= 0

@@ -102,12 +102,12 @@ class Graph:
 
     @property
     def edge_node(self) -> Ints:
-        """Node of each edge."""
+        """The node that each edge belongs to."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.bounds))
 
     @property
     def value_version(self) -> Ints:
-        """Version of each value."""
+        """The version of its storage that each value is."""
         values = np.arange(len(self.value_key), dtype=np.int32)
         values -= self.first_value[self.value_key]
         return values
@@ -216,37 +216,37 @@ def _edges(
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.
     n = max(len(keys), 1)
-    place = np.empty(len(uses) + len(named), np.int64)
-    if len(place):
-        place[: len(uses)] = node_of[uses.leaf]
-        place[len(uses) :] = node_of[allocations.leaf[named]]
-        place *= n
-        place[: len(uses)] += keys.rank[uses.key]
-        place[len(uses) :] += keys.rank[allocations.key[named]]
-        place <<= _EFFECT_BITS
-        place[: len(uses)] |= uses.effect
-        place[len(uses) :] |= np.where(
+    packed = np.empty(len(uses) + len(named), np.int64)
+    if len(packed):
+        packed[: len(uses)] = node_of[uses.leaf]
+        packed[len(uses) :] = node_of[allocations.leaf[named]]
+        packed *= n
+        packed[: len(uses)] += keys.rank[uses.key]
+        packed[len(uses) :] += keys.rank[allocations.key[named]]
+        packed <<= _EFFECT_BITS
+        packed[: len(uses)] |= uses.effect
+        packed[len(uses) :] |= np.where(
             allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
         )
     del uses, named
     if not keep_uses:
         columns.drop_uses()
-    place.sort()
-    effect = (place & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
-    place >>= _EFFECT_BITS
-    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    packed.sort()
+    effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
+    packed >>= _EFFECT_BITS
+    starts = np.flatnonzero(np.diff(packed, prepend=-1))
     if not len(starts):
         empty = np.zeros(0, np.int32)
         return empty, empty, effect, []
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
-    place = place[starts]
+    packed = packed[starts]
     del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
     return (
-        (place // n).astype(np.int32),
-        by_rank[place % n],
+        (packed // n).astype(np.int32),
+        by_rank[packed % n],
         flags,
         np.flatnonzero(freed > 1).tolist(),
     )

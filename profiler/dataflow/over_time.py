@@ -1,4 +1,4 @@
-"""Bytes by category over time: what plots and counters are drawn from."""
+"""Bytes by category over time: the one live curve of a trace."""
 
 from __future__ import annotations
 
@@ -32,27 +32,6 @@ ORDER = (
 )
 """Categories from the bottom of a plot to its top, as torch's exports number them."""
 
-LABELS = (
-    "parameter",
-    "optimizer state",
-    "input",
-    "temporary",
-    "activation",
-    "gradient",
-    "autograd detail",
-    "unknown",
-)
-COLORS = (
-    "#1b7f3b",
-    "#d9a521",
-    "#30343b",
-    "#8e6fd8",
-    "#d8433b",
-    "#2a5fd0",
-    "#6aa5f0",
-    "#9a9a9a",
-)
-
 _POSITION = np.empty(len(ORDER), np.uint8)
 _POSITION[list(ORDER)] = np.arange(len(ORDER))
 
@@ -62,12 +41,23 @@ class BytesByCategory:
     """Live bytes of one device.
 
     Attributes:
-        time: one entry a distinct time, ascending; in the unit that was asked for.
+        time: one entry a distinct time, ascending; in the unit that was asked for. What was there
+            before the trace counts from the first event on, as an entry of its own.
         bytes: shape (times, categories), columns as in ``ORDER``.
     """
 
     time: Ints
     bytes: Ints
+
+    @property
+    def totals(self) -> Ints:
+        """Bytes of all categories at each time."""
+        return np.asarray(self.bytes.sum(axis=1))
+
+    def total_at(self, time: int) -> int:
+        """Bytes of all categories at a time."""
+        at = int(np.searchsorted(self.time, time, side="right")) - 1
+        return int(self.bytes[at].sum()) if at >= 0 else 0
 
 
 def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
@@ -75,7 +65,7 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
 
     An increment of a version is two changes: out of one category, into the other.
     """
-    t = profile.timeline
+    t = profile.changes
     storage = t.storage
     rows = np.flatnonzero(t.storages.device[storage] == device).astype(np.int32)
     twice = t.action[rows] == INCREMENT_VERSION
@@ -84,7 +74,7 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     second[1:] = entry[1:] == entry[:-1]
     action = t.action[entry]
     leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
-    before, after = profile.entry_categories()
+    before, after = profile.change_categories()
     column = before[entry]
     column[second] = after[entry[second]]
     del before, after, action, second
@@ -96,8 +86,6 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
 
 def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
     """Live bytes by category after every change, times in ns.
-
-    What was there before counts from the first event on.
 
     Raises:
         ValueError: nothing in the trace is on that device.
@@ -143,6 +131,15 @@ def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
     return BytesByCategory(times, table)
 
 
+def distinct(table: BytesByCategory) -> BytesByCategory:
+    """``table`` with a time of its own, just before the first change, for what was there before."""
+    if len(table.time) > 1 and table.time[0] == table.time[1]:
+        time = table.time.copy()
+        time[0] -= 1
+        return BytesByCategory(time, table.bytes)
+    return table
+
+
 def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
     """At most ``points`` times: of each stretch of time the first with the most bytes, and
     the first and the last of all."""
@@ -151,7 +148,7 @@ def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
         return table
     span = max(int(table.time[-1] - table.time[0]), 1)
     bucket = (table.time - table.time[0]) * max(points - 3, 1) // span
-    order = np.lexsort((-table.bytes.sum(axis=1), bucket))
+    order = np.lexsort((-table.totals, bucket))
     _, first = np.unique(bucket[order], return_index=True)
     keep = np.union1d(order[first], [0, n - 1])
     return BytesByCategory(table.time[keep], table.bytes[keep])

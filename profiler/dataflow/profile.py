@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from memprof.profiler.model import Profile
+from memprof.profiler.model import Category, Profile
 from memprof.profiler.replay_memory import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
-from .categories import Categories, Category, deduce
+from .categories import CATEGORIES, Categories, deduce
+from .changes import Changes, find_changes
 from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
 from .compiled import CompiledCalls, Owner, find_compiled
 from .context import Context, find_context
@@ -21,9 +22,6 @@ from .graph import Graph, build_graph
 from .read import read_events
 from .replays import join_replays
 from .storages import INCREMENT_VERSION, Storages, lifetimes
-from .timeline import Timeline, build_timeline
-
-_CATEGORIES: tuple[Category | None, ...] = (None, *Category)
 
 
 class DataFlowProfile:
@@ -42,7 +40,7 @@ class DataFlowProfile:
         graph: the data-flow graph.
         torch_categories: categories by torch's rules.
         corrected: categories after memprof's corrections; these are *the* categories.
-        timeline: what happened to memory, by time.
+        changes: what happened to memory, by time.
         storages: when each storage was made and released.
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
@@ -94,7 +92,7 @@ class DataFlowProfile:
         self.torch_categories: Categories = deduce(
             columns, self.graph, self.compiled.given if self.compiled else None, replayed
         )
-        self.timeline: Timeline = build_timeline(
+        self.changes: Changes = find_changes(
             columns, self.graph, self.torch_categories, self.storages
         )
         self.corrected: Corrected = correct(
@@ -110,25 +108,32 @@ class DataFlowProfile:
 
     # -- categories -----------------------------------------------------------------
 
-    def category(self, key: int, version: int) -> Category | None:
-        """The category of a version of a storage, given by row; None is unknown.
+    def category(self, storage: int, version: int = 0) -> Category:
+        """The category of a version of a storage, given by row.
 
-        A version that the trace does not have counts as the nearest one it has.
+        A version that the trace does not have counts as the nearest one it has. A storage
+        without a key has one version.
         """
+        if storage >= self.storages.keys:
+            return CATEGORIES[self.corrected.of_block[storage - self.storages.keys]]
         first = self.graph.first_value
-        value = int(first[key]) + max(version, 0)
-        return _CATEGORIES[int(self.corrected.of_value[min(value, int(first[key + 1]) - 1)])]
+        value = min(int(first[storage]) + max(version, 0), int(first[storage + 1]) - 1)
+        return CATEGORIES[self.corrected.of_value[value]]
+
+    def last_category(self, storage: int) -> Category:
+        """The category of a storage after everything that was written to it."""
+        return self.category(storage, len(self.graph.value_key))
 
     def rule(self, key: int, version: int) -> Rule:
-        """What decided that category."""
+        """The rule that decided the category of a version of a storage with a key."""
         return Rule(int(self.corrected.value_rule[int(self.graph.first_value[key]) + version]))
 
-    def entry_categories(self) -> tuple[Bytes, Bytes]:
-        """Numbers of the categories before and after each entry of the timeline.
+    def change_categories(self) -> tuple[Bytes, Bytes]:
+        """Numbers of the categories before and after each change.
 
         Equal but for increments of a version, which move bytes from one to the other.
         """
-        t, c = self.timeline, self.corrected
+        t, c = self.changes, self.corrected
         if not len(t):
             return t.action, t.action
         keyed = t.key >= 0
@@ -231,10 +236,10 @@ class DataFlowProfile:
             f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
         )
 
-    def values_of(self, storage: int, time: int) -> int:
+    def version_at(self, storage: int, time: int) -> int:
         """Version of a storage with a key at a time, counting writes by their start."""
         if self._writes is None:
-            t = self.timeline
+            t = self.changes
             writes = np.flatnonzero((t.action == INCREMENT_VERSION) & (t.subject >= 0))
             writes = writes[np.lexsort((t.time[writes], t.subject[writes]))]
             self._writes = t.subject[writes], t.time[writes]

@@ -34,8 +34,8 @@ from .columns import (
     FailedAllocation,
     ScopeKind,
 )
-from .gather import GrowingTables, signed
 from .schema import SchemaCache
+from .tables import GrowingTables, signed
 
 # What the name of an operator event or Python call says about it.
 (

@@ -12,7 +12,7 @@ a tensor. From there on they are like others: matched with the program, owned by
 given a category and put on the timeline.
 
 * What is live counts, as everywhere in this profile, not what is reserved: an idle pool is no
-  part of the timeline. ``PeakReport.replay_reserved`` says how much pools and arenas hold.
+  part of the timeline. ``DataFlowDevice.replay_reserved`` says how much pools and arenas hold.
 * Times of what dies within the call come from the program (Note [A call and its program]).
 * What leaves a call lives on. In the arena it is a lease whose beginning and end are known
   exactly. In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves
@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from memprof.profiler.model import (
-    Category,
     EventKind,
     LedgerKind,
     Origin,
@@ -45,7 +44,7 @@ from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
 from .columns import FORWARD, Bools, EventColumns, Ints, frozen
-from .pairing import SavedValue, pair, releases, saved_value
+from .ends import Ends
 
 ADDED_PTR = -(1 << 62)
 """Where the address of an added row is not known, it counts down from here; no real one is
@@ -107,7 +106,7 @@ def join_replays(
         return np.zeros(len(columns.keys), np.bool_)
     devices = {str(d): i for i, d in enumerate(columns.devices)}
     leases = _Leases(memory)
-    ends = _Ends(columns, calls)
+    ends = Ends(columns, calls)
     blocks: list[_Block] = []
     made: list[tuple[GeneratedCall, int]] = []  # of each block: call and event
     for call in replays:
@@ -173,44 +172,6 @@ class _Leases:
 
 def _birth(lease: Lease) -> int:
     return lease.born_ns
-
-
-class _Ends:
-    """When what a replay returns is over, where nobody knows better."""
-
-    def __init__(self, columns: EventColumns, calls: list[GeneratedCall]) -> None:
-        self.columns = columns
-        self.next: dict[int, int] = {}
-        """By scope: start of the next call of the same graph."""
-        self._backward = pair(calls)
-        self._released: dict[int, dict[SavedValue, int]] = {}
-        """By scope of a backward: ``releases`` of it."""
-        latest: dict[int, int] = {}
-        for call in calls:
-            graph = call.graph
-            if graph is None:
-                continue
-            if graph.id in latest:
-                self.next[latest[graph.id]] = int(columns.scopes.start[call.scope])
-            latest[graph.id] = call.scope
-
-    def of(self, call: GeneratedCall, outputs: tuple[int, ...], category: Category) -> int | None:
-        """ns; None if it is not within the trace."""
-        partners = self._backward.get(call.scope, ())
-        if category is not Category.ACTIVATION or not partners:
-            return self.next.get(call.scope)
-        # Of several graphs that one backward was cut into, the last to be given it releases it.
-        released: list[int] = []
-        for backward, nth in partners:
-            ends = self._ends(backward)
-            keys = [saved_value(call, o, backward, nth) for o in outputs]
-            released += [min(ours)] if (ours := [ends[k] for k in keys if k in ends]) else []
-        return max(released or [int(self.columns.scopes.end[b.scope]) for b, _ in partners])
-
-    def _ends(self, backward: GeneratedCall) -> dict[SavedValue, int]:
-        if (found := self._released.get(backward.scope)) is None:
-            found = self._released[backward.scope] = releases(backward, self.columns)
-        return found
 
 
 def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:

@@ -3,7 +3,7 @@
 Note [Storages without a tensor]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The profiler names a storage only if some operator later takes a tensor in it. The rest
-(scratch memory of libraries, results nobody reads) is known by address: an entry for it
+(scratch memory of libraries, results nobody reads) is known by address: a change of it
 carries no key but the number of its *block*, one allocation and its release. They are put
 together in order of time, not of the tree: with Python tracing the main thread is below one
 frame, so all of it comes before the backward's thread, which may have released what it made.
@@ -29,10 +29,10 @@ import numpy as np
 from .columns import EventColumns, Ints, frozen
 
 PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = range(1, 5)
-"""Numbers of ``timeline.Action``."""
+"""Numbers of ``changes.Action``."""
 
-Entries = tuple[Ints, Ints, Ints]
-"""Time, action and subject of entries of a timeline; their version is 0."""
+Changed = tuple[Ints, Ints, Ints]
+"""Time, action and subject of changes; their version is 0."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Storages:
         device: index in ``EventColumns.devices``.
         block_ptr: address of each block.
         start: of each row of the allocation table, ns.
-        block_entries: what the timeline says of blocks; block b is named -1 - b.
+        block_changes: what happened to blocks; block b is named -1 - b.
     """
 
     keys: int
@@ -56,7 +56,7 @@ class Storages:
     device: Ints
     block_ptr: Ints
     start: Ints
-    block_entries: Entries
+    block_changes: Changed
 
     def __len__(self) -> int:
         return len(self.size)
@@ -91,7 +91,7 @@ def lifetimes(columns: EventColumns) -> Storages:
     """When each storage was made and released."""
     allocations, keys = columns.allocations, columns.keys
     n = len(keys)
-    block_created, block_destroyed, block_size, block_ptr, entries = _blocks(columns)
+    block_created, block_destroyed, block_size, block_ptr, changes = _blocks(columns)
     created = np.concatenate([np.full(n, -1, np.int32), block_created])
     destroyed = np.concatenate([np.full(n, -1, np.int32), block_destroyed])
     # See Note [One life a storage]; the last of several assignments counts.
@@ -116,12 +116,12 @@ def lifetimes(columns: EventColumns) -> Storages:
         device=frozen(device),
         block_ptr=block_ptr,
         start=allocations.start,
-        block_entries=entries,
+        block_changes=changes,
     )
 
 
-def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
-    """Storages without a tensor: rows that make and release them, sizes, addresses, entries."""
+def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Changed]:
+    """Storages without a tensor: rows that make and release them, sizes, addresses, changes."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
     order = np.argsort(allocations.start[rows], kind="stable")
@@ -166,5 +166,5 @@ def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Entries]:
             destroyed.append(-1)
             size.append(n)
             ptr.append(at)
-    entries = (frozen(time), frozen(action), frozen(subject))
-    return frozen(created), frozen(destroyed), frozen(size), frozen(ptr), entries
+    changes = (frozen(time), frozen(action), frozen(subject))
+    return frozen(created), frozen(destroyed), frozen(size), frozen(ptr), changes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from memprof.profiler.model import Profile
 from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
-from .categories import Category
+from .categories import NUMBER_OF
+from .changes import Action
 from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
 from .event_names import (
@@ -32,16 +34,27 @@ from .event_names import (
     extract_parameters,
     get_scopes,
 )
-from .export import export_timeline, raw_timeline, timeline_points
+from .export import export_timeline, raw_timeline, timeline_points, write_html
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
 from .read import read_events
 from .source import events_by_number
-from .timeline import Action
+
+
+class Category(Enum):
+    """The seven categories of ``torch.profiler``'s memory profile; None is unknown."""
+
+    INPUT = 1
+    TEMPORARY = 2
+    ACTIVATION = 3
+    GRADIENT = 4
+    AUTOGRAD_DETAIL = 5
+    PARAMETER = 6
+    OPTIMIZER_STATE = 7
 
 
 class OpTree:
-    """A profiler's events."""
+    """The events of a profiler run and the columns that are made of them."""
 
     def __init__(self, result: Any, *, skip_compiler: bool = True) -> None:
         self.result = result
@@ -53,7 +66,7 @@ class OpTree:
         return read_events(self.result, skip_compiler=self.skip_compiler)
 
     def dfs(self, children_fn: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
-        """Every event, parents first."""
+        """All events of the run, parents before their children."""
         stack = [iter(compat.event_tree(self.result))]
         while stack:
             event = next(stack[-1], None)
@@ -65,7 +78,7 @@ class OpTree:
 
     @property
     def sorted_nodes(self) -> tuple[Any, ...]:
-        """Every event, by start."""
+        """All events of the run in order of their start."""
         return tuple(sorted(self.dfs(), key=lambda e: int(e.start_time_ns)))
 
     @cached_property
@@ -100,7 +113,7 @@ class OpTree:
 
 
 class SizeMap:
-    """Bytes of each storage."""
+    """The bytes of each storage, by its key."""
 
     def __init__(self, op_tree: OpTree) -> None:
         self._op_tree = op_tree
@@ -179,13 +192,13 @@ class DataFlowNode:
 
     @property
     def start_time(self) -> int:
-        """ns."""
+        """When the node's event began, ns since the epoch."""
         leaves = self._graph._op_tree.columns.leaves
         return int(leaves.start[self._graph.graph.leaf[self._node]])
 
 
 class DataFlowGraph:
-    """The data-flow graph."""
+    """The data-flow graph of a run: which node reads, makes and releases which version."""
 
     def __init__(self, op_tree: OpTree, graph: Graph | None = None) -> None:
         self._op_tree = op_tree
@@ -193,7 +206,7 @@ class DataFlowGraph:
 
     @cached_property
     def flow_nodes(self) -> tuple[DataFlowNode, ...]:
-        """Nodes by start."""
+        """All nodes in order of their start."""
         return tuple(DataFlowNode(self, n) for n in range(len(self.graph)))
 
     @property
@@ -203,7 +216,11 @@ class DataFlowGraph:
         return tuple(events[i] for i in self.graph.leaf.tolist())
 
     def validate(self) -> None:
-        """See ``graph.Graph.validate``."""
+        """Check that the graph has no cycles and one creator a value.
+
+        Raises:
+            InvalidDataFlow: it is not so.
+        """
         self.graph.validate()
 
     def lookup(self, key: TensorKey) -> int:
@@ -269,7 +286,8 @@ class _ColumnCategories(CategoryDict):
         if found is not None or not isinstance(key, TensorKey):
             return found
         row = self._op_tree.row_of.get(key)
-        return None if row is None else self._profile.category(row, version)
+        number = 0 if row is None else NUMBER_OF[self._profile.category(row, version)]
+        return Category(number) if number else None
 
 
 class MemoryProfile:
@@ -303,7 +321,7 @@ class MemoryProfile:
     @cached_property
     def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
         """(time in ns or -1, action, (key, version), bytes), by time and action."""
-        t, keys = self.profile.timeline, self._op_tree.keys
+        t, keys = self.profile.changes, self._op_tree.keys
         plain = [Key(d) for d in self._op_tree.columns.devices]
         actions = {a.value: a for a in Action}
         rows = zip(
@@ -347,7 +365,7 @@ class MemoryProfileTimeline:
 
     @property
     def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
-        """See ``MemoryProfile.timeline``."""
+        """The changes of memory, as ``MemoryProfile.timeline`` has them."""
         return self._memory_profile.timeline
 
     def _has(self, device_str: str) -> bool:
@@ -380,9 +398,7 @@ class MemoryProfileTimeline:
         title: str | None = None,
     ) -> None:
         """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
-        from .html import page
-
-        _write(path, page(self._memory_profile.profile, str(device_str), title))
+        write_html(self._memory_profile.profile, path, str(device_str), title)
 
 
 def _write(path: str | Path, text: str) -> None:

@@ -241,7 +241,7 @@ def _pools(peak: Peak) -> list[PoolShare]:
 
 
 def _name_of(pool: tuple[int, int] | None) -> str:
-    """As in ``PoolShare``."""
+    """The name of a pool, as ``PoolShare`` has it."""
     if pool is None:
         return "gone"
     return "general" if pool == (0, 0) else f"private {pool[0]},{pool[1]}"

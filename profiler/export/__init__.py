@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from .._json import to_json
 from ..devices import devices_of
 from ..model import Profile
 from .files import output
@@ -22,6 +23,7 @@ FORMATS = {
     "speedscope": "flame graphs of bytes for speedscope.app",
     "collapsed": "stacks for flamegraph.pl and inferno",
     "parquet": "folder of tables",
+    "json": "the whole profile as JSON, see memprof schema",
 }
 """What ``export_profile`` can write, and what it is."""
 
@@ -80,6 +82,8 @@ def export_profile(
             from .speedscope import write_speedscope
 
             write_speedscope(profile, file, devices, first, last)
+        elif format == "json":
+            file.write(to_json(profile))
         else:
             from .speedscope import write_collapsed
 

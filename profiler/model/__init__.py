@@ -1,7 +1,13 @@
 """memprof's data model: plain data, no torch, no I/O."""
 
 from .category import Category
-from .dataflow import DataFlowColumns, DataFlowDevice, DataFlowFailure, DataFlowStorage
+from .dataflow import (
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowFailure,
+    DataFlowLeak,
+    DataFlowStorage,
+)
 from .device import (
     AccountRow,
     DeviceAccount,
@@ -51,6 +57,7 @@ __all__ = [
     "DataFlowColumns",
     "DataFlowDevice",
     "DataFlowFailure",
+    "DataFlowLeak",
     "DataFlowStorage",
     "DeviceAccount",
     "DeviceMemory",

@@ -13,7 +13,7 @@ from .provenance import SourceFrame
 
 @dataclass(frozen=True, slots=True)
 class DataFlowStorage:
-    """A storage that was live at the peak of its device.
+    """A storage at an instant at which it was live.
 
     Attributes:
         nbytes: its size.
@@ -23,6 +23,8 @@ class DataFlowStorage:
         frame: innermost line of user code that made it, None if unknown.
         created_ns: clock of ``CallColumns``; None if it was there before the trace began.
         graph: ``GraphRecord.id`` of the compiled code that made it, None if none did.
+        awaited: whether it is an activation that a backward waits for.
+        why: why the category is unknown, in words; empty where it is known.
     """
 
     nbytes: int
@@ -32,6 +34,23 @@ class DataFlowStorage:
     frame: SourceFrame | None = None
     created_ns: int | None = None
     graph: int | None = None
+    awaited: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowLeak:
+    """A storage that outlived the training step that made it and the whole step after.
+
+    Attributes:
+        storage: as it was when it was last written to.
+        made_in: number of the step that made it, from 0.
+        held_for: how many steps it outlived.
+    """
+
+    storage: DataFlowStorage
+    made_in: int
+    held_for: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,12 @@ class DataFlowDevice:
             as ``time_ns``. A category that never has a byte has no column.
         peak: index in ``time_ns`` of the first time with the most bytes, None if empty.
         live: the storages live then, largest first; they add up to all bytes there.
+        leaks: the largest storages of the whole trace that outlived their step, largest first.
+        reserved, allocated: what the caching allocator held at the peak, None on a device
+            without one. Their difference is what it holds idle or lost to fragmentation.
+        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held from the system
+            when the trace was analysed. What was live in them is part of ``bytes``; on CUDA they
+            are part of ``reserved`` too.
     """
 
     device: str
@@ -53,6 +78,10 @@ class DataFlowDevice:
     bytes: dict[Category, list[int]] = field(default_factory=dict)
     peak: int | None = None
     live: list[DataFlowStorage] = field(default_factory=list)
+    leaks: list[DataFlowLeak] = field(default_factory=list)
+    reserved: int | None = None
+    allocated: int | None = None
+    replay_reserved: int = 0
 
     def bytes_at(self, index: int) -> int:
         """Live bytes of all categories from ``time_ns[index]`` on."""
@@ -87,7 +116,10 @@ class DataFlowColumns:
     Attributes:
         devices: one entry a device, ordered by name.
         failures: allocations that failed, in order of time.
+        notes: what else a reader should know, a line each: how far compiled code is known, what
+            was not looked at.
     """
 
     devices: list[DataFlowDevice] = field(default_factory=list)
     failures: list[DataFlowFailure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

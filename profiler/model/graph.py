@@ -93,6 +93,8 @@ class GraphValue:
         nbytes: bytes of the tensor's extent, None if symbolic or not a tensor.
         static: its address is expected to be the same at every call.
         mutated: the graph writes to it.
+        donated: for a saved input of a backward, nobody else holds it, and the backward may write
+            its results there.
         alias_of_input: for an output, the input whose memory it shares by AOTAutograd's
             analysis.
         forward_output: for a saved input of a backward, the index of the forward output
@@ -113,6 +115,7 @@ class GraphValue:
     nbytes: int | None = None
     static: bool = False
     mutated: bool = False
+    donated: bool = False
     alias_of_input: int | None = None
     forward_output: int | None = None
     frame: str | None = None
@@ -134,7 +137,7 @@ class GraphRecord:
         buffers: by name in the generated code.
         statements: the generated wrapper code, in line order.
         programs: observed allocation programs, one per key.
-        metadata: AOTAutograd's metadata in JSON form (``compile_backend/metadata``).
+        metadata: AOTAutograd's metadata in JSON form, in files of memprof 0.1.0.
         fx_cache: ``hit``, ``miss``, ``bypass`` or ``disabled``.
         compile_ns: time Inductor took, nanoseconds.
         code_path: path of the generated module, None if there is none.

@@ -12,7 +12,7 @@ from .process import Process
 from .tracker import TrackerRecord
 
 FORMAT = "memprof-profile"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+
+from .category import Category
+
+MAX_LANES = 256
+"""Threads, and likewise tasks at a time, with a lane of their own."""
+MAX_NAMES = 2_000
+"""Distinct places in the tree of operations; operations at further ones are counted together."""
 
 
 class RunState(str, Enum):
@@ -34,7 +40,7 @@ class RunState(str, Enum):
     RUNNING = "running"
     """It has not: it was read from a journal, of a process that is alive or was killed."""
     STOPPED = "stopped"
-    """``stop_memory_tracker()``."""
+    """``stop_tracking()``."""
     EXIT = "exit"
     """The interpreter ended."""
     EXCEPTION = "exception"
@@ -48,7 +54,7 @@ class SnapshotKind(str, Enum):
 
     PERIODIC = "periodic"
     CHECKPOINT = "checkpoint"
-    """``memory_checkpoint(name)``."""
+    """``checkpoint(name)``."""
     OUT_OF_MEMORY = "out_of_memory"
     """A device's allocator had no more to give, whether or not the program caught the error."""
     START = "start"
@@ -173,7 +179,7 @@ class TensorInfo:
             ``step/forward``; "" if it was made in none or this is not known.
         name: qualified name of a parameter or buffer, "" if it is none or not known.
         graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
-            that made it and the value of its ``Category``; None where not known.
+            that made it and what it is for; None where not known.
     """
 
     shape: tuple[int, ...]
@@ -186,7 +192,7 @@ class TensorInfo:
     name: str = ""
     graph: int | None = None
     node: str | None = None
-    category: str | None = None
+    category: Category | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +320,7 @@ class OperationColumns:
         return len(self.summary)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceSummary:
     """The memory of one device over all invocations of an operation, bytes.
 
@@ -330,7 +336,7 @@ class DeviceSummary:
     measured: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OperationSummary:
     """All invocations of one operation at one place of the tree of operations.
 
@@ -450,14 +456,7 @@ class TrackerRecord:
         return path_of(self.operation_summary, summary)
 
 
-class _Place(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def parent(self) -> int: ...
-
-
-def path_of(places: Sequence[_Place], position: int) -> str:
+def path_of(places: Sequence[OperationSummary], position: int) -> str:
     """Names from the root of the tree of operations to ``places[position]``, joined by ``/``; ""
     for -1."""
     names: list[str] = []

@@ -142,7 +142,7 @@ class CpuAllocatorCount:
         return ""
 
     def stop(self) -> None:
-        """Stop counting."""
+        """Stop counting; allocations cost nothing more from then on."""
         if self._flag is not None:
             self._flag.value = False
         self._flag = self._word = None

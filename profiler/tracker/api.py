@@ -1,4 +1,4 @@
-"""What users call: ``memprof.initialize_memory_tracker`` and its three companions."""
+"""What users call: ``memprof.track`` and its three companions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .settings import Configured, SettingsError, TrackerSettings, configured
 from .tracker import MemoryTracker
 
 __all__ = [
-    "get_memory_tracker",
-    "initialize_memory_tracker",
-    "memory_checkpoint",
-    "stop_memory_tracker",
+    "checkpoint",
+    "current_tracker",
+    "stop_tracking",
+    "track",
 ]
 
 log = logging.getLogger("memprof")
@@ -36,22 +36,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-def initialize_memory_tracker(
+def track(
     output_dir: str | os.PathLike[str] | None = None,
-    enabled: bool | None = None,
-    interval: float | None = None,
     *,
-    largest: int | None = None,
-    max_snapshots: int | None = None,
-    max_operations: int | None = None,
-    operation_share: float | None = None,
-    scan_at_start: bool | None = None,
-    cpu_allocator: bool | None = None,
+    interval: float | None = None,
+    enabled: bool | None = None,
+    **settings: float,
 ) -> MemoryTracker:
     """Start tracking the memory of this process.
 
     What is not given comes from environment variables, then a TOML file, then the defaults
-    (``docs/tracker.md``). At the end of the process, or ``stop_memory_tracker()``,
+    (``docs/tracker.md``). At the end of the process, or ``stop_tracking()``,
     ``memory_profile_YYYYMMDD_HHMMSS.json`` is in ``output_dir``.
 
     Never raises for the sake of tracking: where something is wrong with a setting from a file
@@ -59,57 +54,47 @@ def initialize_memory_tracker(
 
     Args:
         output_dir: folder of the file, default ``.``; must exist.
-        enabled: default True. False makes a tracker that does nothing until its ``enable()``.
         interval: seconds between snapshots, default 5.0, 0.01 to 1,000,000.
-        largest, max_snapshots, max_operations, operation_share, scan_at_start, cpu_allocator:
-            see ``TrackerSettings``.
+        enabled: default True. False makes a tracker that does nothing until its ``enable()``.
+        **settings: any other field of ``TrackerSettings``, such as ``largest=20``.
 
     Returns:
         The tracker of this process. While one runs, it is that one, unchanged, with a warning.
 
     Raises:
-        SettingsError: an argument cannot have its value.
+        SettingsError: an argument cannot have its value, or is no setting.
     """
     global _tracker, _owner, _told
-    arguments = {
-        "output_dir": os.fspath(output_dir) if output_dir is not None else None,
-        "enabled": enabled,
-        "interval": interval,
-        "largest": largest,
-        "max_snapshots": max_snapshots,
-        "max_operations": max_operations,
-        "operation_share": operation_share,
-        "scan_at_start": scan_at_start,
-        "cpu_allocator": cpu_allocator,
-    }
-    settings = _configured(arguments).settings
+    arguments: dict[str, object] = {"interval": interval, "enabled": enabled, **settings}
+    arguments["output_dir"] = os.fspath(output_dir) if output_dir is not None else None
+    found = _configured(arguments).settings
     with _lock:
         former = _tracker
         if former is not None and former.started and _owner == os.getpid():
             log.warning(
                 "A memory tracker runs in this process already, into %s; it goes on as it is. Call "
-                "stop_memory_tracker() first to start another",
+                "stop_tracking() first to start another",
                 former.path,
             )
             return former
         parent = _owner if former is not None and _owner != os.getpid() else None
-        if former is not None and parent is None and former.fresh:
-            former.on_use = None
-            former.configure(settings)
+        if former is not None and parent is None and former._fresh:
+            former._on_use = None
+            former._configure(found)
             _tracker = former
         else:
-            _tracker = _new(settings)
+            _tracker = _new(found)
             if former is not None:
-                former.successor = _tracker
+                former._successor = _tracker
         _owner, _told = os.getpid(), False
-        if settings.enabled:
+        if found.enabled:
             _tracker.start(parent_pid=parent)
         return _tracker
 
 
 def _new(settings: TrackerSettings) -> MemoryTracker:
     tracker = MemoryTracker(settings)
-    tracker.on_start = LIFECYCLE.attach
+    tracker._on_start = LIFECYCLE.attach
     return tracker
 
 
@@ -136,7 +121,7 @@ def _wrong(e: Exception) -> str:
     return str(e).rstrip(".") if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
 
 
-def get_memory_tracker() -> MemoryTracker:
+def current_tracker() -> MemoryTracker:
     """The tracker of this process; one that does nothing if none was initialized.
 
     Unless a file or variable says ``enabled = true`` in so many words: then it starts with the
@@ -149,12 +134,12 @@ def get_memory_tracker() -> MemoryTracker:
             found = _configured({})
             _tracker, _owner = _new(found.settings), os.getpid()
             if found.settings.enabled and "enabled" in found.origin:
-                _tracker.on_use = functools.partial(_start_by_use, _tracker)
+                _tracker._on_use = functools.partial(_start_by_use, _tracker)
         elif _owner != os.getpid() and not _told:
             _told = True
             log.warning(
                 "This process was forked from %d, whose memory is tracked; this one's is not. Call "
-                "initialize_memory_tracker() here to track it",
+                "track() here to track it",
                 _owner,
             )
         return _tracker
@@ -162,16 +147,16 @@ def get_memory_tracker() -> MemoryTracker:
 
 def _start_by_use(tracker: MemoryTracker) -> None:
     with _lock:
-        if tracker is _tracker and tracker.fresh and _owner == os.getpid():
+        if tracker is _tracker and tracker._fresh and _owner == os.getpid():
             tracker.start()
 
 
-def memory_checkpoint(name: str) -> None:
+def checkpoint(name: str) -> None:
     """Take a snapshot named ``name`` now; nothing where no tracker runs."""
-    get_memory_tracker().checkpoint(name)
+    current_tracker().checkpoint(name)
 
 
-def stop_memory_tracker() -> None:
+def stop_tracking() -> None:
     """Stop the tracker and write its file; nothing where none runs."""
     with _lock:
         tracker = _tracker if _owner == os.getpid() else None

@@ -36,7 +36,7 @@ from ..model import (
     TrackerRecord,
 )
 from ..repair import Notes
-from ..salvage import UNREADABLE, FromJson, salvage_tracked
+from ..salvage import UNREADABLE, salvage_tracked
 
 __all__ = [
     "TRACKER_FORMAT",
@@ -146,7 +146,7 @@ def decode_document(data: bytes, path: str | None = None, notes: Notes | None = 
     try:
         document = msgspec.json.decode(data, type=TrackerDocument)
     except UNREADABLE:
-        record, profile = salvage_tracked(found, FromJson(), Notes() if notes is None else notes)
+        record, profile = salvage_tracked(found, Notes() if notes is None else notes)
         return with_tracker(profile, record)
     record = TrackerRecord(**{name: getattr(document, name) for name in _PARTS})
     return with_tracker(document.profile, record)

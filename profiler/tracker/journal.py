@@ -118,7 +118,7 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """How many bytes are in the file."""
         return self._size
 
     def append(self, entry: Entry) -> None:
@@ -184,7 +184,7 @@ class Journal:
         self._file = -1
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Let go of the file and delete it."""
         self.close()
         with contextlib.suppress(OSError):
             self.path.unlink()

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from memprof.profiler.model import Lane, LaneKind
-
-from .limits import MAX_LANES
+from memprof.profiler.model.tracker import MAX_LANES
 
 
 class Lanes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from ..run_main import CannotRun, run_main, show_without
-from .api import initialize_memory_tracker
+from .api import track
 
 USAGE = "usage: python -m memprof.profiler.tracker.launch (SCRIPT | -m MODULE) [ARGUMENT ...]"
 
@@ -23,7 +23,7 @@ def launch(arguments: list[str]) -> None:
     try:
         # As an argument: who asks for a run with the tracker has decided, whatever a file says; and
         # the processes that the script starts have not.
-        run_main(arguments, before=lambda: initialize_memory_tracker(enabled=True))
+        run_main(arguments, before=lambda: track(enabled=True))
     except SystemExit:
         raise
     except CannotRun as e:

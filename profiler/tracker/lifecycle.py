@@ -24,7 +24,7 @@ once; supervisors send SIGKILL after a while, and the journal is there.
 
 Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
 not exist there, and two processes must not write one file. In the child the tracker is off, our
-signal handlers are gone, and calling ``initialize_memory_tracker`` there starts one.
+signal handlers are gone, and calling ``track`` there starts one.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Lifecycle:
         self._waiting = 0
 
     def attach(self, tracker: MemoryTracker) -> None:
-        """Watch over ``tracker``."""
+        """End ``tracker`` with the process, however that ends."""
         self.tracker = tracker
-        tracker.on_end = self._ended
+        tracker._on_end = self._ended
         self.pid = os.getpid()
         self._reason = ""
         self._waiting = 0
@@ -106,9 +106,9 @@ class Lifecycle:
         if self.tracker is None or os.getpid() != self.pid:
             return
         if self._reason:
-            self.tracker.finish(RunState.EXCEPTION, self._reason)
+            self.tracker._finish(RunState.EXCEPTION, self._reason)
         else:
-            self.tracker.finish(RunState.EXIT, "the interpreter ended")
+            self.tracker._finish(RunState.EXIT, "the interpreter ended")
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -127,10 +127,10 @@ class Lifecycle:
             former(number, frame)
             return
         if tracker is not None and os.getpid() == self.pid:
-            if tracker.ending:
+            if tracker._ending:
                 self._waiting = number
                 return
-            tracker.finish(RunState.SIGNAL, name)
+            tracker._finish(RunState.SIGNAL, name)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -144,7 +144,7 @@ class Lifecycle:
         tracker = self.tracker
         if tracker is None:
             return
-        tracker.forked()
+        tracker._forked()
         self._restore()
         self.tracker = None
 

@@ -27,17 +27,17 @@ too for as long as the first has not gone beyond what it was when it was seen to
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from memprof.profiler.model import PoolMemory
+from memprof.profiler.model import DeviceMemory, PoolMemory
 
 from . import _torch_compat
 
@@ -175,24 +175,6 @@ def _physical_memory() -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocator:
-    """What a device's allocator says, bytes.
-
-    Attributes:
-        allocated, reserved: handed out, and had from the system.
-        peak: highest ``allocated``, None if not kept.
-        total: of the device, None if not known.
-        pools: its private pools.
-    """
-
-    allocated: int
-    reserved: int | None = None
-    peak: int | None = None
-    total: int | None = None
-    pools: tuple[PoolMemory, ...] = ()
-
-
 class Accelerators:
     """The allocators of the accelerators that are in use.
 
@@ -219,18 +201,21 @@ class Accelerators:
             found["mps:0"] = (now, now)
         return found
 
-    def full(self) -> dict[str, Allocator]:
-        """All that is known, for snapshots."""
-        found: dict[str, Allocator] = {}
+    def full(self) -> dict[str, DeviceMemory]:
+        """All that is known, for snapshots; of tensors nothing."""
+        found: dict[str, DeviceMemory] = {}
         if _torch_compat.cuda_in_use():
             self._cuda(found)
         if self.mps:
-            found["mps:0"] = Allocator(
-                torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+            now = torch.mps.current_allocated_memory()
+            found["mps:0"] = DeviceMemory(
+                allocated_bytes=now,
+                reserved_bytes=torch.mps.driver_allocated_memory(),
+                highest_bytes=now,
             )
         return found
 
-    def _cuda(self, found: dict[str, Allocator]) -> None:
+    def _cuda(self, found: dict[str, DeviceMemory]) -> None:
         blocks = 0
         for i in range(torch.cuda.device_count()):
             counters = _torch_compat.cuda_statistics(i)
@@ -239,18 +224,18 @@ class Accelerators:
                 continue
             for kind in ("active", "inactive_split"):
                 blocks += counters[kind]["all"]["current"]
-            found[f"cuda:{i}"] = Allocator(
-                allocated["current"],
-                counters["reserved_bytes"]["all"]["current"],
-                allocated["peak"],
-                self._size(i),
+            found[f"cuda:{i}"] = DeviceMemory(
+                allocated_bytes=allocated["current"],
+                reserved_bytes=counters["reserved_bytes"]["all"]["current"],
+                peak_bytes=allocated["peak"],
+                total_bytes=self._size(i),
+                highest_bytes=allocated["current"],
             )
         if found and blocks <= MAX_BLOCKS:
             self._pools.ask()
         for name, pools in (self._pools.last or {}).items():
             if name in found:
-                a = found[name]
-                found[name] = Allocator(a.allocated, a.reserved, a.peak, a.total, tuple(pools))
+                found[name] = dataclasses.replace(found[name], pools=tuple(pools))
 
     def _size(self, device: int) -> int:
         if device not in self._total:

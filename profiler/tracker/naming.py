@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.profiler.model import Profile
+from memprof.profiler.model import Category, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class TensorOrigin:
     Attributes:
         graph: ``GraphRecord.id``, None if it belongs to no graph in particular.
         node: the FX node that computed it.
-        category: value of its ``Category``.
+        category: what it is for.
         name: qualified name of a parameter or buffer.
     """
 
     graph: int | None = None
     node: str | None = None
-    category: str | None = None
+    category: Category | None = None
     name: str = ""
 
 

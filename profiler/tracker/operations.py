@@ -43,12 +43,11 @@ from contextvars import ContextVar
 from memprof.profiler.model import OperationSummary
 
 from .lanes import Lanes, current_task
-from .memory import Accelerators, ProcessMemory
 from .operation_tree import OperationTree
 from .ration import Allowance
 from .rows import OperationRow
 from .settings import TrackerSettings
-from .tensors import LiveTensors
+from .sources import Sources
 from .thinning import operations_to_drop
 
 READINGS_PART = 0.2
@@ -157,7 +156,7 @@ class OperationLog:
     """All operations of a tracker.
 
     Args:
-        tensors, process, accelerators: the sources.
+        sources: what is read at the edges.
         limit: invocations kept one by one.
         share: of the time, for what is read at the edges.
         clock: ns.
@@ -172,9 +171,7 @@ class OperationLog:
 
     def __init__(
         self,
-        tensors: LiveTensors,
-        process: ProcessMemory,
-        accelerators: Accelerators,
+        sources: Sources,
         limit: int,
         share: float = TrackerSettings().operation_share,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -184,9 +181,7 @@ class OperationLog:
         self.lanes = Lanes()
         self.dropped = 0
         self.cost_ns = 0
-        self._tensors = tensors
-        self._process = process
-        self._accelerators = accelerators
+        self._sources = sources
         self._limit = limit
         self._clock = clock
         self._report = report
@@ -220,7 +215,7 @@ class OperationLog:
             return None
 
     def end(self, operation: Operation, failed: bool) -> None:
-        """End it."""
+        """End an operation, on whatever thread its caller is."""
         try:
             self._end(operation, failed)
         except Exception as e:
@@ -292,15 +287,17 @@ class OperationLog:
         ``operation``."""
         begin = self._clock()
         try:
-            found = self._accelerators.brief()
+            found = self._sources.accelerators.brief()
             old = (
                 entered - self._left_at > _SAME_INSTANT_NS
                 or entered - self._read_at > _READING_LASTS_NS
             )
             if old:
-                resident = self._process.resident()
+                resident = self._sources.process.resident()
                 self._resident = (
-                    None if resident is None else (resident, self._process.highest() or resident)
+                    None
+                    if resident is None
+                    else (resident, self._sources.process.highest() or resident)
                 )
                 self._read_at = entered
         except Exception as e:
@@ -316,19 +313,19 @@ class OperationLog:
         """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; the time
         is charged to ``operation``."""
         begin = self._clock()
-        if not self._tensors.lock.acquire(timeout=LOCK_WAIT_S):
+        if not self._sources.tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
         try:
-            if not self._tensors.look(self.made_in()):
+            if not self._sources.tensors.look(self.made_in()):
                 self._edges_at_look = -1
                 return _UNKNOWN
-            return self._tensors.sums()
+            return self._sources.tensors.sums()
         except Exception as e:
             self._edges_at_look = -1
             self._failed(e)
             return _UNKNOWN
         finally:
-            self._tensors.lock.release()
+            self._sources.tensors.lock.release()
             operation.counting_ns += self._counts.spend(begin, self._clock())
 
     # --- what follows from them -----------------------------------------------------------
@@ -376,7 +373,14 @@ class OperationLog:
         self._running.pop(operation.number, None)
         if self._limit:
             self._ended.append(operation)
-        self._tree.add(operation)
+        self._tree.add(
+            operation.summary,
+            operation.end_ns - operation.start_ns,
+            operation.failed,
+            operation.tensors_before,
+            operation.tensors_after,
+            operation.memory,
+        )
 
     @staticmethod
     def _close(figures: list[int], now: int, mark: int) -> None:
@@ -427,7 +431,7 @@ class OperationLog:
 
     @property
     def seen(self) -> int:
-        """Invocations so far."""
+        """How many invocations have begun so far."""
         with self._lock:
             self._digest()
             return self._seen

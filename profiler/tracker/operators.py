@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +33,6 @@ OTHER = "(other operators)"
 _NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
 
 
-@dataclass(slots=True)
-class _Sums:
-    """What adds up; of shapes the count, host time and bytes."""
-
-    count: int = 0
-    figures: list[int] = field(default_factory=lambda: [0] * len(Figures._fields))
-    shapes: dict[Shapes, list[int]] = field(default_factory=dict)
-
-
 class OperatorTable:
     """Operator statistics added up over windows.
 
@@ -58,7 +48,10 @@ class OperatorTable:
         self.peak_cpu_bytes: int | None = None
         # A signal's handler can write the record while this thread adds a window.
         self._lock = threading.RLock()
-        self._sums: dict[str, _Sums] = {}
+        # By operator: calls, and the sums of their figures.
+        self._sums: dict[str, list[int]] = {}
+        # By operator and input shapes: calls, host and device time.
+        self._shapes: dict[str, dict[Shapes, list[int]]] = {}
 
     def add(self, events: Sequence[HostEvent], memory: Sequence[MemoryEvent], window: Span) -> None:
         """Add a finished window.
@@ -85,35 +78,32 @@ class OperatorTable:
         name = event.name
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
             name = OTHER
-        sums = self._sums.setdefault(name, _Sums())
-        sums.count += 1
-        for i, value in enumerate(figures):
-            sums.figures[i] += value
+        sums = self._sums.setdefault(name, [0] * (1 + len(figures)))
+        sums[0] += 1
+        for i, value in enumerate(figures, 1):
+            sums[i] += value
         if event.shapes:
-            of_shapes = sums.shapes.setdefault(event.shapes, [0, 0, 0])
+            shapes = self._shapes.setdefault(name, {})
+            of_shapes = shapes.setdefault(event.shapes, [0, 0, 0])
             of_shapes[0] += 1
             of_shapes[1] += figures.self_cpu_ns
             of_shapes[2] += figures.self_device_ns
-            if len(sums.shapes) > 16 * MAX_SHAPES:
-                ranked = sorted(sums.shapes.items(), key=lambda item: -item[1][0])
-                sums.shapes = dict(ranked[: 4 * MAX_SHAPES])
+            if len(shapes) > 16 * MAX_SHAPES:
+                ranked = sorted(shapes.items(), key=lambda item: -item[1][0])
+                self._shapes[name] = dict(ranked[: 4 * MAX_SHAPES])
 
     def record(self) -> OperatorRecord:
         """The statistics, highest self host time first."""
         with self._lock:
             found = []
-            for name, sums in self._sums.items():
-                ranked = sorted(sums.shapes.items(), key=lambda item: (-item[1][0], item[0]))
+            for name, (count, *sums) in self._sums.items():
+                shapes = self._shapes.get(name, {})
+                ranked = sorted(shapes.items(), key=lambda item: (-item[1][0], item[0]))
                 kept = tuple(OperatorShapes(s, *times) for s, times in ranked[:MAX_SHAPES])
-                others = sums.count - sum(s.count for s in kept)
+                others = count - sum(s.count for s in kept) if shapes else 0
+                figures = Figures(*sums)._asdict()
                 found.append(
-                    OperatorStatistics(
-                        name,
-                        sums.count,
-                        **Figures(*sums.figures)._asdict(),
-                        shapes=kept,
-                        other_shapes=others if sums.shapes else 0,
-                    )
+                    OperatorStatistics(name, count, **figures, shapes=kept, other_shapes=others)
                 )
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
             return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)

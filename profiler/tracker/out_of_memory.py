@@ -7,15 +7,13 @@ process, since they cannot be taken back, and it tells the tracker that runs.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from ._torch_compat import cuda_in_use, on_cuda_out_of_memory
 
-
-class Listener(Protocol):
-    """Who takes the snapshot; must not raise."""
-
-    def out_of_memory(self, device: str, wanted: int, free: int) -> None: ...
+Listener = Callable[[str, int, int], None]
+"""Takes the snapshot, given the device, the bytes asked for and those that are free; must not
+raise."""
 
 
 _listener: Listener | None = None
@@ -37,4 +35,4 @@ def listen(listener: Listener | None) -> None:
 def _observe(device: int, wanted: int, total: int, free: int) -> None:
     listener = _listener
     if listener is not None:
-        listener.out_of_memory(f"cuda:{device}", wanted, free)
+        listener(f"cuda:{device}", wanted, free)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import random
 
-from .limits import MAX_NAMES
+from memprof.profiler.model.tracker import MAX_NAMES
 
 
 class Ration:

@@ -25,6 +25,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES
+
 from .._header import check_version
 from ..errors import (
     ProfileForeignError,
@@ -45,7 +47,6 @@ from ..model import (
 from ..validate_numbers import number_findings
 from .document import with_tracker
 from .journal import JOURNAL_FORMAT, Entry, Header
-from .limits import MAX_LANES, MAX_NAMES
 from .rows import OperationRow, as_columns, without
 from .settings import within_bounds
 from .thinning import operations_to_drop, thin_snapshots
@@ -216,7 +217,7 @@ class _Fold:
         self._rows = without(self._rows, {rows[i].number for i in drop})
 
     def record(self) -> TrackerRecord:
-        """The record so far."""
+        """The record that the lines so far make up."""
         self._thin_snapshots()
         self._thin_rows()
         m = self._metadata

@@ -1,25 +1,46 @@
-"""What each source can and cannot see, as every record says it."""
+"""Where a record's figures come from, and what each source can and cannot see."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 
 from memprof.profiler.model import Source
 
-from .settings import TrackerSettings
+from ._torch_compat import CpuAllocatorCount, cuda_in_use
+from .memory import Accelerators, ProcessMemory
+from .tensors import LiveTensors
 
 
-def sources(
-    settings: TrackerSettings, *, cuda: bool, mps: bool, compiled: bool, cpu_count: str
-) -> tuple[Source, ...]:
-    """The sources of a record.
+@dataclass(slots=True)
+class Sources:
+    """All that a tracker asks.
+
+    Attributes:
+        tensors: the live Python tensors.
+        process: resident memory and malloc.
+        accelerators: the allocators of devices.
+        cpu_count: torch's count of CPU allocations.
+        no_cpu_count: why that does not count, "" if it does.
+        scanned: whether tensors of before the tracker's start were looked for.
+    """
+
+    tensors: LiveTensors
+    process: ProcessMemory = field(default_factory=ProcessMemory)
+    accelerators: Accelerators = field(default_factory=Accelerators)
+    cpu_count: CpuAllocatorCount = field(default_factory=CpuAllocatorCount)
+    no_cpu_count: str = "off; the setting cpu_allocator switches it on"
+    scanned: bool = True
+
+
+def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
+    """The sources as every record says them.
 
     Args:
-        settings: of the tracker.
-        cuda, mps: whether the device is in use.
-        compiled: whether memprof compiled something.
-        cpu_count: "" if torch's CPU allocations are counted, else why not.
+        sources: of the tracker.
+        compiled: whether memprof compiled something in this process.
     """
+    cuda = cuda_in_use()
     return (
         Source(
             "python tensors",
@@ -28,7 +49,7 @@ def sources(
             "optimizer state, whatever a variable or container holds",
             "memory without a Python object: activations that eager autograd holds, workspaces, "
             "what lives shorter than from one look to the next"
-            + ("" if settings.scan_at_start else "; tensors made before the tracker started"),
+            + ("" if sources.scanned else "; tensors made before the tracker started"),
         ),
         Source(
             "resident memory",
@@ -49,9 +70,9 @@ def sources(
         ),
         Source(
             "torch CPU allocator",
-            not cpu_count,
+            not sources.no_cpu_count,
             "every CPU tensor's bytes, those that only autograd holds included, since the start",
-            cpu_count or "what was allocated before the tracker started",
+            sources.no_cpu_count or "what was allocated before the tracker started",
         ),
         Source(
             "CUDA allocator",
@@ -63,9 +84,9 @@ def sources(
         ),
         Source(
             "MPS allocator",
-            mps,
+            sources.accelerators.mps,
             "bytes handed out and reserved",
-            "a highest mark" if mps else "no tensor on MPS was seen",
+            "a highest mark" if sources.accelerators.mps else "no tensor on MPS was seen",
         ),
         Source(
             "compiled graphs",

@@ -152,7 +152,7 @@ class LiveTensors:
             gc.callbacks.append(self._on_collection)
 
     def unwatch(self) -> None:
-        """Undo ``watch``."""
+        """Let the collector promote objects unseen again."""
         self._watching = False
         self._collections_seen = -1
         if self._on_collection in gc.callbacks:

@@ -29,18 +29,16 @@ from memprof.profiler.model import (
 )
 
 from . import files, naming, out_of_memory
-from ._torch_compat import CpuAllocatorCount, cuda_in_use
 from .document import encode_document, with_tracker
 from .journal import Entry, Header, Journal
-from .memory import Accelerators, ProcessMemory
 from .operations import OperationLog
 from .operators import OperatorTable, OperatorWindow
 from .pace import Pace
 from .recovery import recover
 from .rows import as_columns
 from .settings import TrackerSettings
-from .snapshots import Photographer
-from .sources import sources
+from .snapshots import take_snapshot
+from .sources import Sources, described
 from .tensors import LiveTensors
 from .thinning import thin_snapshots
 from .tracked_operation import TrackedOperation
@@ -59,7 +57,7 @@ _OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
 class MemoryTracker:
     """Tracks the memory of this process while it runs; see ``docs/tracker.md``.
 
-    Made by ``initialize_memory_tracker``. Before ``start`` and after ``stop`` it does nothing;
+    Made by ``track``. Before ``start`` and after ``stop`` it does nothing;
     its methods can be called all the same, so instrumented code need not ask.
     """
 
@@ -69,15 +67,15 @@ class MemoryTracker:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.on_start: Callable[[MemoryTracker], None] | None = None
+        self._on_start: Callable[[MemoryTracker], None] | None = None
         """Called when it starts, from the thread that starts it."""
-        self.on_end: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         """Called when its file is written."""
-        self.ending = False
+        self._ending = False
         """Whether it is just ending: its file is not written yet."""
-        self.on_use: Callable[[], None] | None = None
+        self._on_use: Callable[[], None] | None = None
         """Called, once, when it is used for the first time without having been started."""
-        self.successor: MemoryTracker | None = None
+        self._successor: MemoryTracker | None = None
         """The tracker after this one, which takes operations that were named through this one."""
         self.path: Path | None = None
         """The file that is written at the end; None where the tracker has not started."""
@@ -99,9 +97,9 @@ class MemoryTracker:
         self._compiled = False
         self._call_threads: dict[int, int] = {}
         self._out_of_memory_next = 0
-        self.configure(settings or TrackerSettings())
+        self._configure(settings or TrackerSettings())
 
-    def configure(self, settings: TrackerSettings) -> None:
+    def _configure(self, settings: TrackerSettings) -> None:
         """Exchange the settings of a tracker that has not started.
 
         Raises:
@@ -110,27 +108,13 @@ class MemoryTracker:
         if self._state is not None:
             raise RuntimeError("a tracker that has started keeps its settings")
         self.settings = settings
-        self._tensors = LiveTensors(settings.largest)
-        self._process = ProcessMemory()
-        self._accelerators = Accelerators()
-        self._cpu_count = CpuAllocatorCount()
-        self._cpu_count_why = "off; the setting cpu_allocator switches it on"
+        self._sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
         self._log = OperationLog(
-            self._tensors,
-            self._process,
-            self._accelerators,
+            self._sources,
             settings.max_operations,
             settings.operation_share,
             self._clock,
-            self.problem,
-        )
-        self._photographer = Photographer(
-            self._tensors,
-            self._process,
-            self._accelerators,
-            self._cpu_count,
-            self._log.path,
-            self.problem,
+            self._problem,
         )
 
     # --- life -----------------------------------------------------------------------------
@@ -141,7 +125,7 @@ class MemoryTracker:
         return self._state is RunState.RUNNING
 
     @property
-    def fresh(self) -> bool:
+    def _fresh(self) -> bool:
         """Whether it was never started."""
         return self._state is None
 
@@ -165,7 +149,7 @@ class MemoryTracker:
             log.debug("why", exc_info=True)
             self._state = RunState.STOPPED
             self._log.enabled = False
-            self._tensors.unwatch()
+            self._sources.tensors.unwatch()
 
     def _start(self, parent_pid: int | None, thread: bool) -> None:
         with self._lock:
@@ -188,14 +172,14 @@ class MemoryTracker:
                 lanes=self._log.lanes.all,
             )
             if self.settings.cpu_allocator:
-                self._cpu_count_why = self._cpu_count.start()
-                if self._cpu_count_why:
-                    self.problem(f"cpu_allocator: {self._cpu_count_why}")
+                self._sources.no_cpu_count = why = self._sources.cpu_count.start()
+                if why:
+                    self._problem(f"cpu_allocator: {why}")
             self._open()
             self._begin_looking()
             self._log.enabled = True
-        if self.on_start is not None:
-            self.on_start(self)
+        if self._on_start is not None:
+            self._on_start(self)
         self.snapshot(SnapshotKind.START)
         if thread:
             self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)
@@ -215,21 +199,21 @@ class MemoryTracker:
             self._write(Entry(metadata=self._current_metadata()))
         except OSError as e:
             self.path = next(files.names(folder))
-            self.problem(
+            self._problem(
                 f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and tries again at the end; give another output_dir"
             )
 
     def _begin_looking(self) -> None:
-        self._tensors.watch()
+        self._sources.tensors.watch()
         if self.settings.scan_at_start:
-            self._tensors.scan()
+            self._sources.tensors.scan()
 
     def enable(self) -> None:
         """Record again after ``disable``; start if the tracker was made disabled."""
         with self._lock:
             if self._state is None:
-                self.configure(dataclasses.replace(self.settings, enabled=True))
+                self._configure(dataclasses.replace(self.settings, enabled=True))
                 self.start()
             elif self.started and self._paused:
                 self._paused = False
@@ -247,26 +231,26 @@ class MemoryTracker:
                 now = self._clock()
                 self._metadata.pauses.append(Span(now, now))
                 self._log.enabled = False
-                self._tensors.unwatch()
+                self._sources.tensors.unwatch()
 
     def stop(self) -> None:
         """Take a last snapshot and write the file. Later calls do nothing."""
-        self.finish(RunState.STOPPED, "stop_memory_tracker()")
-
-    def finish(self, state: RunState, reason: str) -> None:
-        """End in this state; never raises. What cannot be written is logged."""
-        with self._lock:
-            if not self.started or self.ending:
-                return
-            self.ending = True
-        try:
-            self._finish(state, reason)
-        finally:
-            self.ending = False
-        if self.on_end is not None:
-            self.on_end()
+        self._finish(RunState.STOPPED, "stop_tracking()")
 
     def _finish(self, state: RunState, reason: str) -> None:
+        """End in this state; never raises. What cannot be written is logged."""
+        with self._lock:
+            if not self.started or self._ending:
+                return
+            self._ending = True
+        try:
+            self._end(state, reason)
+        finally:
+            self._ending = False
+        if self._on_end is not None:
+            self._on_end()
+
+    def _end(self, state: RunState, reason: str) -> None:
         with self._lock:
             if not self._paused:
                 self._guard(lambda: self.snapshot(SnapshotKind.END))
@@ -278,11 +262,11 @@ class MemoryTracker:
         if thread is not None and thread is not threading.current_thread():
             # It may wait for a lock that this thread holds, if a signal brought us here.
             thread.join(timeout=2)
-        self._guard(self._tensors.unwatch)
-        self._guard(self._cpu_count.stop)
+        self._guard(self._sources.tensors.unwatch)
+        self._guard(self._sources.cpu_count.stop)
         self._metadata.state, self._metadata.reason = state, reason
         self._guard(self._write_file)
-        self._process.close()
+        self._sources.process.close()
 
     def _write_file(self) -> None:
         profile = self.profile()
@@ -301,18 +285,18 @@ class MemoryTracker:
         if self._journal is not None:
             self._journal.remove()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
         self._state = RunState.STOPPED
         self._log.forked()
         self._lock = threading.RLock()
-        self._tensors.lock = threading.RLock()
-        self._tensors.unwatch()
+        self._sources.tensors.lock = threading.RLock()
+        self._sources.tensors.unwatch()
         self._thread = None
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        self._process.close()
+        self._sources.process.close()
 
     # --- the thread -----------------------------------------------------------------------
 
@@ -338,9 +322,9 @@ class MemoryTracker:
             action()
         except Exception as e:
             log.debug("the tracker failed", exc_info=True)
-            self.problem(f"the tracker failed: {type(e).__name__}: {e}")
+            self._problem(f"the tracker failed: {type(e).__name__}: {e}")
 
-    def problem(self, text: str) -> None:
+    def _problem(self, text: str) -> None:
         """Note in the record, and log, what went wrong; each text once."""
         if text not in self._problems and len(self._problems) < MAX_PROBLEMS:
             self._problems[text] = None
@@ -351,14 +335,17 @@ class MemoryTracker:
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and hand it to the journal."""
         cpu = time.thread_time_ns()
-        out_of_memory.listen(self)
+        out_of_memory.listen(self._out_of_memory)
         pace = Pace() if kind is SnapshotKind.PERIODIC else None
         running = self._log.running()
-        snapshot = self._photographer.take(
+        snapshot = take_snapshot(
+            self._sources,
             kind,
             name,
             operation=self._log.made_in(),
             running=dict.fromkeys(self._log.path(o.summary) for o in running),
+            path=self._log.path,
+            report=self._problem,
             pause=pace,
             clock=self._clock,
         )
@@ -392,7 +379,7 @@ class MemoryTracker:
         self._write_operations(pace)
         self._cost_ns += time.thread_time_ns() - cpu
 
-    def out_of_memory(self, device: str, wanted: int, free: int) -> None:
+    def _out_of_memory(self, device: str, wanted: int, free: int) -> None:
         """A device has no more memory: take a snapshot before everything is let go of."""
         now = self._clock()
         if self.enabled and now >= self._out_of_memory_next:
@@ -417,7 +404,7 @@ class MemoryTracker:
         try:
             self._journal.append(entry)
         except OSError as e:
-            self.problem(
+            self._problem(
                 f"cannot write {self._journal.path}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and goes on trying"
             )
@@ -447,8 +434,8 @@ class MemoryTracker:
         return TrackedOperation(self._operation_log, name)
 
     def _used(self) -> None:
-        if self.on_use is not None:
-            start, self.on_use = self.on_use, None
+        if self._on_use is not None:
+            start, self._on_use = self._on_use, None
             start()
 
     def _operation_log(self) -> OperationLog | None:
@@ -457,7 +444,7 @@ class MemoryTracker:
         self._used()
         if self.started:
             return self._log
-        return self.successor._operation_log() if self.successor is not None else None
+        return self._successor._operation_log() if self._successor is not None else None
 
     def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
         """Context manager: statistics of the operators that run inside.
@@ -466,19 +453,19 @@ class MemoryTracker:
             shapes: also by input shapes.
             memory: also the bytes they allocate, and the highest sum of them.
         """
-        return OperatorWindow(self._operator_table, self.problem, shapes, memory)
+        return OperatorWindow(self._operator_table, self._problem, shapes, memory)
 
     def _operator_table(self) -> OperatorTable | None:
         self._used()
         if self.enabled:
             return self._operators
-        return self.successor._operator_table() if self.successor is not None else None
+        return self._successor._operator_table() if self._successor is not None else None
 
     def scan(self) -> None:
         """Look through all Python objects for tensors: after ``gc.freeze()``, or where the
         collector is off. It takes 40 ms a million objects and holds the GIL meanwhile."""
         if self.enabled:
-            self._tensors.scan()
+            self._sources.tensors.scan()
 
     # --- the record -----------------------------------------------------------------------
 
@@ -495,13 +482,7 @@ class MemoryTracker:
             end_ns=self._clock(),
             lanes=lanes,
             pauses=list(m.pauses),
-            sources=sources(
-                self.settings,
-                cuda=cuda_in_use(),
-                mps=self._accelerators.mps,
-                compiled=self._compiled,
-                cpu_count=self._cpu_count_why,
-            ),
+            sources=described(self._sources, compiled=self._compiled),
             snapshots_taken=self._taken,
             snapshots_merged=merged,
             operations_seen=self._log.seen,
@@ -533,7 +514,7 @@ class MemoryTracker:
         try:
             found = naming.compiled()
         except Exception as e:
-            self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
+            self._problem(f"what was compiled is left out: {type(e).__name__}: {e}")
         if found is not None:
             self._compiled, self._call_threads = True, found[1]
         return with_tracker(found[0] if found is not None else Profile(), self.record())

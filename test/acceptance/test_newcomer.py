@@ -25,7 +25,7 @@ def test_the_demo_leaves_a_page_that_opens(browser: Browser, tmp_path: Path) -> 
     # GIVEN the command of `make demo`, with a smaller model and fewer steps
     makefile = (ROOT / "Makefile").read_text()
     (script,) = re.findall(r"^demo:.*\n\t.*\$\(PY\) (\S+) \$\(ARGS\)$", makefile, re.MULTILINE)
-    out = tmp_path / "out" / "gpt.memprof.json"
+    out = tmp_path / "out" / "gpt.memprof"
     done = subprocess.run(
         [sys.executable, ROOT / script, *SMALL, "--out", out],
         cwd=ROOT,

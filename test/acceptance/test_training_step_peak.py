@@ -13,8 +13,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 import memprof
+from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline
-from memprof.profiler.validate import findings
 
 # Scalars of eager code (the gradient of the loss, its scale) are not the timeline's to see.
 EAGER_SCALARS = 64
@@ -83,7 +83,7 @@ def test_peak_of_a_step_is_the_allocators(forwards_at_once: int) -> None:
 
     # THEN the timeline has the same peak, above what lived before the step
     profile = session.profile()
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     timeline = Timeline(profile)
     assert timeline.unobserved() == []
     over_time = timeline.bytes_over_time()

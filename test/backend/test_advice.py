@@ -83,9 +83,9 @@ def train(late: bool, path: Path) -> None:
 
 def test_gradients_held_through_the_forward(tmp_path: Path) -> None:
     # GIVEN a loop that releases gradients after the forward, and one that does it before
-    train(True, tmp_path / "late.json.gz")
+    train(True, tmp_path / "late.memprof")
     train(False, tmp_path / "early.memprof")
-    late, early = read_profile(tmp_path / "late.json.gz"), read_profile(tmp_path / "early.memprof")
+    late, early = read_profile(tmp_path / "late.memprof"), read_profile(tmp_path / "early.memprof")
     # THEN both files hold the data-flow profile, on the clock of the calls
     for profile in (late, early):
         assert profile.dataflow is not None

@@ -32,7 +32,7 @@ def _broken(*args: Any, **kwargs: Any) -> Any:
 
 PLACES = [
     (inner_compile, "describe_graph"),
-    (inner_compile, "to_builtins"),
+    (inner_compile, "view_and_mutation_meta"),
     (provenance_stage, "snapshot"),
     (provenance_stage, "tag_nodes"),
     (provenance_stage, "describe_lowerings"),
@@ -47,7 +47,7 @@ PLACES = [
     (recorder, "as_deltas"),
     (recorder.AllocatorEvents, "start"),
     (recorder.AllocatorEvents, "mark"),
-    (inner_compile.InnerCompile, "_finish"),
+    (inner_compile.RecordStage, "post_compile"),
 ]
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from memprof.compile_backend.observation.instrument import instrument
 from memprof.compile_backend.provenance.generated_code import statements
-from memprof.compile_backend.provenance.stack_text import (
+from memprof.profiler.model import SourceFrame, StatementKind
+from memprof.profiler.stack_text import (
     clean_module_path,
     innermost_module,
     parse_stack_trace,
 )
-from memprof.profiler.model import SourceFrame, StatementKind
 
 WRAPPER = """\
 import torch

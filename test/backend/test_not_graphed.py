@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memprof.compile_backend import _torch_compat
-from memprof.compile_backend.graphs import GraphsStage
+from memprof.compile_backend.cuda_graphs_stage import GraphsStage
 from memprof.compile_backend.ledger import Ledger
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
@@ -29,7 +29,7 @@ def test_a_graph_that_is_not_captured_says_why(on: bool, own: str | None, says: 
     box.value = on
     ledger = Ledger()
     record = GraphRecord(3, GraphKind.FORWARD)
-    stage = GraphsStage(record, ledger, {}, box, [], clone_outputs=False, inductor={})
+    stage = GraphsStage(record, ledger, box, [], clone_outputs=False, inductor={})
     box.value = False
     compiled = SimpleNamespace(disabled_cudagraphs_reason=own)
     state: Any = None

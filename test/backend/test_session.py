@@ -50,14 +50,14 @@ def test_a_session_holds_what_was_called_in_it() -> None:
 
 
 def test_the_profile_file_is_the_profile(tmp_path: Path) -> None:
-    path = tmp_path / "run.json.gz"
+    path = tmp_path / "run.memprof"
     with memprof.profile(path) as session:
         _, compiled = _compiled()
         for _ in range(4):
             compiled(torch.ones(2, 8)).sum().backward()
     assert read_profile(path) == session.profile()
     # AND nothing else was left in the folder
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json.gz"]
+    assert [p.name for p in tmp_path.iterdir()] == ["run.memprof"]
 
 
 def test_roles_and_categories_of_a_training_step() -> None:
@@ -92,7 +92,7 @@ def test_an_unwritable_path_is_refused_before_the_training(tmp_path: Path) -> No
     ran = False
     with (
         pytest.raises(ProfileNotWritableError, match="cannot be written"),
-        memprof.profile(tmp_path / "missing" / "run.json"),
+        memprof.profile(tmp_path / "missing" / "run.memprof"),
     ):
         ran = True
     assert not ran
@@ -105,22 +105,22 @@ def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
 
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.memprof"
     with memprof.profile(path) as session:
         _, compiled = _compiled()
         compiled(torch.ones(2, 8))
         monkeypatch.setattr(os, "write", full)
     monkeypatch.undo()
-    # THEN the block ends without an exception, the log says why, and nothing is half-written
+    # THEN the block ends without an exception, the log says why, and the file says what it lacks
     assert "No space left on device" in caplog.text
-    assert list(tmp_path.iterdir()) == []
+    assert not read_profile(path).complete
     # AND the profile can still be saved
     session.save(path)
     assert read_profile(path) == session.profile()
 
 
 def test_a_profile_is_written_when_the_training_fails(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.memprof"
     with pytest.raises(ZeroDivisionError), memprof.profile(path):  # noqa: PT012
         _, compiled = _compiled()
         compiled(torch.ones(2, 8))
@@ -217,7 +217,7 @@ def test_sizes_that_never_come_again_keep_nothing() -> None:
 def test_the_sizes_of_a_jagged_tensor_tell_its_programs_apart(tmp_path: Path) -> None:
     # GIVEN jagged tensors: their ragged size is an input, but no number and never the same
     compiled = torch.compile(lambda x: (x * 2).sin(), backend="memprof")
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.memprof"
     with memprof.profile(path) as session:
         for rows in (3, 4, 3, 3, 4):
             parts = [torch.ones(rows, 4), torch.ones(2, 4)]

@@ -264,15 +264,15 @@ def test_placeholders(
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with memprof.profile(tmp_path / "r{rank}.{local_rank}.{pid}.json") as session:
+    with memprof.profile(tmp_path / "r{rank}.{local_rank}.{pid}.memprof") as session:
         pass
-    assert session.path == str(tmp_path / f"r3.1.{os.getpid()}.json")
+    assert session.path == str(tmp_path / f"r3.1.{os.getpid()}.memprof")
     found = read_profile(session.path).process
     assert found is not None
     assert (found.rank, found.local_rank, found.world_size, found.pid) == (3, 1, 4, os.getpid())
     assert caplog.text == ""
     # AND where ranks would overwrite each other's file, they are told
-    with memprof.profile(tmp_path / "run.json"):
+    with memprof.profile(tmp_path / "run.memprof"):
         pass
     assert "put {rank} into it" in caplog.text
 
@@ -286,19 +286,18 @@ def test_strange_environments_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
         assert 0 <= found.process.rank < found.process.world_size
 
 
-@pytest.mark.parametrize("name", ["run.json.gz", "run.memprof"])
-def test_a_running_tracker_joins(name: str, tmp_path: Path) -> None:
+def test_a_running_tracker_joins(tmp_path: Path) -> None:
     # GIVEN a tracker that runs, with an operation in the thread that calls compiled code
-    path = tmp_path / name
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=0.05)
+    path = tmp_path / "run.memprof"
+    tracker = memprof.track(tmp_path, interval=0.05)
     try:
         with memprof.profile(path) as session:
             run = step()
             with tracker.track_operation("training step"):
                 run()  # type: ignore[operator]
-            memprof.memory_checkpoint("after")
+            memprof.checkpoint("after")
     finally:
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
     # THEN its record is part of the profile, and its lanes are those of the calls
     found = read_profile(path)
     assert found == session.profile()
@@ -313,12 +312,11 @@ def test_a_running_tracker_joins(name: str, tmp_path: Path) -> None:
     assert session.profile().tracker is None
 
 
-@pytest.mark.parametrize("name", ["run.memprof", "run.json"])
 def test_two_processes_with_one_path_each_leave_their_profile(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # GIVEN what an earlier run of the program has left
-    path = tmp_path / name
+    path = tmp_path / "run.memprof"
     path.write_bytes(b"old")
     program = (
         "import sys, memprof\n"
@@ -337,21 +335,20 @@ def test_two_processes_with_one_path_each_leave_their_profile(
         theirs = other.communicate("\n")[0].strip()
     # THEN there are two profiles, and the second one was told
     assert theirs == str(path)
-    assert session.path == str(tmp_path / name.replace("run", f"run.{os.getpid()}"))
+    assert session.path == str(tmp_path / f"run.{os.getpid()}.memprof")
     pids = {read_profile(p).process.pid for p in (theirs, session.path)}  # type: ignore[union-attr]
     assert pids == {other.pid, os.getpid()}
     assert "Put {rank} or {pid} into the path" in caplog.text
 
 
 def test_one_process_replaces_what_it_wrote_itself(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+    path = tmp_path / "run.memprof"
     for _ in range(2):
-        with memprof.profile(path) as outer:
-            outer.save(path)
-            with memprof.profile(path):
-                pass
-        assert outer.path == str(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+        with memprof.profile(path) as session:
+            pass
+        session.save(path)
+        assert session.path == str(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.memprof"]
 
 
 def test_a_child_does_not_hold_its_parents_file(tmp_path: Path) -> None:

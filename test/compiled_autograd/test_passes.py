@@ -16,10 +16,10 @@ from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
 from memprof.compiled_autograd.aot_backward import AOT_NAME
 from memprof.compiled_autograd.memory import Blocks, node_memory, peak
+from memprof.compiled_autograd.node_meta import GRADIENT_GROUP, INPUT_GROUP, of_sizes, set_value
 from memprof.compiled_autograd.nodes import call_hook
 from memprof.compiled_autograd.origin import META, NodeOrigin
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
-from memprof.compiled_autograd.value import GRADIENT_GROUP, INPUT_GROUP, of_sizes, set_value
 from memprof.testing import TestCase
 
 from .support import compact

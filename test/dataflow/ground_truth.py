@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.categories import CATEGORIES
 from memprof.profiler.dataflow.profile import DataFlowProfile
+from memprof.profiler.model import Category
 
 from .models import Case
 
@@ -120,43 +121,46 @@ def judge(
     within: tuple[int, int] | None = None,
 ) -> Verdict:
     """Hold the categories at the peak of the CPU, of all times or of some, against the truth."""
-    from memprof.profiler.dataflow.peak import bytes_over_time, live_at
+    from memprof.profiler.dataflow.live import live_rows
+    from memprof.profiler.dataflow.over_time import by_category
 
     out = Verdict()
     cpu = profile.device_index("cpu")
-    times, live = bytes_over_time(profile, cpu)
+    table = by_category(profile, "cpu")
+    times, live = table.time, table.totals
     if within is not None:
         # Nothing may have changed inside: what was there at its beginning counts.
         first = max(int(times.searchsorted(within[0], side="right")) - 1, 0)
         last = int(times.searchsorted(within[1], side="right"))
         times, live = times[first:last].clip(min=within[0]), live[first:last]
     time = int(times[live.argmax()])
-    for item in live_at(profile, cpu, time):
-        s = item.storage
+    for s in live_rows(profile, cpu, time).tolist():
         keyed = s < profile.storages.keys
         ptr = int(
             profile.columns.keys.ptr[s]
             if keyed
             else profile.storages.block_ptr[s - profile.storages.keys]
         )
-        category = item.category
+        version = profile.version_at(s, time) if keyed else 0
+        size = int(profile.storages.size[s])
+        category = profile.category(s, version)
         if not corrected:
             number = 0
             if keyed:
                 first = int(profile.graph.first_value[s])
-                number = int(profile.torch_categories.of_value[first + item.version])
-            category = Category(number) if number else None
+                number = int(profile.torch_categories.of_value[first + version])
+            category = CATEGORIES[number]
         right = truth.right(*profile.storages.life(s), ptr)
-        out.total += item.size
+        out.total += size
         if not right:
-            out.untold += item.size
-        elif category is None:
-            out.unknown += item.size
+            out.untold += size
+        elif category is Category.UNKNOWN:
+            out.unknown += size
         elif category in right:
-            out.right += item.size
+            out.right += size
         else:
-            out.wrong += item.size
+            out.wrong += size
         if right and category not in right:
-            name = f"{category and category.name} for {'/'.join(sorted(c.name for c in right))}"
-            out.mistakes[name] = out.mistakes.get(name, 0) + item.size
+            name = f"{category.name} for {'/'.join(sorted(c.name for c in right))}"
+            out.mistakes[name] = out.mistakes.get(name, 0) + size
     return out

@@ -6,12 +6,12 @@ import pytest
 
 from memprof.profiler import DataFlowProfile
 from memprof.profiler.dataflow import calls
-from memprof.profiler.dataflow.categories import Category
 from memprof.profiler.dataflow.read import read_events
 from memprof.profiler.model import (
     AllocationProgram,
     BufferProvenance,
     CallColumns,
+    Category,
     Event,
     EventKind,
     GraphKind,
@@ -26,7 +26,6 @@ from memprof.profiler.model import (
     Storage,
     TreeDetail,
 )
-from memprof.profiler.model import Category as ModelCategory
 from memprof.profiler.replay_memory import Lease, ReplayMemory
 
 from . import fake_trace
@@ -55,9 +54,9 @@ def forward() -> GraphRecord:
     """Allocates a saved activation, a temporary and an output; the temporary's memory is taken
     over by another buffer."""
     storages = (
-        Storage(0, 400, "cpu", Origin.BUFFER, "buf0", ModelCategory.ACTIVATION, outputs=(1,)),
-        Storage(1, 300, "cpu", Origin.BUFFER, "buf1", ModelCategory.TEMPORARY),
-        Storage(2, 200, "cpu", Origin.BUFFER, "buf3", ModelCategory.OUTPUT, outputs=(0,)),
+        Storage(0, 400, "cpu", Origin.BUFFER, "buf0", Category.ACTIVATION, outputs=(1,)),
+        Storage(1, 300, "cpu", Origin.BUFFER, "buf1", Category.TEMPORARY),
+        Storage(2, 200, "cpu", Origin.BUFFER, "buf3", Category.OUTPUT, outputs=(0,)),
     )
     events = (
         Event(ALLOC, 0, 1, "buf0"),
@@ -82,9 +81,9 @@ def forward() -> GraphRecord:
 def backward() -> GraphRecord:
     """Releases what the forward saved between two allocations of its own."""
     storages = (
-        Storage(0, 400, "cpu", Origin.INPUT, "saved", ModelCategory.ACTIVATION, inputs=(0,)),
-        Storage(1, 100, "cpu", Origin.BUFFER, "buf0", ModelCategory.GRADIENT, outputs=(0,)),
-        Storage(2, 50, "cpu", Origin.BUFFER, "buf1", ModelCategory.TEMPORARY),
+        Storage(0, 400, "cpu", Origin.INPUT, "saved", Category.ACTIVATION, inputs=(0,)),
+        Storage(1, 100, "cpu", Origin.BUFFER, "buf0", Category.GRADIENT, outputs=(0,)),
+        Storage(2, 50, "cpu", Origin.BUFFER, "buf1", Category.TEMPORARY),
     )
     events = (
         Event(ALLOC, 1, 1, "buf0"),
@@ -99,9 +98,7 @@ def backward() -> GraphRecord:
         graph_id=5,
         code_path=f"/tmp/x/{BACKWARD_FILE}.py",
         inputs=(
-            GraphValue(
-                0, "saved", Role.SAVED_FOR_BACKWARD, ModelCategory.ACTIVATION, forward_output=1
-            ),
+            GraphValue(0, "saved", Role.SAVED_FOR_BACKWARD, Category.ACTIVATION, forward_output=1),
         ),
         programs=[AllocationProgram((), storages, events)],
     )
@@ -128,12 +125,8 @@ def lives(p: DataFlowProfile) -> list[tuple[int, int, int, str | None]]:
     for s in range(len(p.storages)):
         if p.owners(s):
             born, died = p.storages.life(s)
-            number = (
-                int(p.corrected.of_block[s - p.storages.keys])
-                if s >= p.storages.keys
-                else int(p.corrected.of_value[p.graph.first_value[s]])
-            )
-            name = Category(number).name if number else None
+            category = p.category(s)
+            name = None if category is Category.UNKNOWN else category.name
             out.append((int(p.storages.size[s]), born, died if died < 1 << 60 else -1, name))
     return sorted(out, key=lambda x: (x[1], x[0]))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import gzip
 import json
 import os
-import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ import torch
 from browser.fixtures import open_file
 
 from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
-from memprof.profiler.dataflow.export import chrome_trace
-from memprof.profiler.dataflow.over_time import COLORS, LABELS, by_category
+from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.to_model import data_flow_columns
 from memprof.profiler.dataflow.vocabulary import MemoryProfile, MemoryProfileTimeline
 from memprof.profiler.errors import ProfileNotWritableError
 
@@ -84,7 +83,7 @@ def test_what_cannot_be_written_is_said(
 ) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
-    with pytest.raises(ProfileNotWritableError, match="cannot write the timeline"):
+    with pytest.raises(ProfileNotWritableError, match="cannot write"):
         export_timeline(profile, tmp_path / "nowhere" / name, "cpu")
 
 
@@ -92,7 +91,7 @@ def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) ->
     pq = pytest.importorskip("pyarrow.parquet")
     export_timeline(profile, tmp_path / "a.parquet", "cpu")
     table = pq.read_table(tmp_path / "a.parquet").to_pydict()
-    assert len(table["time_ns"]) == len(profile.timeline)
+    assert len(table["time_ns"]) == len(profile.changes)
     # THEN bytes by category, computed from the file alone, are the peak's
     report = peak_report(profile, "cpu")
     live: dict[str, int] = dict.fromkeys({*table["category"], *table["category_after"]}, 0)
@@ -101,7 +100,7 @@ def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) ->
         table["category"], table["category_after"], strict=True,
     )  # fmt: skip
     for time, action, size, category, after in rows:
-        if time > report.time:
+        if time > report.time_ns:
             break
         if action == "destroy":
             live[category] -= size
@@ -110,7 +109,9 @@ def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) ->
             live[after] += size
         else:
             live[category] += size
-    assert {k: v for k, v in live.items() if v} == {s.name: s.bytes for s in report.categories}
+    assert {k: v for k, v in live.items() if v} == {
+        s.key: s.nbytes for s in report.categories.parts
+    }
     assert {"0.layers.0.linear1", "0.layers.1.norm2"} <= set(table["module"])
     assert "0.layers.0.self_attn.in_proj_weight" in set(table["name"])
 
@@ -118,74 +119,51 @@ def test_parquet_opens_with_pyarrow(profile: DataFlowProfile, tmp_path: Path) ->
 def test_counters_follow_the_trace_event_format(profile: DataFlowProfile, tmp_path: Path) -> None:
     export_timeline(profile, tmp_path / "a.trace.json", "cpu")
     trace = json.loads((tmp_path / "a.trace.json").read_bytes())
-    counters = [e for e in trace["traceEvents"] if e["ph"] == "C"]
-    table = by_category(profile, "cpu")
-    assert len(counters) == len(table.time)
-    assert [e["ts"] for e in counters] == sorted(e["ts"] for e in counters)
-    assert {e["name"] for e in counters} == {"memory cpu"}
-    assert [list(e["args"].values()) for e in counters] == table.bytes.tolist()
-    assert {tuple(e["args"]) for e in counters} == {LABELS}
+    # GIVEN the bytes of each category after every change
+    (cpu,) = data_flow_columns(profile, profile.columns.begin, points=sys.maxsize).devices
+    assert len(cpu.time_ns) == len(by_category(profile, "cpu").time)
+    for category, column in cpu.bytes.items():
+        found = [
+            (e["ts"], e["args"]["bytes"])
+            for e in trace["traceEvents"]
+            if e["name"] == f"data flow cpu {category.label}"
+        ]
+        assert [ts for ts, _ in found] == sorted(ts for ts, _ in found)
+        # THEN each change of it, and no other, is in the file
+        before = [0, *column]
+        assert [n for _, n in found] == [
+            n for n, last in zip(column, before, strict=False) if n != last
+        ]
 
 
-def test_counters_lie_over_torchs_own_trace(tmp_path: Path) -> None:
+def test_counters_have_the_clock_of_torchs_own_trace(tmp_path: Path) -> None:
     with profiled() as prof:
         kept = torch.ones(1 << 16) + 1
     prof.export_chrome_trace(str(tmp_path / "torch.json"))
     theirs = json.loads((tmp_path / "torch.json").read_bytes())
-    ours = chrome_trace(profile_memory(prof), base_ns=int(theirs["baseTimeNanoseconds"]))
+    export_timeline(profile_memory(prof), tmp_path / "a.trace.json", "cpu")
+    ours = json.loads((tmp_path / "a.trace.json").read_bytes())
     add = next(e for e in theirs["traceEvents"] if e.get("name") == "aten::add")
     counter = next(
         e
         for e in ours["traceEvents"]
-        if e["ph"] == "C" and sum(e["args"].values()) >= 2 * kept.nbytes
+        if e["name"] == "data flow cpu live" and e["args"]["bytes"] >= 2 * kept.nbytes
     )
-    assert add["ts"] <= counter["ts"] <= add["ts"] + add["dur"]
+    later = (ours["baseTimeNanoseconds"] - int(theirs["baseTimeNanoseconds"])) / 1000
+    assert add["ts"] <= counter["ts"] + later <= add["ts"] + add["dur"]
 
 
-_COUNT = """async ([image, colors]) => {
-  const picture = new Image();
-  picture.src = "data:image/png;base64," + image;
-  await picture.decode();
-  const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
-  canvas.drawImage(picture, 0, 0);
-  const pixels = new Uint32Array(
-    canvas.getImageData(0, 0, picture.width, picture.height).data.buffer);
-  const counts = new Map();
-  for (const p of pixels) counts.set(p, (counts.get(p) ?? 0) + 1);
-  // Pixels are RGBA, the first byte lowest.
-  return colors.map(([r, g, b]) => counts.get(((255 << 24) | (b << 16) | (g << 8) | r) >>> 0) ?? 0);
-}"""
-
-
-def test_the_picture_is_drawn_by_a_browser(
+def test_the_page_of_a_trace_shows_its_peak_in_a_browser(
     profile: DataFlowProfile, page: Page, tmp_path: Path
 ) -> None:
     export_timeline(profile, tmp_path / "a.html", "cpu")
     open_file(page, tmp_path / "a.html")
-    image = base64.b64encode(page.screenshot(full_page=True)).decode()
-    # THEN each category of the profile covers ground, in its color, in the picture
-    rgb = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in COLORS]
-    counts = page.evaluate(_COUNT, [image, rgb])
-    table = by_category(profile, "cpu").bytes
-    drawn, largest = table.max(axis=0), int(table.sum(axis=1).max())
-    for label, most, pixels in zip(LABELS, drawn.tolist(), counts, strict=True):
-        if most > 0.05 * largest:
-            assert pixels > 400, label
-    # and what is said at the peak is on the page.
-    box = page.locator("svg[aria-label='memory over time']").bounding_box()
-    assert box is not None
-    assert box["width"] > 800
-    assert "Peak" in page.inner_text("body")
-
-
-def test_the_page_loads_nothing_and_tells_the_peak(
-    profile: DataFlowProfile, tmp_path: Path
-) -> None:
-    export_timeline(profile, tmp_path / "a.html", "cpu")
-    text = (tmp_path / "a.html").read_text()
-    assert not re.search(r"<script|https?://|src=|@import", text)
-    assert "0.layers.0.self_attn" in text
+    text = page.inner_text("body")
+    report = peak_report(profile, "cpu")
+    for share in report.categories.parts:
+        assert share.key.replace("_", " ") in text
     assert "aten::" in text
+    assert "0.layers.0" in text
 
 
 def test_counters_open_in_perfettos_trace_processor(
@@ -194,12 +172,11 @@ def test_counters_open_in_perfettos_trace_processor(
     export_timeline(profile, tmp_path / "a.trace.json", "cpu")
     rows = query(
         (tmp_path / "a.trace.json").read_bytes(),
-        "select t.name, count(*), max(c.value) from counter c join counter_track t "
+        "select t.name, max(c.value) from counter c join counter_track t "
         "on c.track_id = t.id group by t.name order by t.name",
         tmp_path,
     )
-    table = by_category(profile, "cpu")
-    most = table.bytes.max(axis=0).tolist()
-    assert [(name, n, int(value)) for name, n, value in rows] == sorted(
-        (f"memory cpu {label}", len(table.time), most[i]) for i, label in enumerate(LABELS)
-    )
+    (cpu,) = data_flow_columns(profile, points=sys.maxsize).devices
+    most = {f"data flow cpu {c.label} bytes": max(column) for c, column in cpu.bytes.items()}
+    most["data flow cpu live bytes"] = peak_report(profile, "cpu").nbytes
+    assert {name: int(value) for name, value in rows} == most

@@ -7,9 +7,9 @@ import inspect
 import torch
 
 from memprof.profiler import peak_report, profile_memory
-from memprof.profiler.dataflow.categories import Category
+from memprof.profiler.dataflow.live import storages_at
 from memprof.profiler.dataflow.over_time import by_category
-from memprof.profiler.dataflow.peak import bytes_over_time, live_at
+from memprof.profiler.model import Category
 
 from .models import mlp, optimizer, profiled, train
 
@@ -21,17 +21,15 @@ def test_shares_add_up_and_agree_with_the_timeline() -> None:
         train(case, opt, 2)
     profile = profile_memory(prof)
     report = peak_report(profile, "cpu")
-    for shares in (report.categories, report.modules, report.operators, report.lines):
-        assert sum(s.bytes for s in shares) == report.bytes
-    # The same peak, found from the timeline instead of from lifetimes
+    for view in (report.categories, report.modules, report.operators, report.lines):
+        assert view.attributed + view.unattributed == view.total == report.nbytes
+        assert sum(s.nbytes for s in (*view.parts, *view.remainder)) == report.nbytes
+    # The same peak, found from the changes instead of from lifetimes
     table = by_category(profile, "cpu")
-    totals = table.bytes.sum(axis=1)
-    assert int(totals.max()) == report.bytes
+    assert int(table.totals.max()) == report.nbytes
     # AND at every time, not only there
-    times, live = bytes_over_time(profile, 0)
     for t in table.time[:: max(1, len(table.time) // 50)].tolist():
-        at = int(live[times.searchsorted(t, side="right") - 1])
-        assert at == sum(i.size for i in live_at(profile, 0, t))
+        assert table.total_at(t) == sum(i.nbytes for i in storages_at(profile, 0, t))
 
 
 def test_the_largest_saved_activations_have_module_operator_and_line() -> None:
@@ -44,13 +42,13 @@ def test_the_largest_saved_activations_have_module_operator_and_line() -> None:
     report = peak_report(profile_memory(prof, modules=case.model), "cpu")
     # THEN the output of the first ReLU is first: the second one's is released by the peak
     largest = report.saved[0]
-    assert (largest.size, largest.module, largest.operator) == (
+    assert (largest.nbytes, largest.module, largest.op) == (
         1024 * 128 * 4,
         "1",
         "aten::clamp_min",
     )
-    assert largest.line is not None
-    assert largest.line.endswith(f"test_peak.py:{line}")
+    assert largest.frame is not None
+    assert largest.frame.location.endswith(f"test_peak.py:{line}")
 
 
 def test_what_outlives_two_steps_is_a_suspect() -> None:
@@ -69,13 +67,13 @@ def test_what_outlives_two_steps_is_a_suspect() -> None:
     leaks = peak_report(profile_memory(prof, modules=case.model, optimizers=opt), "cpu").leaks
     # THEN the outputs kept from the first two steps are, the others are too young; and
     # neither gradients, cleared by the next step, nor optimizer state are
-    assert [(k.made_in, k.held_for, k.size) for k in leaks] == [
+    assert [(k.made_in, k.held_for, k.storage.nbytes) for k in leaks] == [
         (0, 4, 16 * 10 * 4),
         (1, 3, 16 * 10 * 4),
         (2, 2, 16 * 10 * 4),
     ]
-    assert {k.module for k in leaks} == {"4"}
-    assert {k.category for k in leaks} == {Category.ACTIVATION}
+    assert {k.storage.module for k in leaks} == {"4"}
+    assert {k.storage.category for k in leaks} == {Category.ACTIVATION}
 
 
 def test_a_closure_that_runs_the_backward_is_not_the_optimizers() -> None:

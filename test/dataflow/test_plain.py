@@ -35,14 +35,16 @@ def test_columns_are_the_profile_on_the_clock_of_calls() -> None:
     assert before - 10**7 < device.time_ns[0] < device.time_ns[-1] < after + 10**7
     # the peak and what is live then are the report's,
     assert device.peak is not None
-    assert device.bytes_at(device.peak) == report.bytes
-    assert sum(s.nbytes for s in device.live) == report.bytes
+    assert device.bytes_at(device.peak) == report.nbytes
+    assert sum(s.nbytes for s in device.live) == report.nbytes
     at_peak = {c.value: column[device.peak] for c, column in device.bytes.items()}
-    assert {k: v for k, v in at_peak.items() if v} == {s.name: s.bytes for s in report.categories}
+    assert {k: v for k, v in at_peak.items() if v} == {
+        s.key: s.nbytes for s in report.categories.parts
+    }
     live: dict[str, int] = {}
     for s in device.live:
         live[s.category.value] = live.get(s.category.value, 0) + s.nbytes
-    assert live == {s.name: s.bytes for s in report.categories}
+    assert live == {s.key: s.nbytes for s in report.categories.parts}
     assert [s.nbytes for s in device.live] == sorted((s.nbytes for s in device.live), reverse=True)
     # what was there before has no time, what was made has one, an operator and a line,
     assert {s.category for s in device.live if s.created_ns is None} == {

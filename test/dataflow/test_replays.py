@@ -10,15 +10,14 @@ import torch
 
 from memprof.profiler import DataFlowProfile, profile_memory
 from memprof.profiler.dataflow import peak_report
-from memprof.profiler.dataflow.categories import Category
-from memprof.profiler.dataflow.html import page
 from memprof.profiler.dataflow.over_time import by_category
-from memprof.profiler.dataflow.peak import storage_category
+from memprof.profiler.dataflow.to_model import data_flow_columns
+from memprof.profiler.model import Category
 
 from . import ground_truth
 from .models import Case, mlp, optimizer, profiled, train, transformer
 
-Made = Counter[tuple[int, "str | None", "Category | None"]]
+Made = Counter[tuple[int, "str | None", Category]]
 
 
 def made_in_compiled_code(profile: DataFlowProfile) -> Made:
@@ -28,8 +27,7 @@ def made_in_compiled_code(profile: DataFlowProfile) -> Made:
         owner = profile.owner(storage)
         if owner is not None:
             node, size = owner.node, int(profile.storages.size[storage])
-            category = storage_category(profile, storage, 0)
-            made[size, node.name if node else None, category] += 1
+            made[size, node.name if node else None, profile.category(storage)] += 1
     return made
 
 
@@ -73,15 +71,15 @@ def test_the_arena_shows_the_memory_that_plain_calls_show() -> None:
     assert made_in_compiled_code(arena) == made_in_compiled_code(plain)
     # as much is live at the peak, all of it in the right category,
     peaks = [peak_report(p, "cpu") for p in (plain, arena)]
-    assert peaks[1].bytes == pytest.approx(peaks[0].bytes, rel=0.01)
+    assert peaks[1].nbytes == pytest.approx(peaks[0].nbytes, rel=0.01)
     verdict = ground_truth.judge(arena, truth)
     assert verdict.right / (verdict.total - verdict.untold) > 0.99, verdict.mistakes
-    assert not peaks[1].unknown
+    assert not peaks[1].categories.remainder
     # the arena holds at least what is in it,
-    assert peaks[0].replay_reserved >= 0
-    assert peaks[1].replay_reserved >= 2 * 512 * 256 * 4
-    assert "4 of 4 compiled calls are known allocation by allocation, 4 of them replayed." in page(
-        arena, "cpu"
+    assert peaks[0].device.replay_reserved >= 0
+    assert peaks[1].device.replay_reserved >= 2 * 512 * 256 * 4
+    assert data_flow_columns(arena).notes[0] == (
+        "4 of 4 compiled calls are known allocation by allocation, 4 of them replayed"
     )
     # and everything that was made and dropped is gone at the end.
     last = [by_category(p, "cpu").bytes[-1].sum() for p in (plain, arena)]
@@ -126,8 +124,8 @@ def test_a_replay_without_the_arenas_own_records_ends_by_rule() -> None:
     for s in saved:
         _, died = profile.storages.life(s)
         assert any(a <= died <= b for a, b in ends)
-    bytes_ = peak_report(profile, "cpu").bytes
-    assert bytes_ >= 0.95 * peak_report(with_leases, "cpu").bytes
+    bytes_ = peak_report(profile, "cpu").nbytes
+    assert bytes_ >= 0.95 * peak_report(with_leases, "cpu").nbytes
 
 
 def test_calls_that_are_not_replayed_get_nothing() -> None:
@@ -154,9 +152,9 @@ def test_graph_trees_show_the_memory_that_plain_calls_show() -> None:
     # THEN replays show the buffers of the program
     assert made_in_compiled_code(trees) == made_in_compiled_code(plain)
     report = peak_report(trees, "cuda:0")
-    assert report.replay_reserved > 0
-    assert not report.unknown
-    assert report.bytes >= 0.9 * peak_report(plain, "cuda:0").bytes
+    assert report.device.replay_reserved > 0
+    assert not report.categories.remainder
+    assert report.nbytes >= 0.9 * peak_report(plain, "cuda:0").nbytes
     # and nothing in the pool is counted twice: not as memory that was there before, too.
     ranges = [r for m in trees.memory if m.device == "cuda:0" for r in m.ranges]
     present = trees.torch_categories.present

@@ -44,16 +44,16 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
     profile = profile_memory(prof, modules=case.model, optimizers=opt)
     assert profile.devices == ["cpu", "cuda:0"]
     report = peak_report(profile, "cuda:0")
-    assert sum(s.bytes for s in report.categories) == report.bytes > 0
-    assert report.unknown == {}
+    assert report.categories.attributed == report.nbytes > 0
+    assert report.categories.remainder == ()
     # The allocator holds at least what is live, in blocks of 2 MiB.
-    assert report.allocator_reserved is not None
-    assert report.allocator_allocated is not None
-    assert report.allocator_reserved >= report.allocator_allocated
-    assert report.allocator_reserved % (2 << 20) == 0
+    assert report.device.reserved is not None
+    assert report.device.allocated is not None
+    assert report.device.reserved >= report.device.allocated
+    assert report.device.reserved % (2 << 20) == 0
     assert (by_category(profile, "cuda:0").bytes >= 0).all()
     # Modules of the backward come from the sequence numbers, across threads.
-    assert {"0", "2", "4"} <= {s.name for s in report.modules} | {
+    assert {"0", "2", "4"} <= {s.key for s in report.modules.parts} | {
         profile.module(s) for s in range(len(profile.storages))
     }
 
@@ -75,7 +75,7 @@ def test_compiled_training_on_cuda() -> None:
     assert profile.compiled.calls == 4
     assert profile.compiled.matched == 4, profile.compiled.unmatched
     report = peak_report(profile, "cuda:0")
-    assert report.unknown == {}
+    assert report.categories.remainder == ()
 
 
 def test_replays_without_memprofs_profile_are_told() -> None:

@@ -97,12 +97,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a script and with the profiles that pages speak of."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "train.py").write_text(TRAIN)
-    for name, steps in (("run.json.gz", 160), ("before.json.gz", 3), ("after.json.gz", 3)):
+    for name, steps in (("run.memprof", 160), ("before.memprof", 3), ("after.memprof", 3)):
         torch._dynamo.reset()
         with memprof.profile(folder / name):
             train(torch.compile(make_model(), backend="memprof"), steps)
     (folder / "out").mkdir()
-    shutil.copy(folder / "run.json.gz", folder / "out" / "gpt.memprof.json")
+    shutil.copy(folder / "run.memprof", folder / "out" / "gpt.memprof")
     return folder
 
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from memprof.profiler.file import encode_profile, read_profile
+from memprof.profiler._json import to_json
+from memprof.profiler.file import read_profile
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -28,7 +29,7 @@ def test_pictures_are_drawn_from_the_profile(tmp_path: Path) -> None:
 
 def test_the_profile_tells_nothing_of_the_machine_it_is_from() -> None:
     profile = read_profile(PICTURES / "explained.memprof")
-    text = encode_profile(profile).decode()
+    text = to_json(profile).decode()
     assert '"/' not in text
     assert profile.process is None
     assert profile.machine.cpu == ""

@@ -116,7 +116,9 @@ def _tracker() -> TrackerRecord:
     }
     tensors = (
         TensorInfo((2, 3), "torch.float32", "cpu", 24, 2, True, "step/forward", "l1.weight"),
-        TensorInfo((), "torch.int64", "cuda:0", 8, graph=0, node="mm", category="activation"),
+        TensorInfo(
+            (), "torch.int64", "cuda:0", 8, graph=0, node="mm", category=Category.ACTIVATION
+        ),
     )
     return TrackerRecord(
         TrackerMetadata(

@@ -9,15 +9,18 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import struct
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+from framing import framed, header, packed, records_of
 from profile_builder import training
 
+from memprof.profiler._json import to_json
 from memprof.profiler.file import encode_profile
+from memprof.profiler.frames import MAGIC, Kind
 from memprof.profiler.model import Profile
-from memprof.profiler.stream import encode_stream
 
 from .documents import everything
 
@@ -42,13 +45,8 @@ TEXTS = ["", "(input)", ESCAPES, "a" * 20_000, "a." * 5_000, "../../etc/passwd",
 
 def document(profile: Profile | None = None) -> dict[str, Any]:
     """A profile as JSON values."""
-    found: dict[str, Any] = json.loads(encode_profile(profile or everything()))
+    found: dict[str, Any] = json.loads(to_json(profile or everything()))
     return found
-
-
-def encoded(value: Any) -> bytes:
-    """JSON as profiles have it, numbers of any size included."""
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def with_every_text(text: str) -> bytes:
@@ -80,13 +78,19 @@ def with_every_text(text: str) -> bytes:
 
     changed = change(document())
     changed["format"] = "memprof-profile"
-    return encoded(changed)
+    return framed(changed)
 
 
 def _edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
     found = document()
     edit(found)
-    return encoded(found)
+    return framed(found)
+
+
+def _replaced(old: bytes, new: bytes) -> bytes:
+    """A whole profile, with other bytes in its JSON."""
+    records = records_of(encode_profile(everything()))
+    return packed([(kind, payload.replace(old, new)) for kind, payload in records])
 
 
 def _deep(levels: int) -> Any:
@@ -129,40 +133,40 @@ def _waiting(d: dict[str, Any], n: int = 300) -> None:
     }  # fmt: skip
 
 
-def _nested_gzip(depth: int = 2_000) -> bytes:
-    """Beginnings of gzip members inside of members, none of which ends."""
-    data = b"x" * 20_000
-    for _ in range(depth):
-        stored = data[:65_535]
-        size = len(stored)
-        data = (
-            b"\x1f\x8b\x08\0\0\0\0\0\0\xff\0"
-            + size.to_bytes(2, "little")
-            + (size ^ 0xFFFF).to_bytes(2, "little")
-            + stored
-        )
-    return _stream_head() + data
+def _begin(length: int) -> bytes:
+    """The header of a frame of so many bytes, whose checksum is of others."""
+    return MAGIC + struct.pack("<B3xIIII", Kind.FIELDS, 1, 1, length, 0)
 
 
-def _stream_head() -> bytes:
-    return gzip.compress(b'{"format":"memprof-stream","schema_version":1}\n', mtime=0)
+def _nested(depth: int = 20_000) -> bytes:
+    """Beginnings of frames inside of frames, each of which reaches to the end."""
+    size = len(_begin(0))
+    return _head() + b"".join(_begin((depth - i - 1) * size) for i in range(depth))
+
+
+def _head() -> bytes:
+    return packed([header()])
 
 
 def _bomb(nbytes: int = 300 << 20) -> bytes:
-    """A stream that unpacks to a thousand times its size."""
-    packer = zlib.compressobj(9, wbits=31)
+    """A frame that unpacks to a thousand times its size."""
+    packer = zlib.compressobj(9)
     zeros = b"0" * (1 << 20)
-    out = [packer.compress(b'{"format":"memprof-stream","schema_version":1}\n')]
-    out += [packer.compress(zeros) for _ in range(nbytes >> 20)]
-    return b"".join(out) + packer.flush()
+    payload = b"".join(packer.compress(zeros) for _ in range(nbytes >> 20)) + packer.flush()
+    numbers = (Kind.FIELDS, 1, 1, len(payload))
+    check = zlib.crc32(payload, zlib.crc32(struct.pack("<BIII", *numbers)))
+    return _head() + MAGIC + struct.pack("<B3xIIII", *numbers, check) + payload
 
 
-def _json_bomb() -> bytes:
-    return gzip.compress(b'{"format":"memprof-profile","x":"' + b"0" * (100 << 20), 9, mtime=0)
+def _many_bombs() -> bytes:
+    """Frames that unpack to too much only all together."""
+    payload = b'{"x":"' + b"0" * (1 << 20) + b'"}'
+    return packed([header(), *[(Kind.FIELDS, payload)] * 100])
 
 
-def _record(text: bytes) -> bytes:
-    return encode_stream(training()) + gzip.compress(text + b"\n", mtime=0)
+def _more(kind: Kind, *payloads: bytes) -> bytes:
+    records = records_of(encode_profile(training()))
+    return packed([*records, *((kind, payload) for payload in payloads)])
 
 
 CORPUS: dict[str, Callable[[], bytes]] = {
@@ -174,21 +178,17 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "a text of many megabytes": lambda: _edited(
         lambda d: d["graphs"][0]["nodes"]["mm"]["stack"][0].update(code="x" * (8 << 20))
     ),
-    "deep JSON": lambda: b'{"format":"memprof-profile",' + b'"a":[' * 50_000,
+    "deep JSON": lambda: packed(
+        [(Kind.HEADER, b'{"format":"memprof-profile",' + b'"a":[' * 50_000)]
+    ),
     "deep metadata": lambda: _edited(lambda d: d["graphs"][0].update(metadata={"a": _deep(900)})),
-    "deeper metadata": lambda: encoded(document()).replace(
-        b'"metadata":{', b'"metadata":{"x":' + b"[" * 5_000 + b"]" * 5_000 + b",", 1
+    "deeper metadata": lambda: _more(
+        Kind.GRAPH, b'{"id":0,"metadata":{"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}}"
     ),
-    "a deep version": lambda: (
-        b'{"format":"memprof-profile","schema_version":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
-    ),
-    "a version of thousands of digits": lambda: (
-        b'{"format":"memprof-profile","schema_version":' + b"9" * 4_000 + b"}"
-    ),
-    "a version that is an escape": lambda: encoded(
-        {"format": "memprof-profile", "schema_version": 7, "memprof": ESCAPES}
-    ),
-    "a format that is an escape": lambda: encoded({"format": ESCAPES}),
+    "a deep version": lambda: packed([header(_deep(900))]),
+    "a version of thousands of digits": lambda: packed([header(int("9" * 4_000))]),
+    "a version that is an escape": lambda: packed([header(7, ESCAPES)]),
+    "a format that is an escape": lambda: packed([header(format=ESCAPES)]),
     "module paths of 5,000 parts": lambda: _edited(_modules),
     "bytes above 2^63": lambda: _edited(lambda d: _storages(d, 1 << 63)),
     "bytes that add up to more than 2^63": lambda: _edited(lambda d: _storages(d, (1 << 63) - 1)),
@@ -201,12 +201,8 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "a world of 2^62 ranks": lambda: _edited(
         lambda d: d["process"].update(world_size=1 << 62, rank=1 << 40)
     ),
-    "a device of a large number": lambda: encoded(document()).replace(
-        b'"cpu"', b'"cuda:999999999"'
-    ),
-    "a device of no number": lambda: encoded(document()).replace(
-        b'"cpu"', '"cuda:\u00b2"'.encode()
-    ),
+    "a device of a large number": lambda: _replaced(b'"cpu"', b'"cuda:999999999"'),
+    "a device of no number": lambda: _replaced(b'"cpu"', '"cuda:\u00b2"'.encode()),
     "threads of large numbers": lambda: _edited(
         lambda d: d["calls"].update(thread=[(1 << 62) + i for i in range(9)])
     ),
@@ -217,36 +213,46 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "nulls": lambda: _edited(
         lambda d: d.update(dict.fromkeys(("graphs", "calls", "ledger", "process", "tracker")))
     ),
-    "only a header": lambda: b'{"format":"memprof-profile","schema_version":1}',
+    "only a header": _head,
+    "a file of memprof 0.1.0": lambda: gzip.compress(b'{"format":"memprof-stream"}', mtime=0),
     "a bomb": _bomb,
-    "a bomb of JSON": _json_bomb,
-    "beginnings of gzip without end": _nested_gzip,
-    "a million magic numbers": lambda: _stream_head() + b"\x1f\x8b\x08" * 300_000,
-    "many empty members": lambda: _stream_head() + gzip.compress(b"", mtime=0) * 20_000,
-    "a stream of deep JSON": lambda: _record(b"[" * 100_000),
-    "a stream whose values are deep": lambda: _record(
-        b'{"set":{"options":' + b"[" * 5_000 + b"]" * 5_000 + b"}}"
+    "many bombs": _many_bombs,
+    "beginnings of frames without end": _nested,
+    "a million magic numbers": lambda: _head() + MAGIC * 300_000,
+    "nothing but magic numbers": lambda: MAGIC * 300_000,
+    "frames of no payload": lambda: _more(Kind.FIELDS, *[b""] * 5_000),
+    "frames of nothing": lambda: _more(Kind.FIELDS, *[b"{}"] * 20_000),
+    "frames of many processes": lambda: b"".join(
+        packed([(Kind.FIELDS, b"{}")], process) for process in range(100)
     ),
-    "a ledger of 10^12 entries": lambda: _record(
-        b'{"ledger":{"length":1000000000000,"entries":[]}}'
+    "headers of one process": lambda: packed([header()]) * 100,
+    "a number that comes late": lambda: packed([header()]) + packed([header()], 1, (1 << 32) - 1),
+    "frames of deep JSON": lambda: _more(Kind.FIELDS, b"[" * 100_000),
+    "values that are deep": lambda: _more(
+        Kind.FIELDS, b'{"options":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     ),
-    "gaps again and again": lambda: _record(
-        b'{"ledger":{"length":99999,"entries":[]}}\n{"ledger":{"length":0,"entries":[]}}\n' * 2_000
+    "a ledger of 10^12 entries": lambda: _more(
+        Kind.LEDGER, b'{"length":1000000000000,"entries":[]}'
     ),
-    "gaps of programs": lambda: _record(
-        b"\n".join(
-            b'{"graph":{"id":%d,"kind":"forward","programs":{"from":90000,"items":[]}}}' % i
+    "gaps again and again": lambda: _more(
+        Kind.LEDGER, *[b'{"length":99999,"entries":[]}', b'{"length":0,"entries":[]}'] * 2_000
+    ),
+    "gaps of programs": lambda: _more(
+        Kind.GRAPH,
+        *(
+            b'{"id":%d,"kind":"forward","programs":{"from":90000,"items":[]}}' % i
             for i in range(3_000)
-        )
+        ),
     ),
-    "programs from behind": lambda: _record(
-        b'{"graph":{"id":0,"programs":{"from":-5,"items":[1,2]}}}'
+    "programs from behind": lambda: _more(
+        Kind.GRAPH, b'{"id":0,"programs":{"from":-5,"items":[1,2]}}'
     ),
-    "calls of a number of thousands of digits": lambda: _record(
-        b'{"calls":{"graph":[0],"program":[0],"start_ns":[%s],"duration_ns":[0],"thread":[0]}}'
-        % (b"9" * 4_000)
+    "calls of a number of thousands of digits": lambda: _more(
+        Kind.CALLS,
+        b'{"graph":[0],"program":[0],"start_ns":[%s],"duration_ns":[0],"thread":[0]}'
+        % (b"9" * 4_000),
     ),
-    "text that is no UTF-8": lambda: encoded(document()).replace(b"aten", b"at\xff\xfen"),
+    "text that is no UTF-8": lambda: _replaced(b"aten", b"at\xff\xfen"),
     "noise": lambda: random.Random(0).randbytes(100_000),
     "noise in gzip": lambda: gzip.compress(random.Random(1).randbytes(100_000), mtime=0),
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gzip
 import json
 import random
-import sys
-import zlib
 from typing import Any
+
+from framing import Record, encoded, packed
+
+from memprof.profiler.frames import Kind
 
 from .hostile import NUMBERS, TEXTS
 
@@ -90,21 +91,6 @@ def _like(rng: random.Random, value: Json) -> Json:
     return rng.choice([1, "x", [], {}])
 
 
-def encoded(document: Json) -> bytes:
-    """JSON as profiles have it, with numbers of any size."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _DEEPEST))
-    try:
-        text = json.dumps(document, separators=(",", ":"))
-    finally:
-        sys.setrecursionlimit(limit)
-    return text.encode("utf-8", "surrogatepass")
-
-
-_DEEPEST = 20_000
-"""Levels of the deepest document that mutations make; one nested into itself doubles its depth."""
-
-
 def corrupted(rng: random.Random, data: bytes) -> bytes:
     """Bytes with some turned over, taken out, put in, repeated or cut off."""
     out = bytearray(data)
@@ -129,42 +115,40 @@ def corrupted(rng: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-# Streams
+# Frames
 
 
-def records_of(stream: bytes) -> list[list[bytes]]:
-    """The records of each chunk of a stream."""
-    out = []
-    while stream:
-        member = zlib.decompressobj(wbits=31)
-        out.append(member.decompress(stream).splitlines())
-        stream = member.unused_data
-    return out
-
-
-def mutated_stream(rng: random.Random, chunks: list[list[bytes]]) -> bytes:
-    """A stream whose records, chunks or compressed bytes are changed."""
-    chunks = [list(c) for c in chunks]
+def mutated_file(rng: random.Random, records: list[Record]) -> bytes:
+    """A file whose payloads, frames or bytes are changed."""
+    records = list(records)
     for _ in range(rng.choice([1, 1, 2, 4])):
         how = rng.randrange(8)
-        chunk = rng.choice(chunks)
-        if how < 4 and chunk:
-            i = rng.randrange(len(chunk))
+        i = rng.randrange(len(records))
+        kind, payload = records[i]
+        if how < 4:
             with contextlib.suppress(ValueError, RecursionError):  # It was corrupted before.
-                chunk[i] = encoded(mutated(rng, json.loads(chunk[i]), 3))
-        elif how == 4 and chunk:
-            i = rng.randrange(len(chunk))
-            chunk[i] = corrupted(rng, chunk[i]).replace(b"\n", b" ")
-        elif how == 5 and chunk:
-            chunk.insert(rng.randrange(len(chunk) + 1), rng.choice(rng.choice(chunks) or [b"{}"]))
+                records[i] = kind, encoded(mutated(rng, json.loads(payload), 3))
+        elif how == 4:
+            records[i] = kind, corrupted(rng, payload)
+        elif how == 5:
+            records.insert(rng.randrange(len(records) + 1), rng.choice(records))
         elif how == 6:
-            rng.shuffle(chunks)
-        elif how == 7 and len(chunks) > 1:
-            chunks.pop(rng.randrange(len(chunks)))
-    packed = [gzip.compress(b"\n".join(c) + b"\n", 1, mtime=0) for c in chunks]
-    if rng.random() < 0.4:
-        i = rng.randrange(len(packed))
-        packed[i] = corrupted(rng, packed[i])
+            records[i] = rng.choice([*Kind, 99]), payload
+        elif len(records) > 1:
+            records.pop(i)
+    # Most are whole and in order; some have other numbers, or are of other processes.
+    frames, number = [], 0
+    for kind, payload in records:
+        if rng.random() < 0.02:
+            number = max(0, number + rng.choice([-3, -1, 1, 50, (1 << 32) - 1 - number]))
+        process = 2 if rng.random() < 0.02 else 1
+        frames.append(packed([(kind, payload)], process, min(number, (1 << 32) - 1)))
+        number += 1
     if rng.random() < 0.1:
-        packed.insert(rng.randrange(len(packed) + 1), rng.choice([b"", bytes(50), b"x" * 50]))
-    return b"".join(packed)
+        rng.shuffle(frames)
+    if rng.random() < 0.4:
+        i = rng.randrange(len(frames))
+        frames[i] = corrupted(rng, frames[i])
+    if rng.random() < 0.1:
+        frames.insert(rng.randrange(len(frames) + 1), rng.choice([b"", bytes(50), b"x" * 50]))
+    return b"".join(frames)

@@ -1,4 +1,4 @@
-"""Fuzzes whatever reads profiles: JSON, JSON in gzip, streams, files of several processes.
+"""Fuzzes whatever reads profiles: of one process and several, and trackers' files.
 
 python -m fuzz.readers --help          # with test/ on PYTHONPATH; or make fuzz-readers
 
@@ -13,7 +13,6 @@ process's own, so that a busy machine changes nothing.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import logging
 import os
@@ -29,16 +28,20 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from framing import Record, encoded, framed, packed, records_of
+
+from memprof.profiler._json import to_json
+from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.file import encode_profile
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.reading import LIMIT_VARIABLE
-from memprof.profiler.stream import StreamEncoder, encode_stream
 from memprof.profiler.tracker.document import encode_document
 
 from .documents import everything
 from .hostile import CORPUS
-from .mutations import corrupted, encoded, mutated, mutated_stream, records_of
+from .mutations import corrupted, mutated, mutated_file
 from .views import read_and_show
 
 MEMORY = 1 << 30
@@ -55,9 +58,9 @@ class Hang(Exception):
     """One file has taken ``CPU_S``."""
 
 
-def _streams() -> list[list[list[bytes]]]:
-    """Records of streams: one written at once, one that grew, one of two ranks."""
-    grown, encoder = everything(), StreamEncoder()
+def _files() -> list[list[Record]]:
+    """Frames of files: one written at once, one that grew, one of two ranks."""
+    grown, encoder = everything(), ProfileEncoder()
     calls = grown.calls
     parts = []
     for i in range(0, len(calls), 3):
@@ -69,8 +72,8 @@ def _streams() -> list[list[list[bytes]]]:
         last = i + 3 >= len(calls)
         now = grown if last else Profile(graphs=grown.graphs[: 1 + i // 3])
         parts.append(encoder.chunk(now, columns, end=last))
-    ranks = b"".join(encode_stream(everything(r, 2)) for r in range(2))
-    return [records_of(encode_stream(everything())), records_of(b"".join(parts)), records_of(ranks)]
+    ranks = b"".join(encode_profile(everything(r, 2)) for r in range(2))
+    return [records_of(data) for data in (encode_profile(everything()), b"".join(parts), ranks)]
 
 
 class Maker:
@@ -78,9 +81,9 @@ class Maker:
 
     def __init__(self) -> None:
         profile = everything()
-        self.document = json.loads(encode_profile(profile))
+        self.document = json.loads(to_json(profile))
         self.tracked = json.loads(encode_document(profile))
-        self.streams = _streams()
+        self.files = _files()
         self.corpus = [make() for make in CORPUS.values()]
 
     def file(self, seed: int) -> bytes:
@@ -89,16 +92,22 @@ class Maker:
             return self.corpus[seed]
         rng = random.Random(seed)
         kinds: list[tuple[int, Callable[[random.Random], bytes]]] = [
-            (8, lambda r: encoded(mutated(r, self.document))),
-            (2, lambda r: gzip.compress(encoded(mutated(r, self.document)), 1)),
+            (8, lambda r: _framed(mutated(r, self.document))),
             (2, lambda r: encoded(mutated(r, self.tracked))),
-            (8, lambda r: mutated_stream(r, r.choice(self.streams))),
-            (2, lambda r: corrupted(r, encoded(self.document))),
-            (1, lambda r: corrupted(r, gzip.compress(encoded(self.document), 1))),
+            (8, lambda r: mutated_file(r, r.choice(self.files))),
+            (2, lambda r: corrupted(r, packed(r.choice(self.files)))),
             (1, lambda r: corrupted(r, r.choice(self.corpus)[:200_000])),
         ]
         weights, makers = zip(*kinds, strict=True)
         return rng.choices(makers, weights)[0](rng)
+
+
+def _framed(document: Any) -> bytes:
+    """A document as a file, or as what it has become where it has no parts any more."""
+    try:
+        return framed(document)
+    except (TypeError, LookupError, AttributeError):
+        return encoded(document)
 
 
 def child(first: int, count: int) -> None:

@@ -37,20 +37,21 @@ from typing import Any
 
 import msgspec
 from click.testing import CliRunner
+from framing import encoded
 
 from memprof.cli import main as command_line
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import decode_profile, read_profile
 from memprof.profiler.reading import LIMIT_VARIABLE
+from memprof.profiler.repair import findings
 from memprof.profiler.tracker.recovery import recover
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings, configured, toml_value
 from memprof.profiler.tracker.tracker import MemoryTracker
-from memprof.profiler.validate import findings
 
 from .hostile import NUMBERS, TEXTS
 from .hostile_tracker import DEAD, JOURNALS, TOML, VARIABLES, entries, journal
-from .mutations import corrupted, encoded, mutated
+from .mutations import corrupted, mutated
 
 MEMORY = 384 << 20
 """Bytes that one case may take; a journal that is recovered has 32 MiB at most."""
@@ -126,7 +127,7 @@ def try_journal(seed: int) -> str:
         except ProfileError as e:
             assert not recovered
             return type(e).__name__
-        assert not list(findings(profile))
+        assert not findings(profile)
         if final is not None:
             # The journal is gone: the file lacks nothing that could be read of it.
             assert final.tracker is not None

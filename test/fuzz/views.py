@@ -17,10 +17,10 @@ from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
 from memprof.profiler.report.html.payload import ranks_payload
 from memprof.profiler.report.text import render_diff, render_ranks, render_tracker_record
-from memprof.profiler.validate import findings
 
 from .hostile import CONTROLS
 
@@ -52,7 +52,7 @@ def read_and_show(path: Path) -> str | None:
 def show(profiles: list[Profile]) -> None:
     """All views of some profiles; what reaches a terminal is looked at, too."""
     for profile in profiles:
-        assert not list(findings(profile)), next(findings(profile))
+        assert not findings(profile), findings(profile)[0]
         for text in texts(profile):
             check_text(text)
         pages(profile)

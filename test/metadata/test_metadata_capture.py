@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import linecache
 from typing import Any
 
 import pytest
 import torch
-from torch._functorch._aot_autograd import schemas
-from torch._functorch.aot_autograd import aot_export_module
 from torch.testing._internal.two_tensor import TwoTensor
 
-from memprof.compile_backend.metadata import codec, from_aot
-from memprof.compile_backend.metadata.compile_config import CompileConfig, CompileConfigError
-from memprof.compile_backend.metadata.compile_state import CompileState
-from memprof.compile_backend.metadata.graph_io import GraphIO
-from memprof.compile_backend.metadata.output_alias import OutputType
-from memprof.compile_backend.metadata.signature import (
-    BackwardSignature,
-    GraphSignature,
-    SignatureError,
-)
-from memprof.compile_backend.metadata.sizes import is_symbolic
-from memprof.compile_backend.metadata.subclass import (
-    FlatLayout,
-    PlainTensorMeta,
-    SubclassCreationMeta,
+from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
+from memprof.compile_backend.aot_metadata.subclass import (
+    InnerValue,
+    SubclassLayout,
     SubclassRebuildError,
-    TensorAlias,
 )
-from memprof.compile_backend.metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend.aot_metadata.view_and_mutation import OutputType
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
 from .capture import Capture, capturing, derived_from_ours
@@ -62,16 +47,6 @@ def test_every_field_agrees_with_torch(name: str) -> None:
 
 
 @every_case
-def test_json(name: str) -> None:
-    for graph in captured(name).graphs:
-        again = codec.from_json(codec.to_json(graph.ours), ViewAndMutationMeta)
-        assert again.identical(graph.ours)
-        assert codec.from_json(codec.to_json(graph.io), GraphIO) == graph.io
-    for _, outer in captured(name).pairs:
-        assert codec.from_json(codec.to_json(outer), ViewAndMutationMeta).identical(outer)
-
-
-@every_case
 def test_nothing_is_unknown(name: str) -> None:
     for graph in captured(name).graphs:
         values = [*graph.io.inputs, *(v for v in graph.io.outputs if v.name)]
@@ -90,9 +65,7 @@ def test_saved_values_of_backward_are_outputs_of_forward(name: str) -> None:
         saved = [v for v in graph.io.inputs if v.forward_output is not None]
         assert {v.forward_output: v.name for v in saved} == {
             v.index: v.name
-            for v, d in zip(
-                graph.forward.io.outputs, graph.forward.io.output_descriptors, strict=True
-            )
+            for v, d in zip(graph.forward.io.outputs, graph.forward.output_descriptors, strict=True)
             if d is not None and d.kind.value.startswith("saved_for_backward")
         }
         for value in saved:
@@ -107,57 +80,17 @@ def test_saved_values_of_backward_are_outputs_of_forward(name: str) -> None:
 
 
 @every_case
-def test_saved_inputs_agree_with_torch(name: str) -> None:
-    """torch 2.15 says itself which saved tensors are inputs of the forward."""
+def test_donated_inputs_are_saved_activations(name: str) -> None:
+    """What the backward may overwrite is no memory that the forward was given or returned."""
     for graph in captured(name).graphs:
-        said = graph.ours.saved_tensor_is_graph_input
-        if graph.kind is not GraphKind.FORWARD or said is None:
-            continue
-        tensors = graph.io.outputs[graph.ours.tensors_saved_for_backwards_slice]
-        assert tuple(v.alias_of_input is not None for v in tensors) == said
-
-
-@every_case
-def test_runtime_safe_form_is_what_torch_keeps(name: str) -> None:
-    for theirs, ours in captured(name).pairs:
-        if theirs.traced_tangent_metas is None:  # no cache asked for it
-            theirs.make_runtime_safe()
-        kept, safe = from_aot.view_and_mutation_meta(theirs), ours.runtime_safe()
-        for field in (
-            "traced_tangents",
-            "traced_tangent_metas",
-            "output_types",
-            "output_info",
-            "input_info",
-            "subclass_inp_meta",
-            "subclass_fw_graph_out_meta",
-            "subclass_tangent_meta",
-        ):
-            assert getattr(safe, field) == getattr(kept, field), field
-        assert [o.view_sequence is None for o in safe.output_info] == [
-            o.view_sequence is None for o in kept.output_info
-        ]
-
-
-@every_case
-def test_configuration_is_torchs(name: str) -> None:
-    for state in captured(name).states:
-        theirs, ours = state.aot_config, from_aot.compile_config(state.aot_config)
-        for field in (
-            "aot_id",
-            "num_params_buffers",
-            "keep_inference_input_mutations",
-            "is_export",
-            "no_tangents",
-            "dynamic_shapes",
-            "enable_log",
-            "pre_dispatch",
-            "precompile_backend_id",
-        ):
-            assert getattr(ours, field) == getattr(theirs, field), field
-        assert list(ours.static_input_indices or ()) == list(theirs.static_input_indices or ())
-        assert len(ours.arg_sources or ()) == len(theirs.aot_autograd_arg_pos_to_source or ())
-        assert codec.from_json(codec.to_json(ours), CompileConfig) == ours
+        donated = [v for v in graph.io.inputs if v.donated]
+        if graph.kind is GraphKind.BACKWARD:
+            assert [v.index for v in donated] == list(graph.ours.bw_donated_idxs or ())
+        assert {v.role for v in donated} <= {Role.SAVED_FOR_BACKWARD}
+        for value in donated:
+            assert graph.forward is not None
+            assert value.forward_output is not None
+            assert graph.forward.io.outputs[value.forward_output].alias_of_input is None
 
 
 def test_cases_reach_every_output_and_mutation_type() -> None:
@@ -165,24 +98,14 @@ def test_cases_reach_every_output_and_mutation_type() -> None:
     kinds = {o.output_type for n in names for g in captured(n).graphs for o in g.ours.output_info}
     # Dynamo returns an input itself without the graph: AOTAutograd is_input comes from export.
     assert kinds == set(OutputType) - {OutputType.IS_INPUT}
-    mutations = {
-        m.mutation_type.value for n in names for g in captured(n).graphs for m in g.ours.input_info
-    }
+    mutations = {m.value for n in names for g in captured(n).graphs for m in g.ours.input_info}
     assert mutations == {"not_mutated", "mutated_in_graph", "mutated_out_graph"}
     graphs = [g.ours for n in names for g in captured(n).graphs]
-    assert any(m.mutates_storage_metadata for g in graphs for m in g.input_info)
-    assert any(m.mutations_hidden_from_autograd for g in graphs for m in g.input_info)
-    # Not reached: saved tensors without version check (the partitioner computes what a
-    # custom function kept on ctx again), storage resizes, opaque objects and, without a
-    # GPU, functionalised random numbers. test_metadata_properties.py builds these.
+    # Not reached: opaque objects and, without a GPU, functionalised random numbers.
+    # test_metadata_properties.py builds these.
     assert any(g.num_symints_saved_for_bw for g in graphs)
-    assert any(g.dynamic_saved_tensors for g in graphs)
-    # Inductor has its tokens taken out again before the graph reaches it.
-    assert not any(g.tokens for g in graphs)
-    assert any(g.grad_enabled_mutation is False for g in graphs)
-    assert any(g.static_input_indices for g in graphs)
+    assert any(g.bw_donated_idxs for g in graphs)
     assert any(g.num_intermediate_bases for g in graphs)
-    assert any(o.view_sequence for g in graphs for o in g.output_info)
 
 
 # --- roles and categories -----------------------------------------------------------------
@@ -234,20 +157,6 @@ def test_roles_of_a_module() -> None:
     # The graph writes the statistics, and Inductor agrees.
     assert tuple(v.index for v in forward.inputs if v.mutated) == (3, 4, 5)
     assert capture.forward.mutated_by_inductor == (3, 4, 5)
-    assert forward.signature is not None
-    assert forward.signature.parameters == ("0.weight", "0.bias", "1.weight", "1.bias")
-    assert [fqn for _, fqn in forward.signature.inputs_to_buffers] == [
-        "1.num_batches_tracked",
-        "1.running_mean",
-        "1.running_var",
-    ]
-    assert backward.backward_signature is not None
-    assert [fqn for _, fqn in backward.backward_signature.gradients_to_parameters] == [
-        "0.weight",
-        "0.bias",
-        "1.weight",
-        "1.bias",
-    ]
 
 
 PARAMETER = ("parameter", "parameter")
@@ -329,11 +238,6 @@ def test_mutation_that_autograd_must_see() -> None:
     capture = captured("mutation_seen_by_autograd")
     outputs = capture.forward.io.outputs
     assert (outputs[0].role, outputs[0].fqn) == (Role.MUTATED_INPUT, "L['x']")
-    signature = capture.forward.io.signature
-    assert signature is not None
-    assert signature.user_inputs_to_mutate == (
-        (outputs[0].name, capture.forward.io.inputs[0].name),
-    )
     # The graph itself writes nothing.
     assert not any(v.mutated for v in capture.forward.io.inputs)
 
@@ -349,8 +253,6 @@ def test_tokens_shift_nothing() -> None:
     """AOTAutograd takes tokens out of the outputs but leaves their descriptors there."""
     forward = captured("effect_token_with_backward").forward
     assert [v.role for v in forward.io.outputs] == [Role.USER_OUTPUT, Role.SAVED_FOR_BACKWARD]
-    assert len(forward.io.output_descriptors) == 2
-    assert None not in forward.io.output_descriptors
 
 
 def test_symbolic_sizes() -> None:
@@ -358,7 +260,8 @@ def test_symbolic_sizes() -> None:
     sizes = [v for v in forward.io.inputs if v.role is Role.SIZE]
     assert sizes
     assert all(v.nbytes is None for v in forward.io.inputs)
-    symints = forward.io.outputs[forward.ours.symints_saved_for_backwards_slice]
+    _, _, positions = forward.ours.saved_positions(len(forward.io.outputs))
+    symints = [forward.io.outputs[i] for i in positions]
     assert [v.role for v in symints] == [Role.SIZE] * len(symints)
     assert [v.name for v in symints] == [v.name for v in backward.io.inputs[: len(symints)]]
 
@@ -375,9 +278,9 @@ def test_frames_of_outputs() -> None:
 # --- subclasses ---------------------------------------------------------------------------
 
 
-def rebuilt(meta: SubclassCreationMeta, theirs: Any, flat: list[Any]) -> tuple[Any, Any]:
+def rebuilt(layout: SubclassLayout, theirs: Any, flat: list[Any]) -> tuple[Any, Any]:
     """What we and torch make of the same flat arguments."""
-    ours = meta.rebuild(flat)
+    ours = layout.rebuild(flat)
     assert (ours.size(), ours.stride()) == (ours.a.size(), ours.a.stride())
     if any(isinstance(a, int) for a in flat) and torch.__version__.startswith("2.11."):
         return ours, ours  # torch 2.11 reads symbolic strides from where the sizes are
@@ -396,23 +299,27 @@ def same(ours: Any, theirs: Any) -> None:
     same(ours.b, theirs.b)
 
 
-def flat_args(layout: FlatLayout, shape: tuple[int, ...]) -> list[Any]:
+def flat_args(layout: SubclassLayout | InnerValue, shape: tuple[int, ...]) -> list[Any]:
     """Dense tensors of ``shape``, and the sizes and strides among the arguments of ``layout``."""
     sizes, strides = shape, torch.empty(shape).stride()
-    if isinstance(layout, SubclassCreationMeta):
+    if isinstance(layout, SubclassLayout):
         found = [arg for _, inner in layout.attrs for arg in flat_args(inner, shape)]
-        symbolic = (
-            [*map(is_symbolic, layout.outer_size)],
-            [*map(is_symbolic, layout.outer_stride)],
-        )
+        found += [n for n, s in zip(sizes, layout.outer_size, strict=True) if s is None]
+        found += [n for n, s in zip(strides, layout.outer_stride, strict=True) if s is None]
     else:
-        assert isinstance(layout, PlainTensorMeta)
-        found = [torch.randn(shape)]
-        symbolic = ([*layout.size_symbol_placeholders], [*layout.stride_symbol_placeholders])
-    found += itertools.compress(sizes, symbolic[0])
-    found += itertools.compress(strides, symbolic[1])
+        found = [torch.randn(shape), *(*sizes, *strides)[: layout.arg_count - 1]]
     assert len(found) == layout.arg_count
     return found
+
+
+def layouts(name: str) -> tuple[SubclassLayout, SubclassLayout, Any]:
+    """Of the one subclass among the inputs: copied before torch strips it and after; torch's."""
+    (outer,) = captured(name).outer
+    (theirs,) = [m for m in outer.subclass_inp_meta if type(m).__name__ == "SubclassCreationMeta"]
+    before = subclass_layout(theirs)
+    if theirs.original_subclass is not None:
+        theirs.make_runtime_safe()
+    return before, subclass_layout(theirs), theirs
 
 
 @pytest.mark.parametrize(
@@ -420,142 +327,23 @@ def flat_args(layout: FlatLayout, shape: tuple[int, ...]) -> list[Any]:
     [("two_tensor", (2, 3)), ("nested_two_tensor", (2, 3)), ("dynamic_two_tensor", (5, 7))],
 )
 def test_subclasses_are_rebuilt_as_torch_does(name: str, shape: tuple[int, ...]) -> None:
-    ((theirs, ours),) = captured(name).pairs
-    if theirs.traced_tangent_metas is None:
-        theirs.make_runtime_safe()
-    found = 0
-    for layout, their_layout in zip(ours.subclass_inp_meta, theirs.subclass_inp_meta, strict=True):
-        if not isinstance(layout, SubclassCreationMeta):
-            continue
-        found += 1
-        flat = [0] * layout.flat_tensor_start_idx + flat_args(layout, shape)
-        same(*rebuilt(layout, their_layout, flat))
-        same(*rebuilt(layout.runtime_safe(), their_layout, flat))
-        # What comes back from a file builds it too: the class is found by its name.
-        read = codec.from_json(codec.to_json(layout), SubclassCreationMeta)
-        assert read.binding is None
-        same(*rebuilt(read, their_layout, flat))
-    assert found == 1
-    assert ours.has_subclasses
+    before, after, theirs = layouts(name)
+    assert before == after
+    flat = [0] * after.start + flat_args(after, shape)
+    same(*rebuilt(after, theirs, flat))
 
 
 def test_rebuilding_says_what_is_missing() -> None:
-    ((_, ours),) = captured("dynamic_two_tensor").pairs
-    (layout,) = [m for m in ours.subclass_inp_meta if isinstance(m, SubclassCreationMeta)]
-    layout = dataclasses.replace(layout, outer_size_from_attr=None, outer_stride_from_attr=None)
-    start, t = layout.flat_tensor_start_idx, torch.randn(5, 7)
+    layout, _, _ = layouts("dynamic_two_tensor")
+    layout = dataclasses.replace(layout, outer_size_from=None, outer_stride_from=None)
+    start, t = layout.start, torch.randn(5, 7)
     with pytest.raises(SubclassRebuildError, match=r"flat argument \d, but there are 3"):
         layout.rebuild([5, 7, t])
     with pytest.raises(SubclassRebuildError, match="must be a tensor and is a int"):
         layout.rebuild([5] * start + [t] + [5] * 20)
-    outer = sum(map(is_symbolic, (*layout.outer_size, *layout.outer_stride)))
+    outer = (*layout.outer_size, *layout.outer_stride).count(None)
     whole = [5] * start + flat_args(layout, (5, 7))
-    with pytest.raises(SubclassRebuildError, match="symbolic outer size"):
+    with pytest.raises(SubclassRebuildError, match="outer size is flat argument"):
         layout.rebuild(whole[:-outer])
-    with pytest.raises(SubclassRebuildError, match="symbolic outer stride"):
+    with pytest.raises(SubclassRebuildError, match="outer stride is flat argument"):
         layout.rebuild(whole[:-1])
-    unknown = dataclasses.replace(layout, binding=None, type_name="torch.nowhere.Nothing")
-    with pytest.raises(SubclassRebuildError, match=r"no importable class torch\.nowhere"):
-        unknown.rebuild(whole)
-    lost = dataclasses.replace(layout, binding=None, context="<spec>", context_is_portable=False)
-    with pytest.raises(SubclassRebuildError, match="was not kept"):
-        lost.rebuild(whole)
-
-
-def test_subclass_metadata_of_gradients() -> None:
-    (theirs,) = captured("two_tensor").subclass_metas
-    ours = from_aot.subclass_meta(theirs)
-    assert ours.grad_input_metas is not None
-    # Both inputs get a TwoTensor gradient, the dense one too.
-    assert [type(m) for m in ours.grad_input_metas] == [SubclassCreationMeta] * 2
-    assert len(ours.fw_metadata.input_info) == 3
-
-
-def test_tensor_alias_is_compared_by_identity() -> None:
-    t = torch.ones(1)
-    assert TensorAlias(t) != TensorAlias(t)
-
-
-# --- signatures ---------------------------------------------------------------------------
-
-
-class Exported(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(3))
-        self.register_buffer("steps", torch.zeros(3))
-
-    def forward(self, x: Any, y: Any) -> Any:
-        self.steps.add_(1)
-        y.mul_(2)
-        return ((x * self.weight + self.steps) * y).sum(), (x + 1).detach()
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_signature_is_torchs(joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-    original = schemas.GraphSignature.from_tracing_metadata.__func__
-
-    def record(cls: Any, **kw: Any) -> Any:
-        calls.append(kw)
-        return original(cls, **kw)
-
-    monkeypatch.setattr(schemas.GraphSignature, "from_tracing_metadata", classmethod(record))
-    args = [torch.randn(3), torch.randn(3)]
-    _, theirs = aot_export_module(
-        Exported(), args, trace_joint=joint, output_loss_index=0 if joint else None
-    )
-    (kw,) = calls
-    kw.pop("loss_index")
-    theirs_backward = kw.pop("backward_signature")
-    backward = theirs_backward and BackwardSignature(
-        tuple(theirs_backward.gradients_to_parameters.items()),
-        tuple(theirs_backward.gradients_to_user_inputs.items()),
-        theirs_backward.loss_output,
-    )
-    kw["view_mutation_metadata"] = from_aot.view_and_mutation_meta(kw["view_mutation_metadata"])
-    in_spec, out_spec = kw.pop("in_spec"), kw.pop("out_spec")
-    ours = GraphSignature.from_tracing_metadata(
-        **kw,
-        in_spec=torch.utils._pytree.treespec_dumps(in_spec),
-        out_spec=torch.utils._pytree.treespec_dumps(out_spec),
-        backward_signature=backward,
-    )
-    for field in ("parameters", "buffers", "user_inputs", "user_outputs"):
-        assert list(getattr(ours, field)) == getattr(theirs, field), field
-    for field in (
-        "inputs_to_parameters",
-        "inputs_to_buffers",
-        "buffers_to_mutate",
-        "parameters_to_mutate",
-        "user_inputs_to_mutate",
-    ):
-        assert dict(getattr(ours, field)) == getattr(theirs, field), field
-    assert list(ours.input_tokens) == theirs.input_tokens
-    assert ours.buffers_to_mutate
-    assert ours.user_inputs_to_mutate
-    assert (ours.backward_signature is not None) is joint
-    assert torch.utils._pytree.treespec_loads(ours.in_spec) == in_spec
-    assert codec.from_json(codec.to_json(ours), GraphSignature) == ours
-
-    short = {**kw, "graph_input_names": kw["graph_input_names"][:-1]}
-    with pytest.raises(SignatureError, match="expected among"):
-        GraphSignature.from_tracing_metadata(**short, backward_signature=backward)
-    long = {**kw, "graph_output_names": [*kw["graph_output_names"], "more"]}
-    with pytest.raises(SignatureError, match="left over: more"):
-        GraphSignature.from_tracing_metadata(**long, backward_signature=backward)
-
-
-# --- configuration and state --------------------------------------------------------------
-
-
-def test_configuration_refuses_what_torch_refuses() -> None:
-    with pytest.raises(CompileConfigError, match="pre_dispatch"):
-        CompileConfig(aot_id=0, pre_dispatch=True)
-
-
-def test_states_are_changed_by_copying() -> None:
-    state = CompileState(GraphKind.FORWARD, torch.fx.symbolic_trace(lambda x: x))
-    noted = state.with_note("observe", 3)
-    assert dict(noted.notes) == {"observe": 3}
-    assert dict(state.notes) == {}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.metadata.dynamo_input import DynamoInput, classify, dynamo_inputs
-from memprof.compile_backend.metadata.graph_io import describe_graph
-from memprof.compile_backend.metadata.graph_value import extent_bytes, user_frame
+from memprof.compile_backend.roles.dynamo_input import DynamoInput, classify, dynamo_inputs
+from memprof.compile_backend.roles.graph_io import describe_graph, user_frame
+from memprof.compile_backend.roles.graph_value import extent_bytes
 from memprof.profiler.model import Category, GraphKind, Role
 
 
@@ -27,9 +27,8 @@ def of(function: Any, *args: Any) -> dict[str, DynamoInput]:
     return {i.source: i for i in inputs}
 
 
-def facts(i: DynamoInput) -> str:
-    names = ("is_parameter", "is_buffer", "is_optimizer_state", "is_parameter_gradient")
-    return " ".join(name for name in names if getattr(i, name))
+def role(i: DynamoInput) -> str:
+    return i.role.value
 
 
 class Odd(torch.nn.Module):
@@ -50,16 +49,16 @@ class Odd(torch.nn.Module):
 
 def test_attributes_of_a_module() -> None:
     found = of(Odd(), torch.ones(2))
-    by_fqn = {i.fqn: facts(i) for i in found.values() if i.fqn}
+    by_fqn = {i.fqn: role(i) for i in found.values() if i.fqn}
     assert by_fqn == {
-        "grad": "is_parameter",
-        "weight": "is_buffer",
-        "scratch": "is_buffer",
-        "inner.0.weight": "is_parameter",
-        "inner.0.bias": "is_parameter",
+        "grad": "parameter",
+        "weight": "buffer",
+        "scratch": "buffer",
+        "inner.0.weight": "parameter",
+        "inner.0.bias": "parameter",
     }
     # A tensor that is neither, and an argument named like optimizer state.
-    assert sorted(facts(i) for i in found.values() if not i.fqn) == ["", ""]
+    assert sorted(role(i) for i in found.values() if not i.fqn) == ["user_input", "user_input"]
 
 
 def test_names_in_several_modules_tell_them_apart() -> None:
@@ -86,8 +85,11 @@ def test_tensors_of_the_frame() -> None:
         return x * parameter + leaf + box["weight"] + GLOBAL + box["module"].weight.sum()
 
     found = of(f, torch.ones(2))
-    assert sorted(facts(i) for i in found.values()) == ["", "", "", "", *["is_parameter"] * 2]
-    assert {i.fqn for i in found.values() if i.is_parameter} == {"L['parameter']", "weight"}
+    assert sorted(role(i) for i in found.values()) == [*["parameter"] * 2, *["user_input"] * 4]
+    assert {i.fqn for i in found.values() if i.role is Role.PARAMETER} == {
+        "L['parameter']",
+        "weight",
+    }
 
 
 def test_gradient_of_a_parameter() -> None:
@@ -107,11 +109,11 @@ def test_gradient_of_a_parameter() -> None:
 
     found = of(f)
     assert {
-        i.source.rpartition(".")[0]: facts(i) for i in found.values() if ".grad" in i.source
+        i.source.rpartition(".")[0]: role(i) for i in found.values() if ".grad" in i.source
     } == {
-        "L['module']._parameters['weight']": "is_parameter_gradient",
-        "L['parameter']": "is_parameter_gradient",
-        "L['result']": "",
+        "L['module']._parameters['weight']": "parameter_gradient",
+        "L['parameter']": "parameter_gradient",
+        "L['result']": "user_input",
     }
 
 
@@ -121,29 +123,26 @@ MODULE = (("local", "m"), ("module", None))
 
 
 @pytest.mark.parametrize(
-    ("way", "expected"),
+    ("source_path", "expected"),
     [
-        ((), ""),
-        ((("local", "x"),), ""),
-        ((*OPTIMIZER, ("attr", "state"), ("item", 0), ("item", "exp_avg")), "state"),
-        ((*GROUP, ("item", "lr")), "state"),
+        ((), "user_input"),
+        ((("local", "x"),), "user_input"),
+        ((*OPTIMIZER, ("attr", "state"), ("item", 0), ("item", "exp_avg")), "optimizer_state"),
+        ((*GROUP, ("item", "lr")), "optimizer_state"),
         ((*GROUP, ("item", "params"), ("item", 3)), "parameter"),
-        ((*GROUP, ("item", "params"), ("item", 3), ("grad", "grad")), "gradient"),
+        ((*GROUP, ("item", "params"), ("item", 3), ("grad", "grad")), "parameter_gradient"),
         ((*MODULE, ("registry", "_parameters"), ("item", "w")), "parameter"),
-        ((*MODULE, ("registry", "_parameters"), ("item", "w"), ("attr", "grad")), "gradient"),
+        (
+            (*MODULE, ("registry", "_parameters"), ("item", "w"), ("attr", "grad")),
+            "parameter_gradient",
+        ),
         ((*MODULE, ("attr", "_buffers"), ("item", "w")), "buffer"),
-        ((("local", "d"), ("attr", "_buffers"), ("item", "w")), ""),
-        ((("local", "d"), ("attr", "grad")), ""),
+        ((("local", "d"), ("attr", "_buffers"), ("item", "w")), "user_input"),
+        ((("local", "d"), ("attr", "grad")), "user_input"),
     ],
 )
-def test_classification_of_sources(way: Any, expected: str) -> None:
-    names = {
-        "is_optimizer_state": "state",
-        "is_parameter": "parameter",
-        "is_buffer": "buffer",
-        "is_parameter_gradient": "gradient",
-    }
-    assert names.get(facts(classify(way, False, set())), "") == expected
+def test_classification_of_sources(source_path: Any, expected: str) -> None:
+    assert classify(source_path, False, set()).value == expected
 
 
 def test_elements_of_a_list_count_as_inputs() -> None:
@@ -154,10 +153,10 @@ def test_elements_of_a_list_count_as_inputs() -> None:
     g.output(())
     parameter = torch.nn.Parameter(torch.ones(1))
     found = dynamo_inputs(torch.fx.GraphModule({}, g), [[torch.ones(1), parameter], 3])
-    assert [(i.name, i.index, facts(i)) for i in found] == [
-        ("inputs_0", 0, ""),
-        ("inputs_1", 1, "is_parameter"),
-        ("size", 2, ""),
+    assert [(i.name, i.index, role(i)) for i in found] == [
+        ("inputs_0", 0, "user_input"),
+        ("inputs_1", 1, "parameter"),
+        ("size", 2, "user_input"),
     ]
 
 

@@ -12,11 +12,11 @@ import torch
 
 import memprof
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend import captured_io
-from memprof.compile_backend.metadata import codec, from_aot
-from memprof.compile_backend.metadata.dynamo_input import dynamo_inputs
-from memprof.compile_backend.metadata.graph_io import GraphIO, describe_graph
-from memprof.compile_backend.metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend import captured_backward_io
+from memprof.compile_backend.aot_metadata import from_aot
+from memprof.compile_backend.aot_metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
+from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.model import GraphKind, LedgerKind
 
@@ -81,7 +81,7 @@ def copies() -> dict[tuple[GraphKind, str], Copy]:
                     fw_metadata=meta,
                     dynamo_inputs=inputs,
                     static_input_idxs=(),
-                    forward=forward[-1].as_forward() if forward else None,
+                    forward=forward[-1] if forward else None,
                 )
                 found[kind, missing] = Copy(meta, io, told)
             if kind is GraphKind.FORWARD:
@@ -114,22 +114,16 @@ def test_every_field_may_be_missing() -> None:
     assert kinds == {GraphKind.FORWARD, GraphKind.BACKWARD}
     fields = {f.name for f in dataclasses.fields(ViewAndMutationMeta)} - {"unknown"}
     missing = {name for _, name in copies()} - {""}
-    assert len(missing) > 40
+    assert len(missing) == 11
     for (kind, name), copy in copies().items():
         whole = copies()[kind, ""]
         assert whole.told == []
         if not name:
             continue
         # The field is told once, though there are several inputs; it is named in the copy.
-        ours = OURS.get(name, name.partition(".")[0])
-        expected = [] if name in NOT_ALWAYS_THERE else [f"ViewAndMutationMeta.{name}"]
-        assert copy.told == expected, name
-        lost = {
-            f
-            for f in fields
-            if getattr(copy.meta, f) != getattr(whole.meta, f)
-            and not f.startswith("saved_tensor_is")  # known when what is saved is
-        }
+        ours = name.partition(".")[0]
+        assert copy.told == [f"ViewAndMutationMeta.{name}"]
+        lost = {f for f in fields if getattr(copy.meta, f) != getattr(whole.meta, f)}
         assert lost <= {ours}, name
         assert copy.meta.knows(*(fields - {ours}))
         # What goes in and comes out is still known, by AOTAutograd's descriptors.
@@ -139,18 +133,6 @@ def test_every_field_may_be_missing() -> None:
         assert [(v.name, v.role) for v in copy.io.outputs] == [
             (v.name, v.role) for v in whole.io.outputs
         ], name
-        again = codec.from_json(codec.to_json(copy.meta), ViewAndMutationMeta)
-        assert again.identical(copy.meta), name
-
-
-NOT_ALWAYS_THERE = {"is_train"}
-"""In some of the supported versions: that it is missing tells nothing."""
-OURS = {
-    "act_input_indices": "act_input_paths",
-    "compile_id_str": "compile_id",
-    "dynamic_saved_tensors_idxs": "dynamic_saved_tensors",
-}
-"""What torch calls otherwise."""
 
 
 def test_without_anybody_to_tell_it_is_an_error() -> None:
@@ -176,7 +158,7 @@ def test_a_compilation_loses_the_field_alone(
     """GIVEN a torch without three of the fields WHEN it compiles twice THEN each is logged in one
     line, once, counted for each graph, and graphs are profiled."""
     real = compat.forward_metadata
-    gone = ("tokens", "num_intermediate_bases", "input_info.is_leaf")
+    gone = ("bw_donated_idxs", "num_intermediate_bases", "input_info.mutation_type")
 
     def without() -> Any:
         meta = real()
@@ -201,7 +183,7 @@ def test_a_compilation_loses_the_field_alone(
     for graph in graphs:
         assert graph.inputs
         assert graph.buffers
-        assert set(graph.metadata["view_and_mutation"]["unknown"]) == set(gone)
+        assert not any(v.donated for v in graph.inputs)
     torch._dynamo.reset()
 
 
@@ -215,7 +197,7 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
         (compat, "aot_id"),
         (compat, "forward_metadata"),
         (compat, "compile_id"),
-        (captured_io.FORWARDS, "add"),
+        (captured_backward_io.FORWARDS, "add"),
     ],
 )
 def test_what_is_read_beside_the_metadata(

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from memprof.profiler import claims, writing
+from memprof.profiler import claims
 from memprof.profiler.errors import ProfileExistsError, ProfileNotWritableError
 from memprof.profiler.file import (
     create_for_streaming,
-    decode_profile,
     write_profile,
     write_whole,
 )
@@ -136,64 +135,6 @@ def test_a_name_that_is_taken_while_a_new_file_is_written(
     with pytest.raises(ProfileExistsError):
         write_whole(tmp_path / "a", b"ours", "it", new=True)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"theirs")]
-
-
-END_TOGETHER = """
-import os, sys
-from memprof.output import Output
-from memprof.profiler.model import Process, Profile
-output, number = Output(sys.argv[1]), int(sys.argv[2])
-sync = os.fsync
-
-def both_are_here(fd):
-    sync(fd)
-    os.fsync = sync
-    print("written", flush=True)
-    input()
-
-os.fsync = both_are_here
-output.write(Profile(process=Process(number, number, 2)))
-"""
-
-
-@pytest.mark.parametrize("before", ["a file", "a link", "a dangling link", "nothing"])
-def test_two_that_end_together_both_keep_their_profiles(before: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    if before.endswith("link"):
-        path.symlink_to(tmp_path / "target.json")
-    if before in ("a file", "a link"):
-        path.write_bytes(b"of an earlier run")
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", END_TOGETHER, str(path)]
-    both = [
-        subprocess.Popen([*command, str(i)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        for i in range(2)
-    ]
-    # WHEN both have looked at the path and packed their profiles before either takes the place
-    for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-    said = "".join(process.communicate("\n")[1] for process in both)
-    # THEN one has the path, as if it had ended alone, and the other lies beside it
-    found = {p.name: p.resolve() for p in tmp_path.glob("run*.json")}
-    (beside,) = {f"run.{process.pid}.json" for process in both} & set(found)
-    assert set(found) == {"run.json", beside}
-    assert {decode_profile(p.read_bytes()).process.rank for p in found.values()} == {0, 1}  # type: ignore[union-attr]
-    assert path.is_symlink() == before.endswith("link")
-    assert said.count("was written by another process while this one ran, and stays") == 1
-
-
-def test_a_folder_that_somebody_keeps_locked_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "_LOCK_PAUSE_S", 0)
-    fd = os.open(tmp_path, os.O_RDONLY)
-    assert claims.try_lock(fd)
-    write_whole(tmp_path / "a", b"1", "it", unless=lambda: False)
-    with pytest.raises(ProfileExistsError):
-        write_whole(tmp_path / "a", b"2", "it", unless=lambda: True)
-    os.close(fd)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"1")]
 
 
 @pytest.mark.parametrize(

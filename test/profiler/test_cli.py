@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from expecttest import TestCase
+from framing import framed, header, packed
 from profile_builder import MIB, training
 
 from memprof.cli import main
@@ -41,8 +42,8 @@ def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    write_profile(training(), tmp_path / "p.json.gz")
-    return str(tmp_path / "p.json.gz")
+    write_profile(training(), tmp_path / "p.memprof")
+    return str(tmp_path / "p.memprof")
 
 
 class TestHelp(TestCase):
@@ -62,8 +63,8 @@ Commands:
   report    Print what is in a profile: the peak, what was live at it and...
   ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
-  merge     Put the profiles of several ranks into one file, OUT, which...
-  gantt     Write a page with operations, compiled calls and memory over time.
+  merge     Put the profiles of several ranks into one file.
+  gantt     Write the page of a report, opened at operations and calls over...
   export    Write a profile in another tool's format.
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
@@ -82,8 +83,8 @@ Usage: memprof report [OPTIONS] FILE
   Print what is in a profile: the peak, what was live at it and where it came
   from.
 
-  FILE is a profile written by memprof: .json, .json.gz or .memprof. Of a file
-  of several ranks it compares the ranks; --rank chooses one.
+  FILE is a profile written by memprof, or by a tracker. Of a file of several
+  ranks it compares the ranks; --rank chooses one.
 
 Options:
   --rank INTEGER RANGE  Whose profile, in a file of several ranks.  [x>=0]
@@ -93,7 +94,7 @@ Options:
   --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
                         most.
   --bytes               Bytes with all digits.
-  --html PATH           Write a page for the browser here instead: one file, no
+  -o, --output PATH     Write a page for the browser here instead: one file, no
                         network.
   -h, --help            Show this message and exit.
 """,
@@ -135,8 +136,8 @@ def test_report_json(path: str) -> None:
 
 
 def test_report_of_an_empty_profile(tmp_path: Path) -> None:
-    write_profile(Profile(), tmp_path / "p.json")
-    result = invoke("report", str(tmp_path / "p.json"))
+    write_profile(Profile(), tmp_path / "p.memprof")
+    result = invoke("report", str(tmp_path / "p.memprof"))
     assert result.exit_code == 0
     assert "no peak" in result.output
 
@@ -164,19 +165,19 @@ def test_schema() -> None:
     [
         (None, "cannot read it: No such file or directory"),
         (b"", "the file is empty"),
-        (encode_profile(training())[:5000], "truncated"),
-        (b"hello", "not JSON"),
-        (b"\x80\x04\x95", "not JSON"),
+        (encode_profile(training())[:40], "truncated"),
+        (b"hello", "not a memprof profile"),
         (b'{"traceEvents":[]}', "not a memprof profile"),
-        (encode_profile(training()).replace(b'"schema_version":1', b'"schema_version":7'), "7"),
-        (b'{"format":"memprof-profile","schema_version":"x\\u001b[31my\\nz"}', r"'x\x1b[31my\nz'"),
-        (b'{"format":"memprof-profile","schema_version":7,"memprof":"\\u001b]0;t"}', r"\x1b]0;t"),
+        (b'{"format":"memprof-profile","schema_version":1}', "written by memprof 0.1.0"),
+        (packed([header(7)]), "7"),
+        (packed([header("x\x1b[31my\nz")]), r"'x\x1b[31my\nz'"),
+        (packed([header(7, "\x1b]0;t")]), r"\x1b]0;t"),
     ],
 )
 def test_bad_files_give_one_line_and_exit_2(
     tmp_path: Path, command: str, content: bytes | None, says: str
 ) -> None:
-    file = tmp_path / "p.json"
+    file = tmp_path / "p.memprof"
     if content is not None:
         file.write_bytes(content)
     result = invoke(command, str(file))
@@ -189,12 +190,13 @@ def test_bad_files_give_one_line_and_exit_2(
 
 
 def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
-    content = encode_profile(training()).replace(b'"origin":"input"', b'"origin":"x"', 1)
-    (tmp_path / "p.json").write_bytes(content)
-    result = invoke("report", str(tmp_path / "p.json"))
+    document = json.loads(to_json(training()))
+    document["graphs"][0]["programs"][0]["storages"][0]["origin"] = "x"
+    (tmp_path / "p.memprof").write_bytes(framed(document))
+    result = invoke("report", str(tmp_path / "p.memprof"))
     assert result.exit_code == 0
     assert result.stderr == (
-        f"Warning: {tmp_path / 'p.json'}: left out: a program: Invalid enum value 'x' - at "
+        f"Warning: {tmp_path / 'p.memprof'}: left out: a program: Invalid enum value 'x' - at "
         "`$.graphs[0].programs[0].storages[0].origin`\n"
     )
     assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
@@ -215,7 +217,7 @@ def test_bad_options(path: str) -> None:
         (["--top", "x"], "'x' is not a valid integer"),
         (["--device", "cuda:7"], "has no memory on 'cuda:7'; devices in it: cpu"),
         (["--json", "--nonsense"], "No such option"),
-        (["--html", "-"], "writes files only"),
+        (["-o", "-"], "writes files only"),
     ):
         result = invoke("report", path, *args)
         assert result.exit_code == 2
@@ -245,18 +247,18 @@ def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
     """Names of the file ``path``, as a user could write them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "below").mkdir()
-    (tmp_path / "soft.json.gz").symlink_to(path)
+    (tmp_path / "soft.memprof").symlink_to(path)
     (tmp_path / "folder").symlink_to(tmp_path)
-    os.link(path, tmp_path / "hard.json.gz")
+    os.link(path, tmp_path / "hard.memprof")
     name = os.path.basename(path)
-    return [path, name, f"./below/../{name}", "soft.json.gz", f"folder/{name}", "hard.json.gz"]
+    return [path, name, f"./below/../{name}", "soft.memprof", f"folder/{name}", "hard.memprof"]
 
 
 @pytest.mark.parametrize(
     "command",
     [
         ["gantt", "-o"],
-        ["report", "--html"],
+        ["report", "-o"],
         ["export", "-f", "perfetto", "-o"],
         ["export", "-f", "memory-viz", "-o"],
         ["export", "-f", "collapsed", "-o"],
@@ -282,7 +284,7 @@ def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_p
     assert "calls.parquet is the file to read" in result.stderr
     write_profile(training(), tmp_path / "a.memprof")
     a = str(tmp_path / "a.memprof")
-    assert "is the file to read" in invoke("merge", a, a, file).stderr
+    assert "is the file to read" in invoke("merge", a, file, "-o", a).stderr
     assert (tmp_path / "calls.parquet").read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["a.memprof", "calls.parquet"]
 
@@ -318,12 +320,12 @@ def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -
         )
     )  # fmt: skip
     for n, profile in enumerate((tracked, flowing)):
-        path, out = str(tmp_path / f"{n}.json"), str(tmp_path / "out")
+        path, out = str(tmp_path / f"{n}.memprof"), str(tmp_path / "out")
         write_profile(profile, path)
         for args in (
             ["report", path],
             ["report", path, "--json"],
-            ["report", path, "--html", out],
+            ["report", path, "-o", out],
             ["diff", path, path],
             *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "speedscope")),
         ):

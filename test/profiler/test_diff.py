@@ -234,9 +234,9 @@ def invoke(*args: str) -> Result:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    write_profile(training(), tmp_path / "a.json.gz")
+    write_profile(training(), tmp_path / "a.memprof")
     write_profile(larger(training(), 4 * MIB), tmp_path / "b.memprof")
-    return str(tmp_path / "a.json.gz"), str(tmp_path / "b.memprof")
+    return str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_bad_input(files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello")
     result = invoke(str(tmp_path / "x"), files[0])
     assert result.exit_code == 2
-    assert "not JSON" in result.stderr
+    assert "not a memprof profile" in result.stderr
     result = invoke(*files, "--device", "cuda:3")
     assert result.exit_code == 2
     assert "this profile has no memory on 'cuda:3'" in result.stderr

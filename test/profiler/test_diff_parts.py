@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from expecttest import TestCase
+from framing import framed
 from profile_builder import MIB, training
 
 from memprof.cli import main
+from memprof.profiler._json import to_json
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.file import write_profile, write_whole
 from memprof.profiler.model import (
@@ -167,7 +169,7 @@ def written(folder: Path, name: str, profile: Profile) -> Path:
 def test_whatever_grew_fails(grown: str, tmp_path: Path) -> None:
     after = tracked()
     GROWN[grown](after)
-    a, b = written(tmp_path, "a.json", tracked()), written(tmp_path, "b.json", after)
+    a, b = written(tmp_path, "a.memprof", tracked()), written(tmp_path, "b.memprof", after)
     for limit in ("0", "1%", "511KiB"):
         result = invoke(a, b, "--fail-over", limit)
         assert result.exit_code == 1
@@ -179,7 +181,7 @@ def test_whatever_grew_fails(grown: str, tmp_path: Path) -> None:
 
 
 def test_a_peak_of_the_data_flow_fails(tmp_path: Path) -> None:
-    a, b = written(tmp_path, "a.json", flow(MIB)), written(tmp_path, "b.json", flow(3 * MIB))
+    a, b = written(tmp_path, "a.memprof", flow(MIB)), written(tmp_path, "b.memprof", flow(3 * MIB))
     result = invoke(a, b, "--fail-over", "0")
     assert result.exit_code == 1
     assert result.stderr == "Grew by more than 0 B: data-flow peak, cuda:0 by 2.00 MiB\n"
@@ -194,8 +196,8 @@ def test_a_peak_of_the_data_flow_fails(tmp_path: Path) -> None:
 
 def test_nothing_in_common_cannot_pass(tmp_path: Path) -> None:
     # GIVEN what there is no comparison of
-    a, b = written(tmp_path, "a.json", tracked()), written(tmp_path, "b.json", flow(MIB))
-    empty = written(tmp_path, "c.json", Profile())
+    a, b = written(tmp_path, "a.memprof", tracked()), written(tmp_path, "b.memprof", flow(MIB))
+    empty = written(tmp_path, "c.memprof", Profile())
     for before, after in ((a, b), (empty, empty), (a, empty)):
         result = invoke(before, after, "--fail-over", "5%")
         assert result.exit_code == 2
@@ -210,17 +212,17 @@ def test_what_one_side_alone_has_is_said(tmp_path: Path) -> None:
     found = compare(before, after)
     assert [q.name for q in found.quantities] == ["peak", "saved", "allocated", "pool"]
     assert found.notes == ("a tracker's record: only before",)
-    a, b = written(tmp_path, "a.json", before), written(tmp_path, "b.json", after)
+    a, b = written(tmp_path, "a.memprof", before), written(tmp_path, "b.memprof", after)
     assert "not compared: a tracker's record: only before" in invoke(a, b).output
 
 
 def test_a_damaged_file_is_not_judged(tmp_path: Path) -> None:
     # GIVEN a file whose peak was in a part that cannot be used
-    after = written(tmp_path, "b.json", training())
-    data = json.loads(after.read_bytes())
+    after = written(tmp_path, "b.memprof", training())
+    data = json.loads(to_json(training()))
     data["graphs"][0]["programs"][0]["storages"][0]["nbytes"] = -5
-    after.write_text(json.dumps(data))
-    before = written(tmp_path, "a.json", training())
+    after.write_bytes(framed(data))
+    before = written(tmp_path, "a.memprof", training())
     assert invoke(before, after).exit_code == 0
     result = invoke(before, after, "--fail-over", "5%")
     assert result.exit_code == 2
@@ -281,7 +283,7 @@ def everything() -> Profile:
 def test_memory_on_another_device_has_grown_from_nothing(part: str, tmp_path: Path) -> None:
     after = everything()
     with_device("cuda:1")[part](after)
-    a, b = written(tmp_path, "a.json", everything()), written(tmp_path, "b.json", after)
+    a, b = written(tmp_path, "a.memprof", everything()), written(tmp_path, "b.memprof", after)
     result = invoke(a, b, "--fail-over", "1MiB")
     assert result.exit_code == 1, result.output
     assert f"{part}, cuda:1 by " in result.stderr
@@ -302,7 +304,7 @@ def test_the_cpu_beside_an_accelerator_is_compared_when_asked_for() -> None:
 
 
 def test_a_process_that_did_not_come_to_its_end_is_not_judged(tmp_path: Path) -> None:
-    a = written(tmp_path, "a.json", everything())
+    a = written(tmp_path, "a.memprof", everything())
     killed = {"stream": everything(), "tracker": tracked()}
     killed["stream"].complete = False
     killed["tracker"].complete = False
@@ -349,7 +351,7 @@ def test_what_was_not_compared_does_not_pass(
 ) -> None:
     after = everything()
     change(after)
-    a, b = written(tmp_path, "a.json", everything()), written(tmp_path, "b.json", after)
+    a, b = written(tmp_path, "a.memprof", everything()), written(tmp_path, "b.memprof", after)
     assert f"not compared: {note}\n" in invoke(a, b).output
     result = invoke(a, b, "--fail-over", "5%")
     assert result.exit_code == 2
@@ -362,7 +364,7 @@ def test_what_was_not_compared_does_not_pass(
             for s in after.graphs[0].programs[0].storages
         ),
     )
-    assert invoke(a, written(tmp_path, "c.json", after), "--fail-over", "0").exit_code == 1
+    assert invoke(a, written(tmp_path, "c.memprof", after), "--fail-over", "0").exit_code == 1
 
 
 def test_one_device() -> None:
@@ -415,7 +417,7 @@ def test_what_gives_back_less_than_before_has_grown() -> None:
 def test_json(tmp_path: Path) -> None:
     after = tracked()
     with_tensors(after)
-    a, b = written(tmp_path, "a.json", tracked()), written(tmp_path, "b.json", after)
+    a, b = written(tmp_path, "a.memprof", tracked()), written(tmp_path, "b.memprof", after)
     found = json.loads(invoke(a, b, "--json").output)
     assert found["devices"] == ["", ""]
     (changed,) = [q for q in found["operations"] if q["before"] != q["after"]]

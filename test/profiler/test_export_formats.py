@@ -169,10 +169,10 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
     for rank, profile in enumerate(ranks):
         profile.process = Process(rank, 0, 2, f"host{rank}", 42)
         profile.perf_origin_ns += rank * SECOND
-        write_profile(profile, tmp_path / f"{rank}.json")
+        write_profile(profile, tmp_path / f"{rank}.memprof")
     merged = str(tmp_path / "merged.memprof")
-    files = [str(tmp_path / f"{rank}.json") for rank in (0, 1)]
-    result = CliRunner().invoke(main, ["merge", merged, *files])
+    files = [str(tmp_path / f"{rank}.memprof") for rank in (0, 1)]
+    result = CliRunner().invoke(main, ["merge", *files, "-o", merged])
     assert result.exit_code == 0, result.output
     # WHEN it is exported as one trace
     assert invoke(merged, "-f", "perfetto", "-o", str(tmp_path / "t.json")).exit_code == 0
@@ -277,8 +277,8 @@ def invoke(*args: str) -> Result:
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    write_profile(everything(), tmp_path / "p.json.gz")
-    return str(tmp_path / "p.json.gz")
+    write_profile(everything(), tmp_path / "p.memprof")
+    return str(tmp_path / "p.memprof")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -304,9 +304,9 @@ def test_the_commands_in_the_documentation_work(
     docs = Path(__file__).parents[2] / "docs"
     text = (docs / "exports.md").read_text() + (docs / "gantt.md").read_text()
     commands = re.findall(r"^memprof (?:export|gantt) .*", text, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 7
     monkeypatch.chdir(tmp_path)
-    write_profile(training(102), "run.json.gz")
+    write_profile(training(102), "run.memprof")
     for command in commands:
         result = CliRunner().invoke(main, shlex.split(command)[1:])
         assert result.exit_code == 0, (command, result.output)

@@ -15,9 +15,9 @@ from memprof.cli import main
 from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
+from memprof.profiler.repair import findings
 from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
 from memprof.profiler.report.html.payload_gantt import KINDS, gantt_payload
-from memprof.profiler.validate import findings
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
 
@@ -62,7 +62,7 @@ def test_tasks_take_the_first_free_rows() -> None:
 
 def test_the_page_of_a_training_run() -> None:
     profile = training_run(steps=3)
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     page = gantt_payload(profile)
     assert page is not None
     assert [(lane["name"], lane["rows"], len(lane["start"])) for lane in page["lanes"]] == [
@@ -154,8 +154,8 @@ def test_without_a_common_clock_nothing_is_claimed() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    write_profile(training_run(), tmp_path / "p.json.gz")
-    args = ["gantt", str(tmp_path / "p.json.gz"), "-o", str(tmp_path / "out.html")]
+    write_profile(training_run(), tmp_path / "p.memprof")
+    args = ["gantt", str(tmp_path / "p.memprof"), "-o", str(tmp_path / "out.html")]
     result = CliRunner().invoke(main, args)
     assert result.exit_code == 0, result.output
     assert result.output.endswith("one file that any browser opens offline\n")

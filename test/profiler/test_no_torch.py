@@ -25,13 +25,13 @@ def test_profiler_imports_without_torch() -> None:
         BLOCK
         + "import memprof, memprof.cli, memprof.profiler.model, memprof.profiler.file\n"
         + "import memprof.profiler.timeline, memprof.profiler.attribution\n"
-        + "import memprof.profiler.report, memprof.profiler.validate\n"
+        + "import memprof.profiler.report, memprof.profiler.repair\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_report_without_torch(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
+    path = tmp_path / "p.memprof"
     write_profile(training(), path)
     main = "from memprof.cli import main; main(prog_name='memprof')"
     for command in ("report", "ledger"):
@@ -39,22 +39,22 @@ def test_report_without_torch(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert "0/0 forward" in done.stdout
     merged = str(tmp_path / "all.memprof")
-    for command in (["diff", str(path), str(path)], ["merge", merged, str(path)]):
+    for command in (["diff", str(path), str(path)], ["merge", str(path), "-o", merged]):
         done = run(BLOCK + main, *command)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_report_page_without_torch(tmp_path: Path) -> None:
-    write_profile(training(), tmp_path / "p.json")
+    write_profile(training(), tmp_path / "p.memprof")
     main = "from memprof.cli import main; main(prog_name='memprof')"
     page = tmp_path / "p.html"
-    done = run(BLOCK + main, "report", str(tmp_path / "p.json"), "--html", str(page))
+    done = run(BLOCK + main, "report", str(tmp_path / "p.memprof"), "-o", str(page))
     assert (done.returncode, done.stderr) == (0, "")
     assert page.read_text().startswith("<!doctype html>")
 
 
 def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
-    write_profile(training(), tmp_path / "p.json")
+    write_profile(training(), tmp_path / "p.memprof")
     code = (
         BLOCK + "import sys\nfrom memprof.cli import main\n"
         "file, out = sys.argv[1:]\n"
@@ -62,12 +62,12 @@ def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
         "for name in ('perfetto', 'memory-viz', 'speedscope', 'collapsed'):\n"
         "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
     )
-    done = run(code, str(tmp_path / "p.json"), str(tmp_path / "out"))
+    done = run(code, str(tmp_path / "p.memprof"), str(tmp_path / "out"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_reading_a_profile_does_not_import_torch(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
+    path = tmp_path / "p.memprof"
     write_profile(training(), path)
     done = run(
         "import sys\nfrom memprof.cli import main\n"

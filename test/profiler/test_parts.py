@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from framing import framed
 from profile_builder import MIB, training
 from test_file import put
-from test_stream import full
+from test_frames import full
 
 from memprof.profiler._json import to_json
 from memprof.profiler.file import decode_profile, encode_profile, profile_schema
@@ -35,14 +36,13 @@ from memprof.profiler.model import (
     TrackerRecord,
     TreeDetail,
 )
+from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.repair import findings
 from memprof.profiler.report import Style, render_text, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
-from memprof.profiler.stream import encode_stream
-from memprof.profiler.tracker.limits import MAX_NAMES
-from memprof.profiler.validate import findings
 from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
 
 
@@ -69,24 +69,14 @@ def everything() -> Profile:
 
 @pytest.fixture
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(encode_profile(everything()))
+    found: dict[str, Any] = json.loads(to_json(everything()))
     return found
 
 
 def test_everything_comes_back(document: dict[str, Any]) -> None:
-    assert decode_profile(json.dumps(document).encode()) == everything()
+    assert decode_profile(framed(document)) == everything()
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(document, profile_schema())
-
-
-@pytest.mark.parametrize(
-    "field",
-    ["released", "process", "perf_origin_ns", "tracker", "dataflow", "complete", "left_out"],
-)
-def test_files_of_older_memprof_lack_the_parts(field: str, document: dict[str, Any]) -> None:
-    del document[field]
-    found = decode_profile(json.dumps(document).encode())
-    assert getattr(found, field) == getattr(Profile(), field)
 
 
 OPERATIONS = "tracker.operation_allocations"
@@ -151,14 +141,14 @@ def test_contradictions(
     document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
 ) -> None:
     edit(document)
-    found = decode_profile(json.dumps(document).encode(), "p.json")
+    found = decode_profile(framed(document), "p.memprof")
     # THEN the part is named with its place and the reason,
     assert len(found.left_out) == 1
     assert says in found.left_out[0]
     assert f"`{where.rpartition('.live[')[0] or where}" in found.left_out[0]
     # and nothing else is lost
     whole = everything()
-    assert list(findings(found)) == []
+    assert findings(found) == []
     assert (found.graphs, found.calls, found.ledger) == (whole.graphs, whole.calls, whole.ledger)
     parts = {name: getattr(found, name) for name in ("process", "dataflow", "tracker")}
     parts.pop(where.split(".")[1])
@@ -170,7 +160,7 @@ def test_a_contradiction_in_the_tracker_costs_that_part(document: dict[str, Any]
     put("tracker.operation_summary.1.parent", 5)(document)
     put("tracker.snapshots.0.total_bytes", "many")(document)
     put("tracker.pytorch_operations.peak_cpu_bytes", 1 << 70)(document)
-    found = decode_profile(json.dumps(document).encode())
+    found = decode_profile(framed(document))
     assert found.tracker is not None
     assert [s.time_ns for s in found.tracker.snapshots] == [20]
     assert [o.parent for o in found.tracker.operation_summary] == [-1, -1]
@@ -185,7 +175,7 @@ def test_paths_of_operations_have_a_bound(document: dict[str, Any]) -> None:
     document["tracker"]["operation_summary"] = [
         {"name": "n" * 100, "parent": i - 1} for i in range(n)
     ]
-    found = decode_profile(json.dumps(document).encode())
+    found = decode_profile(framed(document))
     assert found.tracker is not None
     record = found.tracker
     assert len(record.operation_summary) == n
@@ -199,7 +189,7 @@ def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any])
     root = {"name": "n" * (LONGEST_PATH - 100), "parent": -1}
     below = [{"name": f"{i}", "parent": 0} for i in range(n)]
     document["tracker"]["operation_summary"] = [root, *below]
-    found = decode_profile(json.dumps(document).encode())
+    found = decode_profile(framed(document))
     assert found.tracker is not None
     summary = found.tracker.operation_summary
     # THEN as many are below it as a tracker has, and the others keep their names
@@ -207,7 +197,7 @@ def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any])
     assert MAX_NAMES <= below_it <= LONGEST_PATHS / (LONGEST_PATH - 100)
     assert [o.name for o in summary[1:]] == [f"{i}" for i in range(n)]
     assert "the names above all before it have some 20,000,000 characters" in found.left_out[0]
-    assert list(findings(found)) == []
+    assert findings(found) == []
 
 
 # Reports
@@ -287,7 +277,6 @@ def test_every_report_says_that_memory_ran_out() -> None:
 def test_failed_allocations_come_back() -> None:
     profile = out_of_memory_everywhere()
     assert decode_profile(encode_profile(profile)) == profile
-    assert decode_profile(encode_stream(profile)) == profile
 
 
 def test_a_single_process_is_not_called_a_rank() -> None:

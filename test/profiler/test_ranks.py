@@ -173,7 +173,7 @@ def files(tmp_path: Path) -> list[str]:
     for profile in job():
         assert profile.process is not None
         n = profile.process.rank
-        path = tmp_path / f"{n}{('.json', '.json.gz', '.memprof', '.json')[n]}"
+        path = tmp_path / f"{n}.memprof"
         write_profile(profile, path)
         out.append(str(path))
     return out
@@ -181,7 +181,7 @@ def files(tmp_path: Path) -> list[str]:
 
 def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
-    result = invoke("merge", out, *files)
+    result = invoke("merge", *files, "-o", out)
     assert (result.exit_code, result.output) == (0, f"{out}: 4 profiles, of 4 ranks\n")
     assert read_profiles(out) == sorted(job(), key=lambda p: p.process.rank if p.process else 0)
     # AND the report compares ranks, or is one rank's
@@ -195,41 +195,38 @@ def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
 
 def test_merged_files_merge_further(tmp_path: Path, files: list[str]) -> None:
     a, b, c = (str(tmp_path / f"{n}.all.memprof") for n in "abc")
-    invoke("merge", a, *files[:2])
-    invoke("merge", b, *files[2:])
-    assert invoke("merge", c, a, b).exit_code == 0
+    invoke("merge", *files[:2], "-o", a)
+    invoke("merge", *files[2:], "-o", b)
+    assert invoke("merge", a, b, "-o", c).exit_code == 0
     assert len(read_profiles(c)) == 4
 
 
-def test_merge_does_not_lose_a_rank_whose_file_stands_in_the_place_of_out(
-    tmp_path: Path, files: list[str]
-) -> None:
-    (stream,) = (path for path in files if path.endswith(".memprof"))
-    before = Path(stream).read_bytes()
-    result = invoke("merge", stream, *(path for path in files if path != stream))
+def test_merge_without_an_output_writes_nothing(tmp_path: Path, files: list[str]) -> None:
+    before = {path: Path(path).read_bytes() for path in files}
+    result = invoke("merge", *files)
     assert result.exit_code == 2
-    assert "which no FILE has, and would be overwritten" in result.stderr
-    assert Path(stream).read_bytes() == before
+    assert "Missing option '--output' / '-o'" in result.stderr
+    assert {str(path): path.read_bytes() for path in tmp_path.iterdir()} == before
     # Merging again, or more, is no loss.
     out = str(tmp_path / "all.memprof")
     for given in (files[:2], files, files):
-        assert invoke("merge", out, *given).exit_code == 0
+        assert invoke("merge", *given, "-o", out).exit_code == 0
 
 
 def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
     for args, says in (
-        (["merge", str(tmp_path / "all.json"), *files], "its name ends in .memprof"),
-        (["merge", out, files[0], files[0]], "rank 3 comes from 2 files"),
-        (["merge", out, str(tmp_path / "no")], "No such file"),
-        (["merge", out], "Missing argument"),
-        (["merge", str(tmp_path / "no" / "all.memprof"), *files], "the folder must exist"),
+        (["merge", *files, "-o", str(tmp_path / "all.json")], "let its name end in .memprof"),
+        (["merge", files[0], files[0], "-o", out], "rank 3 comes from 2 files"),
+        (["merge", str(tmp_path / "no"), "-o", out], "No such file"),
+        (["merge", "-o", out], "Missing argument"),
+        (["merge", *files, "-o", str(tmp_path / "no" / "all.memprof")], "the folder must exist"),
     ):
         result = invoke(*args)
         assert result.exit_code == 2, args
         assert says in result.stderr
     assert not Path(out).exists()
-    invoke("merge", out, *files)
+    invoke("merge", *files, "-o", out)
     for args, says in (
         (["ledger", out], "it holds 4 profiles, of ranks 0, 1, 2, 3: say whose is meant"),
         (["report", out, "--rank", "7"], "it has no rank 7, but 0, 1, 2, 3"),
@@ -244,9 +241,9 @@ def test_a_process_of_which_nothing_is_known_has_its_place_as_rank(tmp_path: Pat
     # GIVEN files whose processes are not known, e.g. those of documentation
     for name, nbytes in (("a", 0), ("b", 4 * MIB)):
         profile = larger(training(), nbytes) if nbytes else training()
-        write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.json")
+        write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.memprof")
     out = str(tmp_path / "all.memprof")
-    invoke("merge", out, str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    invoke("merge", str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof"), "-o", out)
     # THEN the numbers of the comparison are those that --rank takes
     rows = json.loads(invoke("report", out, "--json").output)["rows"]
     assert [(r["rank"], r["peak"] // MIB) for r in rows] == [(0, 26), (1, 30)]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(training(), path, source="run.json")
+    write_report(training(), path, source="run.memprof")
     return path
 
 
@@ -169,7 +169,7 @@ def test_the_page_opens_at_the_peak_of_the_report(page: Page, report: Path) -> N
     text = page.inner_text(".kpis")
     assert "26.0 MiB" in text
     assert "activation" in text
-    assert page.title() == "Memory of run.json"
+    assert page.title() == "Memory of run.memprof"
 
 
 def test_columns_keep_the_highest_and_the_lowest(page: Page, report: Path) -> None:
@@ -738,20 +738,20 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
 
 
 def test_the_same_profile_gives_the_same_page() -> None:
-    pages = {build_page(report_page(training(), source="a.json")) for _ in range(2)}
+    pages = {build_page(report_page(training(), source="a.memprof")) for _ in range(2)}
     assert len(pages) == 1
 
 
 def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
-    write_profile(training(), tmp_path / "run.json.gz")
+    write_profile(training(), tmp_path / "run.memprof")
     out = tmp_path / "out.html"
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run.json.gz"), "--html", str(out)])
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "run.memprof"), "-o", str(out)])
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"{out}: 0.")
     show(page, out)
-    assert page.title() == "Memory of run.json.gz"
+    assert page.title() == "Memory of run.memprof"
     refused = CliRunner().invoke(
-        main, ["report", str(tmp_path / "run.json.gz"), "--html", str(tmp_path / "no" / "x.html")]
+        main, ["report", str(tmp_path / "run.memprof"), "-o", str(tmp_path / "no" / "x.html")]
     )
     assert refused.exit_code == 2
     assert "the folder must exist" in refused.output

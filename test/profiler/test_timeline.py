@@ -28,8 +28,8 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
+from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline, UnobservedCalls
-from memprof.profiler.validate import findings
 
 
 def mib(profile: Profile) -> list[tuple[float, float, float, float]]:
@@ -197,7 +197,7 @@ def test_constants_of_a_graph_persist() -> None:
     graph = GraphRecord(0, GraphKind.INFERENCE, "0/0", programs=[external.build()])
     other = GraphRecord(1, GraphKind.INFERENCE, "1/0", programs=[ProgramBuilder().build()])
     profile = Profile(graphs=[graph, other], calls=calls((0, 0), (0, 0), (1, 0)))
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     b = Timeline(profile).bytes_over_time()
     assert (list(b.entry), list(b.between)) == ([12, 12, 12], [12, 12, 12])
 
@@ -298,6 +298,44 @@ def test_backward_goes_to_the_forward_of_its_size() -> None:
     assert list(b.entry) == [0, 100, 1100, 1000]
     assert list(b.exit) == [100, 1100, 1000, 0]
     assert list(b.between) == [100, 1100, 1000, 0]
+
+
+def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> None:
+    # GIVEN two layers that share their code, and the one captured backward of both
+    activation = Category.ACTIVATION
+    forward = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        outputs=(GraphValue(0, "mm", Role.SAVED_FOR_BACKWARD, activation),),
+        programs=[ProgramBuilder().alloc("buf0", MIB, 1, activation, outputs=[0]).build()],
+    )
+    saved = ("saved_0", "saved_1")
+    program = ProgramBuilder()
+    for i, name in enumerate(saved):
+        program.input(name, MIB, activation, inputs=[i])
+    for line, name in enumerate(saved, 1):
+        program.free(name, line)
+    backward = GraphRecord(
+        1,
+        GraphKind.BACKWARD,
+        "!0/0",
+        1,
+        inputs=tuple(
+            GraphValue(
+                i, name, Role.SAVED_FOR_BACKWARD, activation, forward_graph=0, forward_output=0
+            )
+            for i, name in enumerate(saved)
+        ),
+        programs=[program.build()],
+    )
+    profile = Profile(graphs=[forward, backward], calls=calls(*[(0, 0), (0, 0), (1, 0)] * 2))
+    # THEN each call's memory is live, once, until the backward begins, and then the backward's own
+    once = [(0, 1, 1, 1), (1, 2, 2, 2), (2, 2, 0, 0)]
+    assert mib(profile) == once * 2
+    assert Timeline(profile).lifetimes == {0: {1: 2, 2: 2}}
+    assert [i.hold for i in Timeline(profile).live_at(5, 0).items] == [Hold.CALL] * 2
 
 
 def test_memory_saved_by_two_graphs_exists_once() -> None:
@@ -574,7 +612,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 @settings(max_examples=300)
 @given(profiles())
 def test_bytes_equal_the_plain_implementation(profile: Profile) -> None:
-    assert list(findings(profile)) == []
+    assert findings(profile) == []
     timeline = Timeline(profile)
     b = timeline.bytes_over_time()
     for k in range(len(timeline)):

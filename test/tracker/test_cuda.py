@@ -35,9 +35,9 @@ def test_a_device_that_is_not_in_use_is_not_touched(tmp_path: Path) -> None:
 
     program = (
         "import torch, memprof\n"
-        "memprof.initialize_memory_tracker(interval=0.05)\n"
-        "memprof.memory_checkpoint('x')\n"
-        "with memprof.get_memory_tracker().track_operation('x'): pass\n"
+        "memprof.track(interval=0.05)\n"
+        "memprof.checkpoint('x')\n"
+        "with memprof.current_tracker().track_operation('x'): pass\n"
         "print(torch.cuda.is_initialized())\n"
     )
     done = subprocess.run(
@@ -94,7 +94,7 @@ def test_pools(tracker: MemoryTracker) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-    tracker._accelerators._pools._next = 0
+    tracker._sources.accelerators._pools._next = 0
     tracker.snapshot(SnapshotKind.PERIODIC)
     pools = tracker.record().snapshots[-1].devices["cuda:0"].pools
     found = {p.id: p for p in pools}

@@ -14,7 +14,7 @@ from . import processes
 from .processes import end, files, record, run, start, wait_for_line, wait_until
 
 LOOP = """
-tracker = memprof.initialize_memory_tracker(interval=0.05)
+tracker = memprof.track(interval=0.05)
 kept = torch.ones(1000)
 for i in range(1_000_000):
     with tracker.track_operation("turn"):
@@ -25,7 +25,7 @@ for i in range(1_000_000):
 
 
 def test_normal_exit(tmp_path: Path) -> None:
-    done = run("memprof.initialize_memory_tracker()\nmemprof.memory_checkpoint('one')", tmp_path)
+    done = run("memprof.track()\nmemprof.checkpoint('one')", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     found = record(tmp_path)
     assert (found.metadata.state, found.metadata.reason) == (RunState.EXIT, "the interpreter ended")
@@ -38,7 +38,7 @@ def test_normal_exit(tmp_path: Path) -> None:
 
 
 def test_uncaught_exception(tmp_path: Path) -> None:
-    done = run("memprof.initialize_memory_tracker()\n{}['missing']", tmp_path)
+    done = run("memprof.track()\n{}['missing']", tmp_path)
     assert done.returncode == 1
     assert done.stderr.endswith("KeyError: 'missing'\n")
     found = record(tmp_path).metadata
@@ -46,13 +46,13 @@ def test_uncaught_exception(tmp_path: Path) -> None:
 
 
 def test_sys_exit(tmp_path: Path) -> None:
-    assert run("memprof.initialize_memory_tracker()\nsys.exit(7)", tmp_path).returncode == 7
+    assert run("memprof.track()\nsys.exit(7)", tmp_path).returncode == 7
     assert record(tmp_path).metadata.state is RunState.EXIT
 
 
 def test_sigterm(tmp_path: Path) -> None:
     program = """
-        tracker = memprof.initialize_memory_tracker(interval=0.05)
+        tracker = memprof.track(interval=0.05)
         with tracker.track_operation("turn"):
             time.sleep(0.2)
         with tracker.track_operation("turn"):
@@ -70,10 +70,10 @@ def test_sigterm(tmp_path: Path) -> None:
     assert found.operation_allocations.end_ns[-1] == -1  # it was in the middle of one
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 15)", "memprof.stop_memory_tracker()"])
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 15)", "memprof.stop_tracking()"])
 def test_a_signal_while_the_file_is_written(tmp_path: Path, end: str) -> None:
     program = f"""
-        tracker = memprof.initialize_memory_tracker()
+        tracker = memprof.track()
         write = tracker._write_file
         def signalled():
             os.kill(os.getpid(), 15)
@@ -100,7 +100,7 @@ def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
 
 def test_ctrl_c_can_be_caught(tmp_path: Path) -> None:
     program = """
-        memprof.initialize_memory_tracker()
+        memprof.track()
         try:
             print("ready", flush=True)
             time.sleep(60)
@@ -116,13 +116,13 @@ def test_ctrl_c_can_be_caught(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_the_users_own_handler_decides(tmp_path: Path, order: str) -> None:
     own = "signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))\n"
-    begin = "tracker = memprof.initialize_memory_tracker(interval=60)\n"
+    begin = "tracker = memprof.track(interval=60)\n"
     program = "stop = []\n" + (own + begin if order == "before" else begin + own)
     program += """
 print("ready", flush=True)
 while not stop:
     time.sleep(0.01)
-memprof.memory_checkpoint("saving")
+memprof.checkpoint("saving")
 sys.exit(3)
 """
     process = start(program, tmp_path)
@@ -138,7 +138,7 @@ sys.exit(3)
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     program = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        memprof.initialize_memory_tracker()
+        memprof.track()
         os.kill(os.getpid(), signal.SIGTERM)
         print("alive")
         """
@@ -148,11 +148,11 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
 def test_stopping_puts_handlers_back(tmp_path: Path) -> None:
     program = """
         hook, handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
-        memprof.initialize_memory_tracker()
+        memprof.track()
         assert sys.excepthook != hook and signal.getsignal(signal.SIGTERM) != handler
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
         assert sys.excepthook == hook and signal.getsignal(signal.SIGTERM) == handler
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
         """
     assert run(program, tmp_path).stderr == ""
     assert record(tmp_path).metadata.state is RunState.STOPPED
@@ -187,7 +187,7 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     assert len(found.tracker.snapshots) >= taken - 1
     assert {s.name for s in found.tracker.operation_summary} == {"turn"}
     # AND the next tracker there makes the file of it
-    done = run("memprof.initialize_memory_tracker()", tmp_path)
+    done = run("memprof.track()", tmp_path)
     assert "A tracker was killed here; what it had recorded is in" in done.stderr
     assert len(files(tmp_path)) == 2
     assert all(n.endswith(".json") for n in files(tmp_path))
@@ -196,8 +196,8 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
 
 def test_a_crash_in_c_leaves_the_journal(tmp_path: Path) -> None:
     program = """
-        memprof.initialize_memory_tracker(interval=60)
-        memprof.memory_checkpoint("before")
+        memprof.track(interval=60)
+        memprof.checkpoint("before")
         import ctypes
         ctypes.string_at(0)
         """
@@ -210,14 +210,14 @@ def test_a_crash_in_c_leaves_the_journal(tmp_path: Path) -> None:
 
 def test_forked_workers_are_not_tracked_and_unharmed(tmp_path: Path) -> None:
     program = """
-        tracker = memprof.initialize_memory_tracker(interval=0.02)
+        tracker = memprof.track(interval=0.02)
         lock = threading.Lock()
         def child():
             # Everything can be called, nothing is recorded, and SIGTERM is the default again.
-            assert not memprof.get_memory_tracker().enabled
-            with memprof.get_memory_tracker().track_operation("child"):
+            assert not memprof.current_tracker().enabled
+            with memprof.current_tracker().track_operation("child"):
                 with tracker.track_operation("x"):
-                    memprof.memory_checkpoint("child")
+                    memprof.checkpoint("child")
             assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
             torch.ones(10).sum()
         pids = []
@@ -233,7 +233,7 @@ def test_forked_workers_are_not_tracked_and_unharmed(tmp_path: Path) -> None:
             pids.append(pid)
             time.sleep(0.03)
         print([os.waitpid(pid, 0)[1] for pid in pids])
-        memprof.memory_checkpoint("parent")
+        memprof.checkpoint("parent")
         """
     done = run(program, tmp_path)
     assert done.stdout == "[0, 0, 0, 0]\n", done.stderr
@@ -246,10 +246,10 @@ def test_forked_workers_are_not_tracked_and_unharmed(tmp_path: Path) -> None:
 
 def test_a_forked_worker_can_have_its_own(tmp_path: Path) -> None:
     program = """
-        memprof.initialize_memory_tracker(interval=60)
+        memprof.track(interval=60)
         pid = os.fork()
         if pid == 0:
-            tracker = memprof.initialize_memory_tracker(interval=60)
+            tracker = memprof.track(interval=60)
             with tracker.track_operation("child"):
                 pass
             sys.exit(0)
@@ -268,7 +268,7 @@ def test_a_forked_worker_can_have_its_own(tmp_path: Path) -> None:
 
 def test_dataloader_workers(tmp_path: Path) -> None:
     program = """
-        memprof.initialize_memory_tracker(interval=0.02)
+        memprof.track(interval=0.02)
         data = torch.utils.data.DataLoader(torch.arange(64.0), batch_size=8, num_workers=2)
         print(sum(b.sum().item() for b in data))
         """

@@ -20,7 +20,7 @@ from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import api
 from memprof.profiler.tracker import operations as operations_module
-from memprof.profiler.tracker import snapshots as snapshots_module
+from memprof.profiler.tracker import tracker as tracker_module
 from memprof.profiler.tracker.operations import CURRENT
 from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
@@ -36,7 +36,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         if name.startswith("MEMPROF_"):
             monkeypatch.delenv(name)
     yield
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -44,10 +44,10 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_folder_that_is_not_there(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    tracker = memprof.initialize_memory_tracker(tmp_path / "nowhere", interval=60)
+    tracker = memprof.track(tmp_path / "nowhere", interval=60)
     with tracker.track_operation("work"):
-        memprof.memory_checkpoint("one")
-    memprof.stop_memory_tracker()
+        memprof.checkpoint("one")
+    memprof.stop_tracking()
     first, last = messages(caplog)
     assert f"no file can be written in {tmp_path / 'nowhere'}: No such file or directory" in first
     assert "give another output_dir" in first
@@ -56,9 +56,9 @@ def test_a_folder_that_is_not_there(caplog: pytest.LogCaptureFixture, tmp_path: 
 
 
 def test_a_folder_that_appears_later(tmp_path: Path) -> None:
-    tracker = memprof.initialize_memory_tracker(tmp_path / "later", interval=60)
+    tracker = memprof.track(tmp_path / "later", interval=60)
     (tmp_path / "later").mkdir()
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     assert files(tmp_path / "later") == [tracker.path.name if tracker.path else None]
 
 
@@ -82,9 +82,9 @@ def test_a_read_only_file_system(caplog: pytest.LogCaptureFixture, tmp_path: Pat
     folder = tmp_path / "ro"
     folder.mkdir()
     with mounted(folder, "ro,size=1m"):
-        memprof.initialize_memory_tracker(folder, interval=60)
-        memprof.memory_checkpoint("one")
-        memprof.stop_memory_tracker()
+        memprof.track(folder, interval=60)
+        memprof.checkpoint("one")
+        memprof.stop_tracking()
     assert "Read-only file system" in messages(caplog)[0]
     assert len(messages(caplog)) == 2
 
@@ -94,8 +94,8 @@ def test_a_folder_without_permission(caplog: pytest.LogCaptureFixture, tmp_path:
         pytest.skip("root may write anywhere")
     folder = tmp_path / "ro"
     folder.mkdir(mode=0o500)
-    memprof.initialize_memory_tracker(folder, interval=60)
-    memprof.stop_memory_tracker()
+    memprof.track(folder, interval=60)
+    memprof.stop_tracking()
     assert "Permission denied" in messages(caplog)[0]
 
 
@@ -105,18 +105,18 @@ def test_a_disk_that_is_full_from_some_time_on(
     folder = tmp_path / "small"
     folder.mkdir()
     with mounted(folder, "size=128k"):
-        tracker = memprof.initialize_memory_tracker(folder, interval=60)
-        memprof.memory_checkpoint("before")
+        tracker = memprof.track(folder, interval=60)
+        memprof.checkpoint("before")
         (folder / "filler").write_bytes(b"x" * (90 << 10))
         for i in range(200):
-            memprof.memory_checkpoint(f"number {i}")
+            memprof.checkpoint(f"number {i}")
         assert len(tracker.record().snapshots) == 202
         (journal,) = (n for n in files(folder) if n.endswith(".journal"))
         # What reached the disk can be read; space comes back, and it goes on.
         found = read_profile(folder / journal).tracker
         assert found is not None
         assert 2 <= len(found.snapshots) < 202
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
         assert files(folder) == [journal]
         (folder / "filler").unlink()
         assert read_profile(folder / journal).tracker is not None
@@ -129,10 +129,10 @@ def test_a_disk_that_is_full_from_some_time_on(
 def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     program = """
         import resource
-        tracker = memprof.initialize_memory_tracker(interval=60)
+        tracker = memprof.track(interval=60)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
         for i in range(100):
-            memprof.memory_checkpoint(str(i))
+            memprof.checkpoint(str(i))
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(len(tracker.record().snapshots))
         """
@@ -148,7 +148,7 @@ def test_wrong_toml(
 ) -> None:
     monkeypatch.setenv("MEMPROF_LARGEST", "3")
     (tmp_path / "memprof.toml").write_text("[memprof]\nintervall = 1\n")
-    tracker = memprof.initialize_memory_tracker(interval=30)
+    tracker = memprof.track(interval=30)
     assert tracker.enabled
     assert tracker.settings.interval == 30
     (said,) = messages(caplog)
@@ -166,8 +166,8 @@ def test_wrong_variables_too(
     for text in ("[memprof]\nintervall = 1\n", ""):
         caplog.clear()
         (tmp_path / "memprof.toml").write_text(text)
-        assert memprof.initialize_memory_tracker(interval=30).settings.largest == 10
-        memprof.stop_memory_tracker()
+        assert memprof.track(interval=30).settings.largest == 10
+        memprof.stop_tracking()
         assert "largest is 'many', it must be a whole number" in messages(caplog)[0]
         assert ("no setting 'intervall'" in messages(caplog)[0]) == bool(text)
         assert "takes no setting from files and variables" in messages(caplog)[0]
@@ -175,28 +175,24 @@ def test_wrong_variables_too(
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:
     with pytest.raises(SettingsError, match=r"interval is -1\.0, it must be 0\.01 or more"):
-        memprof.initialize_memory_tracker(interval=-1)
-    assert not memprof.get_memory_tracker().enabled
+        memprof.track(interval=-1)
+    assert not memprof.current_tracker().enabled
 
 
 def test_a_second_tracker(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    first = memprof.initialize_memory_tracker(tmp_path, interval=60)
-    second = memprof.initialize_memory_tracker(tmp_path, interval=5)
+    first = memprof.track(tmp_path, interval=60)
+    second = memprof.track(tmp_path, interval=5)
     assert second is first
-    assert memprof.get_memory_tracker() is first
+    assert memprof.current_tracker() is first
     assert f"runs in this process already, into {first.path}" in messages(caplog)[0]
-    memprof.stop_memory_tracker()
-    third = memprof.initialize_memory_tracker(tmp_path, interval=60)
+    memprof.stop_tracking()
+    third = memprof.track(tmp_path, interval=60)
     assert third is not first
     assert third.path != first.path
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
-    program = (
-        "import memprof\n"
-        "memprof.initialize_memory_tracker(interval=60)\n"
-        "print('tracked', flush=True); input()\n"
-    )
+    program = "import memprof\nmemprof.track(interval=60)\nprint('tracked', flush=True); input()\n"
     command = [sys.executable, "-c", program]
     pipe = subprocess.PIPE
     both = [
@@ -214,44 +210,44 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_no_tracker_at_all(tmp_path: Path) -> None:
-    tracker = memprof.get_memory_tracker()
-    memprof.memory_checkpoint("x")
-    memprof.stop_memory_tracker()
+    tracker = memprof.current_tracker()
+    memprof.checkpoint("x")
+    memprof.stop_tracking()
     with tracker.track_operation("x"), tracker.track_pytorch_ops():
         pass
     assert files(tmp_path) == []
 
 
 def test_what_was_named_before_it_started_is_tracked_then(tmp_path: Path) -> None:
-    @memprof.get_memory_tracker().track_operation("early")
+    @memprof.current_tracker().track_operation("early")
     def early() -> None:
         pass
 
     early()
     for count in (1, 2):
-        tracker = memprof.initialize_memory_tracker(tmp_path, interval=60)
+        tracker = memprof.track(tmp_path, interval=60)
         for _ in range(count):
             early()
-        memprof.stop_memory_tracker()
+        memprof.stop_tracking()
         assert [s.count for s in tracker.record().operation_summary] == [count]
 
 
 def test_made_disabled_it_starts_when_enabled(tmp_path: Path) -> None:
-    tracker = memprof.initialize_memory_tracker(tmp_path, enabled=False, interval=60)
+    tracker = memprof.track(tmp_path, enabled=False, interval=60)
     assert not tracker.enabled
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     assert files(tmp_path) == []
     tracker.enable()
     assert tracker.enabled
     assert len(files(tmp_path)) == 1
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     assert record(tmp_path).metadata.settings["enabled"] == "true"
 
 
 def test_a_file_that_says_enabled_starts_what_is_only_instrumented(tmp_path: Path) -> None:
     # GIVEN code that names operations and initializes nothing
     program = """
-        tracker = memprof.get_memory_tracker()
+        tracker = memprof.current_tracker()
 
         @tracker.track_operation("work")
         def work():
@@ -259,7 +255,7 @@ def test_a_file_that_says_enabled_starts_what_is_only_instrumented(tmp_path: Pat
 
         print("made", tracker.started, flush=True)
         work()
-        memprof.memory_checkpoint("after")
+        memprof.checkpoint("after")
         print("worked", tracker.started)
         """
     # WHEN nothing says it is on, or a file says it is off, THEN it stays off
@@ -280,15 +276,15 @@ def test_what_initializes_a_tracker_is_not_overtaken_by_a_file(
 ) -> None:
     monkeypatch.setattr(api, "_tracker", None)
     monkeypatch.setenv("MEMPROF_ENABLED", "true")
-    early = memprof.get_memory_tracker().track_operation("early")
+    early = memprof.current_tracker().track_operation("early")
     # WHEN the program itself decides, before anything named is run
-    tracker = memprof.initialize_memory_tracker(tmp_path, enabled=False, interval=60)
+    tracker = memprof.track(tmp_path, enabled=False, interval=60)
     with early:
         pass
     # THEN that counts
     assert not tracker.started
     assert files(tmp_path) == []
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=30)
+    tracker = memprof.track(tmp_path, interval=30)
     with early:
         pass
     assert tracker.settings.interval == 30
@@ -297,7 +293,7 @@ def test_what_initializes_a_tracker_is_not_overtaken_by_a_file(
 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MEMPROF_ENABLED", "0")
-    assert not memprof.initialize_memory_tracker(tmp_path).enabled
+    assert not memprof.track(tmp_path).enabled
 
 
 @pytest.mark.parametrize("interval", ["1e300", "1e10", "nan", "-1", "inf", "soon"])
@@ -305,7 +301,7 @@ def test_intervals_that_nobody_can_wait(
     interval: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MEMPROF_INTERVAL", interval)
-    tracker = memprof.initialize_memory_tracker(tmp_path)
+    tracker = memprof.track(tmp_path)
     assert tracker.settings.interval == 5.0
     assert tracker._thread is not None
     assert tracker._thread.is_alive()
@@ -315,8 +311,8 @@ def test_intervals_that_nobody_can_wait(
 
 @pytest.mark.parametrize("interval", [0.01, 1_000_000.0])
 def test_the_extreme_intervals_can_be_waited(interval: float, tmp_path: Path) -> None:
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=interval)
-    memprof.stop_memory_tracker()
+    tracker = memprof.track(tmp_path, interval=interval)
+    memprof.stop_tracking()
     assert tracker.record().metadata.problems == []
 
 
@@ -334,7 +330,7 @@ def test_no_file_raises_into_the_training(
     toml: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "memprof.toml").write_text(toml)
-    assert memprof.initialize_memory_tracker(interval=30).enabled
+    assert memprof.track(interval=30).enabled
     assert len(messages(caplog)) <= 1
     assert all("memprof.toml" in m for m in messages(caplog))
 
@@ -346,16 +342,16 @@ def test_a_tracker_that_cannot_start(
         raise ZeroDivisionError("inside")
 
     monkeypatch.setattr(MemoryTracker, "_open", broken)
-    tracker = memprof.initialize_memory_tracker(tmp_path)
+    tracker = memprof.track(tmp_path)
     with tracker.track_operation("work"):
-        memprof.memory_checkpoint("x")
+        memprof.checkpoint("x")
     assert not tracker.started
     assert messages(caplog) == [
         "The memory tracker cannot start, and stays off: ZeroDivisionError: inside"
     ]
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     monkeypatch.undo()
-    assert memprof.initialize_memory_tracker(tmp_path, interval=60).started
+    assert memprof.track(tmp_path, interval=60).started
 
 
 def test_a_thread_that_dies_says_so(
@@ -365,10 +361,10 @@ def test_a_thread_that_dies_says_so(
         raise OverflowError("timeout value is too large")
 
     monkeypatch.setattr(MemoryTracker, "_take_snapshots", broken)
-    tracker = memprof.initialize_memory_tracker(tmp_path)
+    tracker = memprof.track(tmp_path)
     assert tracker._thread is not None
     tracker._thread.join(60)
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     assert "the tracker failed: OverflowError" in messages(caplog)[0]
     assert len(record(tmp_path).metadata.problems) == 1
 
@@ -382,7 +378,7 @@ def test_a_tracker_that_fails_inside(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(snapshots_module.Photographer, "take", broken)
+    monkeypatch.setattr(tracker_module, "take_snapshot", broken)
     for _ in range(3):
         tracker.checkpoint("x")
     tracker.stop()
@@ -414,7 +410,7 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
     monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
     owner, _, name = place.partition(".")
-    parts = {"tensors": log._tensors, "accelerators": log._accelerators, "process": log._process}
+    parts = {n: getattr(log._sources, n) for n in ("tensors", "accelerators", "process")}
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")
@@ -456,24 +452,24 @@ def test_a_namer_that_fails(
 
     monkeypatch.setattr(naming, "_namers", [broken])
     kept = torch.ones(10)
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=60)
-    memprof.memory_checkpoint("one")
+    tracker = memprof.track(tmp_path, interval=60)
+    memprof.checkpoint("one")
     del kept
     assert [s.name for s in tracker.record().snapshots] == ["", "one"]
     assert any("naming a tensor failed: KeyError" in m for m in messages(caplog))
 
 
 def test_snapshots_of_several_threads_at_once(tmp_path: Path) -> None:
-    tracker = memprof.initialize_memory_tracker(tmp_path, interval=0.01)
+    tracker = memprof.track(tmp_path, interval=0.01)
     threads = [
-        threading.Thread(target=lambda: [memprof.memory_checkpoint("x") for _ in range(30)])
+        threading.Thread(target=lambda: [memprof.checkpoint("x") for _ in range(30)])
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    memprof.stop_memory_tracker()
+    memprof.stop_tracking()
     found = record(tmp_path)
     assert sum(s.name == "x" for s in found.snapshots) == 120
     assert len(found.snapshots) == tracker.record().metadata.snapshots_taken
@@ -482,7 +478,7 @@ def test_snapshots_of_several_threads_at_once(tmp_path: Path) -> None:
 
 def test_messages_are_ours(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    memprof.initialize_memory_tracker(interval=60)
-    memprof.memory_checkpoint("quiet")
-    memprof.stop_memory_tracker()
+    memprof.track(interval=60)
+    memprof.checkpoint("quiet")
+    memprof.stop_tracking()
     assert messages(caplog) == []

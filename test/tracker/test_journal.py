@@ -28,13 +28,13 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
+from memprof.profiler.repair import findings
 from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
 from memprof.profiler.tracker.document import encode_document, tracker_schema
 from memprof.profiler.tracker.journal import Entry, Header, Journal
 from memprof.profiler.tracker.read_journal import decode_journal
 from memprof.profiler.tracker.rows import as_columns
-from memprof.profiler.validate import findings
 
 from .records import row, snapshot
 
@@ -120,7 +120,7 @@ def changed(path: list[str | int], value: object) -> bytes:
 def test_contradictions_are_left_out(path: list[str | int], value: object, where: str) -> None:
     found = decode_profile(changed(path, value))
     assert f"at `{where}`" in found.left_out[0]
-    assert list(findings(found)) == []
+    assert findings(found) == []
     # AND the rest of the record is there
     assert found.tracker is not None
     whole = profile().tracker

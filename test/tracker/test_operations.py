@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import itertools
 import mmap
@@ -252,7 +253,7 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     mib = 1 << 20
     # GIVEN an operation that sets a new highest mark, whatever other tests have left it at,
     # and one that stays below it
-    highest, resident = tracker._process.highest(), tracker._process.resident()
+    highest, resident = tracker._sources.process.highest(), tracker._sources.process.resident()
     assert highest is not None
     assert resident is not None
     size = 400 * mib + highest - resident
@@ -290,7 +291,8 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     # However little time is between two edges.
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
-    log = OperationLog(tracker._tensors, tracker._process, devices, 100)  # type: ignore[arg-type]
+    sources = dataclasses.replace(tracker._sources, accelerators=devices)  # type: ignore[arg-type]
+    log = OperationLog(sources, 100)
     log._readings = Allowance(1e12)
     tracker._log = log
     with tracker.track_operation("first"):
@@ -339,14 +341,14 @@ class Timed:
             clock=self.clock,
         )
         self.tracker.start(thread=False)
-        look = self.tracker._tensors.look
+        look = self.tracker._sources.tensors.look
 
         def timed(*args: int) -> bool:
             self.looks += 1
             self.clock.now += look_ns
             return look(*args)
 
-        monkeypatch.setattr(self.tracker._tensors, "look", timed)
+        monkeypatch.setattr(self.tracker._sources.tensors, "look", timed)
 
     @contextlib.contextmanager
     def operation(self, name: str, lasts_ns: int) -> Iterator[None]:
@@ -463,14 +465,14 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTracker) -> None:
     # GIVEN a snapshot that has found many tensors and pauses after the first ones
     new = [torch.empty(10) for _ in range(10 * tensors_module.SLICE)]
-    before = tracker._tensors.sums()
+    before = tracker._sources.tensors.sums()
     paused, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
         paused.set()
         go_on.wait(60)
 
-    thread = threading.Thread(target=lambda: tracker._tensors.look(-1, pause))
+    thread = threading.Thread(target=lambda: tracker._sources.tensors.look(-1, pause))
     thread.start()
     assert paused.wait(60)
     # WHEN an operation begins and ends meanwhile
@@ -481,7 +483,10 @@ def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTrack
     # THEN it has its figures, and all that the snapshot had found
     (a,) = tracker.record().operation_summary
     assert (a.tensor_bytes_delta, a.tensors_delta, a.tensors_measured) == (4000, 1, 1)
-    assert tracker._tensors.sums() == (before[0] + len(new) * 40 + 4000, before[1] + len(new) + 1)
+    assert tracker._sources.tensors.sums() == (
+        before[0] + len(new) * 40 + 4000,
+        before[1] + len(new) + 1,
+    )
     del kept
 
 
@@ -492,7 +497,7 @@ def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with tracker._tensors.lock:
+        with tracker._sources.tensors.lock:
             held.set()
             release.wait(60)
 
@@ -670,7 +675,7 @@ def test_an_operation_that_was_open_at_a_fork_ends_in_the_child(tracker: MemoryT
     held.wait(30)
     try:
         # WHEN the child leaves it
-        tracker.forked()
+        tracker._forked()
         child = threading.Thread(target=operation.__exit__, args=(None, None, None), daemon=True)
         child.start()
         child.join(10)

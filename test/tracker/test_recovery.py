@@ -129,7 +129,7 @@ def test_a_journal_of_another_namespace(tmp_path: Path, monkeypatch: pytest.Monk
 
 TRACKED = """
 import memprof
-memprof.initialize_memory_tracker(interval=60)
+memprof.track(interval=60)
 print("tracked", flush=True)
 input()
 """

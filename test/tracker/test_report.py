@@ -10,6 +10,7 @@ from expecttest import TestCase
 
 from memprof.cli import main
 from memprof.profiler.model import (
+    Category,
     DeviceMemory,
     DeviceSummary,
     Lane,
@@ -51,7 +52,7 @@ def taken(
         largest=(
             TensorInfo(
                 (512, 1024), "torch.float32", "cuda:0", 2 * MIB, 1, True,
-                "step/forward", "head.weight", 3, "primals_1", "parameter",
+                "step/forward", "head.weight", 3, "primals_1", Category.PARAMETER,
             ),
         ),
         operations=("step",) if kind is SnapshotKind.PERIODIC else (),

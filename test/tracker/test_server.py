@@ -38,7 +38,7 @@ def taken():
             log.write("taken\\n")
     Journal.append = told
 taken()
-tracker = memprof.initialize_memory_tracker(interval=0.1)
+tracker = memprof.track(interval=0.1)
 
 def forward(size):
     with torch.inference_mode():

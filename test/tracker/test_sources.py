@@ -247,10 +247,10 @@ def test_allocated_memory() -> None:
 
 def test_public_names() -> None:
     names = {
-        "initialize_memory_tracker",
-        "get_memory_tracker",
-        "memory_checkpoint",
-        "stop_memory_tracker",
+        "track",
+        "current_tracker",
+        "checkpoint",
+        "stop_tracking",
     }
     assert names <= set(memprof.__all__)
     assert all(callable(getattr(memprof, name)) for name in names)

@@ -11,9 +11,8 @@ import torch
 
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import tensors as tensors_module
-from memprof.profiler.tracker._torch_compat import CpuAllocatorCount
-from memprof.profiler.tracker.memory import Accelerators, ProcessMemory
-from memprof.profiler.tracker.snapshots import Photographer
+from memprof.profiler.tracker.snapshots import take_snapshot
+from memprof.profiler.tracker.sources import Sources
 from memprof.profiler.tracker.tensors import LiveTensors
 
 
@@ -261,11 +260,8 @@ def test_subclasses_that_raise_cost_nobody_else(live: LiveTensors, name: str) ->
     assert grown(live, before)[0] == expected + 400
     # AND a snapshot has the others
     live._top, said = 10_000, list[str]()
-    process, accelerators = ProcessMemory(), Accelerators()
-    photographer = Photographer(
-        live, process, accelerators, CpuAllocatorCount(), lambda place: "", said.append
-    )
-    sizes = [t.nbytes for t in photographer.take(SnapshotKind.CHECKPOINT).largest]
+    taken = take_snapshot(Sources(live), SnapshotKind.CHECKPOINT, report=said.append)
+    sizes = [t.nbytes for t in taken.largest]
     assert ((4 << 20) in sizes) == (expected > 400)
     # (tensors of other tests may be there, and refuse as well)
     assert said or name not in ("shape", "dtype")

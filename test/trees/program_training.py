@@ -309,6 +309,9 @@ class Training:
             machine.device.type in pair.on
             and pair.name not in machine.without
             and not (how and (pair.buffer or pair.generator or pair.name == "state saved"))
+            # The operator's seed is a host's tensor in a plain run and a device's in a graph, and
+            # this checkpoint compares: two of torch's own rules that contradict each other.
+            and not (how == "not reentrant" and pair.name == "attention")
         )
 
     def _input(self, rng: random.Random, *, held: bool) -> tuple[Tensor, Tensor | None]:
@@ -316,8 +319,7 @@ class Training:
         machine = self.machine
         if rng.random() < 0.5 and held:
             t, _ = machine.argument(rng.randrange(1 << 16))
-            if not t.is_inference():
-                return t.detach(), None
+            return (t.clone() if t.is_inference() else t.detach()), None
         x = torch.full((N,), rng.randrange(1, 9) / 4, device=machine.device)
         if rng.random() < 0.5:
             x.requires_grad_()

@@ -28,7 +28,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,8 @@ class Held:
             function ran whether the two share memory (a graph may have read a copy), so nobody
             writes to it. Compilers return no such views.
         kept: it outlives its step.
+        inference: it was made in inference mode. A replay's output need not be such a tensor, so
+            the program must not ask itself.
     """
 
     tensor: Tensor
@@ -85,6 +87,7 @@ class Held:
     step: int | None
     shared: bool = False
     kept: bool = False
+    inference: bool = False
 
 
 class Machine:
@@ -135,6 +138,7 @@ class Machine:
         self.pending = False
         # Cycles and graphs of autograd may hold what the program does not.
         self.garbage = False
+        self.interrupted = False
         self.leases = LeasePool()
         self.user: Any = type("User", (), {})()
         self.leases.add_user(self.user)
@@ -279,7 +283,7 @@ class Machine:
         usable = [
             h
             for h in self.usable()
-            if h.mirror.shape == (N,) and not (to_write and (h.shared or h.tensor.is_inference()))
+            if h.mirror.shape == (N,) and not (to_write and (h.shared or h.inference))
         ]
         if usable and p % 5 < 3:
             h = usable[p // 5 % len(usable)]
@@ -346,6 +350,7 @@ class Machine:
             with torch.inference_mode() if inference else torch.no_grad():
                 out = function(inputs)
         except Interrupt:
+            self.interrupted = True
             for g, state in zip(self.all_generators(), states, strict=bool(states)):
                 g.set_state(state)
             if spec.buffer:  # it may have been written to or not
@@ -369,7 +374,7 @@ class Machine:
             if (p >> i) % 4 and len(self.held) < MOST_HELD:
                 aliases = storage_of(m) in shared
                 keeps = self.keeps_all or (kept and not aliases)
-                self.held.append(Held(t, m, self.step, aliases, keeps))
+                self.held.append(Held(t, m, self.step, aliases, keeps, inference))
         self.note(
             spec.fn.__name__, [float(m.double().sum()) for _, m in pairs if isinstance(m, Tensor)]
         )
@@ -496,7 +501,8 @@ class Machine:
         if usable and len(self.held) < MOST_HELD:
             h = usable[p % len(usable)]
             if h.mirror.dim():
-                self.held.append(Held(h.tensor[1:], h.mirror[1:], h.step, h.shared, h.kept))
+                view = replace(h, tensor=h.tensor[1:], mirror=h.mirror[1:])
+                self.held.append(view)
 
     def write_in_place(self, p: int) -> None:
         """The user's own code writes to what it holds: a weight is not among that."""
@@ -557,7 +563,7 @@ class Machine:
         if p % 8:
             return
         p //= 8
-        if p % 4 == 0:
+        if p % 4 == 0 or self.interrupted:  # frames of exceptions hold functions
             self.collect()
         for key in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
             del self.functions[key]
@@ -573,7 +579,7 @@ class Machine:
 
     def collect(self) -> None:
         gc.collect()
-        self.garbage = False
+        self.garbage = self.interrupted = False
 
     def manager_is_gone(self) -> None:
         """What was valid owns its memory from now on."""

@@ -25,8 +25,8 @@ from memprof.compile_backend.pools import explain_pools
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.cudagraph_trees.settings import configure, restore_settings
 from memprof.profiler.model import LedgerEntry, LedgerKind
+from memprof.profiler.repair import findings
 from memprof.profiler.trees import graphed_functions
-from memprof.profiler.validate import validate
 
 ALWAYS = {"graphs": True}
 CALLS = 6
@@ -614,7 +614,7 @@ def test_a_profile_tells_of_the_arena() -> None:
         for _ in range(CALLS):
             compiled(torch.randn(1000, 16)).sum().backward()
     found = session.profile()
-    validate(found)
+    assert findings(found) == []
     records = [e for e in found.ledger if e.kind is LedgerKind.RECORD]
     assert [(e.tree.device, e.graph) for e in records if e.tree is not None] == [
         ("cpu", g.id) for g in found.graphs

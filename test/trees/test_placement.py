@@ -23,7 +23,7 @@ from memprof.profiler.model import (
     Profile,
     Storage,
 )
-from memprof.profiler.validate import findings
+from memprof.profiler.repair import findings
 
 
 def check(placement: Placement) -> None:
@@ -97,9 +97,9 @@ def test_only_the_latest_are_kept() -> None:
 def test_what_contradicts_itself_is_found(block: PlacedBlock, says: str) -> None:
     record = GraphRecord(0, GraphKind.FORWARD)
     record.placements = [Placement("cuda:0", (), 1, ((0, 64),), (3, 4), (block,))]
-    ((where, what),) = findings(Profile(graphs=[record]))
-    assert where == "$.graphs[0].placements[0].blocks[0]"
-    assert says in what
+    (line,) = findings(Profile(graphs=[record]))
+    assert "at `$.graphs[0].placements[0].blocks[0]`" in line
+    assert says in line
 
 
 def test_compiled_cpu_code_in_an_arena() -> None:
@@ -117,7 +117,7 @@ def test_compiled_cpu_code_in_an_arena() -> None:
         assert (placement.pool, placement.node) == ("cpu arena", None)
         names = {b.owner for b in placement.blocks}
         assert names <= set(graph.buffers)
-    assert not list(findings(profile))
+    assert not findings(profile)
 
 
 @pytest.mark.simgpu
@@ -157,4 +157,4 @@ def test_recordings_of_graph_trees() -> None:
     backward = next(g for g in profile.graphs if g.kind is GraphKind.BACKWARD)
     (placement,) = backward.placements
     assert any(b.category is Category.ACTIVATION for b in placement.live_at(0))
-    assert not list(findings(profile))
+    assert not findings(profile)

@@ -503,6 +503,36 @@ def test_stale_autograd_graphs_hold_nothing() -> None:
     assert root.replays == 4
 
 
+def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
+    # GIVEN an output that got a grad_fn, and whose graph holds the other one
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
+    g = graphed(lambda x: [x * 3], [x])
+
+    class Compiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, p: torch.Tensor) -> torch.Tensor:
+            out, saved = f([p.detach().clone()])
+            ctx.save_for_backward(out, saved)
+            return out
+
+        @staticmethod
+        def backward(ctx, g):  # type: ignore[no-untyped-def]
+            return g * ctx.saved_tensors[1]
+
+    p = torch.ones(4, device="cuda", requires_grad=True)
+    for i in range(6):
+        next_step()
+        Compiled.apply(p)
+        # WHEN the next call of the step is made in inference mode, where detach_() does nothing
+        with torch.inference_mode():
+            (y,) = g([torch.full((4,), float(i), device="cuda")])
+            same(y, torch.full((4,), 3.0 * i))
+        del y
+    # THEN it comes back, and begins at the root as well: what only the trees hold is dead
+    assert [root.num_descendants() for root in manager().get_roots()] == [0, 0]
+
+
 def test_reset_in_the_middle_of_a_step() -> None:
     from memprof.cudagraph_trees.container import reset_cudagraph_trees
 

@@ -161,7 +161,7 @@ def _what(t: TensorInfo) -> str:
     what = [
         t.name,
         t.node or "",
-        t.category or ("requires grad" if t.requires_grad else ""),
+        t.category.value if t.category else ("requires grad" if t.requires_grad else ""),
         f"{t.tensors} tensors share it" if t.tensors > 1 else "",
     ]
     return ", ".join(w for w in what if w) or "-"

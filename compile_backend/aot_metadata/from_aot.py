@@ -1,0 +1,156 @@
+"""Copies of AOTAutograd's objects. The only module that reads them.
+
+Note [When metadata is copied]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Inside the inner compile, before Inductor runs: AOTAutograd strips its metadata right after, and
+Inductor rewrites the graph in place.
+
+Note [Fields that cannot be read]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+These are private objects of torch, and a torch that nobody has tried with memprof may name or
+fill a field in another way. That costs the field and nothing else: it is left at a neutral value,
+named in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
+from it finds that out (``knows``) and does without. ``tell`` hears of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from .subclass import IGNORED_SIZE, InnerValue, Sizes, SubclassLayout
+from .view_and_mutation import MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta
+
+T = TypeVar("T")
+
+
+class UnknownMetadataError(TypeError):
+    """AOTAutograd handed over an object that this version of memprof does not know."""
+
+
+Tell = Callable[[str, Exception], None]
+"""Hears of a field that cannot be read, as ``owner.field``, and why."""
+
+
+class _Reader:
+    """Reads fields of one object of torch.
+
+    Args:
+        owner: what a field's name begins with in what is told.
+        source: the object.
+        tell: see ``Tell``; None raises the error instead.
+    """
+
+    def __init__(self, owner: str, source: Any, tell: Tell | None) -> None:
+        self._owner = owner
+        self._source = source
+        self._tell = tell
+
+    def __call__(self, name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v) -> T:
+        """``convert`` of the field ``name``; ``neutral`` where that cannot be had."""
+        try:
+            return convert(getattr(self._source, name))
+        except Exception as error:
+            if self._tell is None:
+                raise
+            self._tell(f"{self._owner}{name}", error)
+            return neutral
+
+
+def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutationMeta:
+    """Copy of a ``torch._functorch._aot_autograd.schemas.ViewAndMutationMeta``.
+
+    Args:
+        meta: torch's.
+        tell: hears of fields that cannot be read (Note [Fields that cannot be read]); without it
+            what ``getattr`` or a conversion raises goes to the caller.
+    """
+    unknown: dict[str, None] = {}
+
+    def told(field: str, error: Exception) -> None:
+        assert tell is not None
+        if field not in unknown:
+            unknown[field] = None
+            tell(f"ViewAndMutationMeta.{field}", error)
+
+    tell_field = None if tell is None else told
+    read = _Reader("", meta, tell_field)
+
+    def mutations(infos: Any) -> tuple[MutationType, ...]:
+        return tuple(_mutation(_Reader("input_info.", i, tell_field)) for i in infos)
+
+    def outputs(infos: Any) -> tuple[OutputAliasInfo, ...]:
+        return tuple(_output(_Reader("output_info.", i, tell_field)) for i in infos)
+
+    no_inputs: tuple[MutationType, ...] = ()
+    no_outputs: tuple[OutputAliasInfo, ...] = ()
+    return ViewAndMutationMeta(
+        input_info=read("input_info", no_inputs, mutations),
+        output_info=read("output_info", no_outputs, outputs),
+        num_intermediate_bases=read("num_intermediate_bases", 0),
+        is_rng_op_functionalized=read("is_rng_op_functionalized", False),
+        num_symints_saved_for_bw=read("num_symints_saved_for_bw", None),
+        num_opaque_objects_saved_for_bw=read("num_opaque_objects_saved_for_bw", None),
+        bw_donated_idxs=read("bw_donated_idxs", None, lambda v: None if v is None else tuple(v)),
+        unknown=tuple(unknown),
+    )
+
+
+def _mutation(read: _Reader) -> MutationType:
+    return read("mutation_type", MutationType.NOT_MUTATED, lambda v: MutationType(v.name.lower()))
+
+
+def _output(read: _Reader) -> OutputAliasInfo:
+    return OutputAliasInfo(
+        output_type=read("output_type", OutputType.NON_ALIAS, lambda v: OutputType(v.name)),
+        base_idx=read("base_idx", None),
+        requires_grad=read("requires_grad", False),
+    )
+
+
+def subclass_layout(meta: Any) -> SubclassLayout:
+    """Copy of a ``SubclassCreationMeta``.
+
+    Raises:
+        UnknownMetadataError: something inside of it is neither tensor nor opaque object.
+    """
+    original = meta.original_subclass
+    return SubclassLayout(
+        subclass=meta.original_subclass_type if original is None else type(original),
+        context=meta.meta,
+        start=meta.flat_tensor_start_idx,
+        arg_count=meta.arg_count,
+        attrs=tuple((name, _inner(inner)) for name, inner in meta.attrs.items()),
+        outer_size=_sizes(meta.outer_size),
+        outer_stride=_sizes(meta.outer_stride),
+        outer_size_from=getattr(meta, "outer_size_from_attr", None),
+        outer_stride_from=getattr(meta, "outer_stride_from_attr", None),
+    )
+
+
+def _inner(meta: Any) -> SubclassLayout | InnerValue:
+    kind = type(meta).__name__
+    if kind == "SubclassCreationMeta":
+        return subclass_layout(meta)
+    if kind == "PlainTensorMeta":
+        symbolic = (
+            *getattr(meta, "size_symbol_placeholders", ()),
+            *getattr(meta, "stride_symbol_placeholders", ()),
+        )
+        return InnerValue(1 + sum(symbolic))
+    if kind == "OpaqueMeta":  # torch 2.13 on
+        return InnerValue(is_tensor=False)
+    raise UnknownMetadataError(f"unknown layout {kind}")
+
+
+def _sizes(values: Iterable[Any]) -> Sizes:
+    return tuple(map(_size, values))
+
+
+def _size(value: Any) -> int | None:
+    if isinstance(value, torch.SymInt):
+        return IGNORED_SIZE if value.node.is_nested_int() else None
+    size: int | None = value
+    return size

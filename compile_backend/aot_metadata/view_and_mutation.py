@@ -1,0 +1,139 @@
+"""What AOTAutograd knows of views and mutations in one compiled forward.
+
+Outputs of a compiled forward graph stand in this order::
+
+    mutated inputs | user outputs | intermediate bases | rng offset |
+    saved tensors | saved opaque objects | saved symints
+    └──────────────── num_forward ────────────────────┘
+
+and inputs of its backward::
+
+    symints | saved tensors | opaque objects | tangents | rng | BackwardState
+
+Note [Which inputs metadata counts]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The metadata that the tracing context offers describes the function *as it was traced*:
+duplicate arguments removed, overlapping ones replaced by a base, tensor subclasses taken
+apart into dense tensors. Its ``input_info[i]`` and every ``base_idx`` of an input thus
+count the forward graph's inputs (tokens and random-number inputs aside), not the
+arguments of the user's function. Dynamo's arguments are found through descriptors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MutationType(str, Enum):
+    """Who carries a mutation of an input out. The values are AOTAutograd's names."""
+
+    NOT_MUTATED = "not_mutated"
+    MUTATED_IN_GRAPH = "mutated_in_graph"
+    """The compiled graph writes into the input."""
+    MUTATED_OUT_GRAPH = "mutated_out_graph"
+    """The graph returns the new value; AOTAutograd copies it into the input afterwards."""
+
+
+class OutputType(str, Enum):
+    """How a user output relates to memory that somebody else holds. AOTAutograd's names."""
+
+    NON_ALIAS = "non_alias"
+    """Memory of its own."""
+    ALIAS_OF_INPUT = "alias_of_input"
+    """A view of input ``base_idx``, made again from that input after the call."""
+    IS_INPUT = "is_input"
+    """Input ``base_idx`` itself."""
+    ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT = "alias_of_intermediate_save_as_output"
+    """A view of an intermediate, which the graph returns for it: this is the output
+    because of which intermediate base ``base_idx`` is a graph output."""
+    ALIAS_OF_INTERMEDIATE = "alias_of_intermediate"
+    """A view of intermediate base ``base_idx``, which another output has already added."""
+    ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias_of_intermediate_base_is_user_output"
+    """A view of user output ``base_idx``."""
+    UNSAFE_VIEW_ALIAS = "unsafe_view_alias"
+    """A view of an intermediate that nobody else can reach: treated as no alias."""
+    CUSTOM_FUNCTION_VIEW = "custom_function_view"
+    """A view made by a custom autograd.Function: returned as it is, not replayed."""
+
+    @property
+    def aliases_input(self) -> bool:
+        """Whether its memory is that of an input."""
+        return self in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
+
+
+@dataclass(frozen=True)
+class OutputAliasInfo:
+    """One user output.
+
+    Attributes:
+        output_type: how it relates to other memory.
+        base_idx: what it is a view of, as ``output_type`` says.
+        requires_grad: a backward of the backward may be asked for through it.
+    """
+
+    output_type: OutputType
+    base_idx: int | None
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class ViewAndMutationMeta:
+    """The view and mutation metadata of one compiled function.
+
+    Attributes:
+        input_info: how each input is mutated.
+        output_info: one entry a user output.
+        num_intermediate_bases: bases that the graph returns for outputs that view them.
+        is_rng_op_functionalized: random operators take seed and offset as inputs.
+        num_symints_saved_for_bw: symbolic integers among the forward's outputs for its
+            backward; None until the joint graph is partitioned.
+        num_opaque_objects_saved_for_bw: opaque objects among the saved values.
+        bw_donated_idxs: inputs of the backward whose memory nobody else holds, so that it may
+            overwrite them; None until partitioned.
+        unknown: fields that torch has in another form than memprof knows, e.g.
+            ``num_intermediate_bases`` or ``output_info.base_idx``; above, they are neutral.
+    """
+
+    input_info: tuple[MutationType, ...]
+    output_info: tuple[OutputAliasInfo, ...]
+    num_intermediate_bases: int = 0
+    is_rng_op_functionalized: bool = False
+    num_symints_saved_for_bw: int | None = None
+    num_opaque_objects_saved_for_bw: int | None = None
+    bw_donated_idxs: tuple[int, ...] | None = None
+    unknown: tuple[str, ...] = ()
+
+    def knows(self, *names: str) -> bool:
+        """Whether these fields could be read, with all that is in them."""
+        return not any(field.partition(".")[0] in names for field in self.unknown)
+
+    @property
+    def mutated_in_graph(self) -> tuple[int, ...]:
+        """Inputs that the graph itself writes."""
+        return tuple(i for i, m in enumerate(self.input_info) if m is MutationType.MUTATED_IN_GRAPH)
+
+    @property
+    def num_mutated_outputs(self) -> int:
+        """Inputs that AOTAutograd mutates after the call; each is a graph output."""
+        return self.input_info.count(MutationType.MUTATED_OUT_GRAPH)
+
+    @property
+    def num_forward(self) -> int:
+        """Graph outputs before the first saved value."""
+        returned = self.num_mutated_outputs + len(self.output_info) + self.num_intermediate_bases
+        return returned + self.is_rng_op_functionalized
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it is known what the forward saves for its backward, and where it stands."""
+        return self.num_symints_saved_for_bw is not None and self.knows(
+            *("input_info", "output_info", "num_intermediate_bases", "is_rng_op_functionalized"),
+            *("num_symints_saved_for_bw", "num_opaque_objects_saved_for_bw"),
+        )
+
+    def saved_positions(self, num_outputs: int) -> tuple[range, range, range]:
+        """Tensors, opaque objects and symints among a partitioned forward's outputs."""
+        symints = num_outputs - (self.num_symints_saved_for_bw or 0)
+        opaque = symints - (self.num_opaque_objects_saved_for_bw or 0)
+        return range(self.num_forward, opaque), range(opaque, symints), range(symints, num_outputs)

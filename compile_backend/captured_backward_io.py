@@ -1,0 +1,294 @@
+"""What goes into a captured backward and comes out of it, and where its nodes come from.
+
+Note [Where a captured backward gets its names from]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Its compiler sees a plain function: ``inputs[0]``, ``inputs[1]`` and so on go in, tensors
+come out, and nothing is differentiated. What they are is known in three places:
+
+* the engine: which input is a leaf, its gradient until now, saved, or what the backward
+  is started with (``compiled_autograd/input_roles.py``);
+* the forward's record: which of its outputs a saved tensor is, and so whether that is an
+  activation, a parameter or an input of the user. AOTAutograd numbers the tensors that a
+  forward saves, and both sides know its number of the graph;
+* the call of the forward, which had the parameters under their names (``note_names``).
+
+Outputs are the accumulations, whose first argument is the leaf. So a captured backward is
+described like one that AOTAutograd made, and its nodes get the stacks and modules that
+the same nodes have there (``captured_nodes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from memprof.compiled_autograd.input_roles import (
+    InputRole,
+    LiftedInput,
+    input_roles,
+    taken_gradients,
+)
+from memprof.compiled_autograd.nodes import accumulated_leaf, is_getitem
+from memprof.compiled_autograd.origin import is_engine_frame, origin_of
+from memprof.compiled_autograd.tensor_names import NAMES
+from memprof.profiler.model import GraphRecord, NodeProvenance, Role
+
+from . import _torch_compat
+from .provenance.aot_nodes import (
+    CAPTURED_TAG,
+    borrow,
+    by_sequence_number,
+    nearest,
+    own_provenance,
+    tag_captured_nodes,
+    tag_inlined_nodes,
+    tag_of,
+    with_forward,
+)
+from .roles.dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A compiled forward, as its captured backward needs it.
+
+    Attributes:
+        record: of the graph.
+        nodes: of its AOT graph, by name.
+    """
+
+    record: GraphRecord
+    nodes: Mapping[str, NodeProvenance]
+
+
+class Forwards:
+    """Compiled forwards by AOTAutograd's id; the latest of an id counts."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Forward] = {}
+
+    def add(self, forward: Forward) -> None:
+        """Note the forward that is being compiled."""
+        aot_id = _torch_compat.aot_id()
+        if aot_id is not None:
+            self._known[aot_id] = forward
+
+    def get(self, aot_id: int | None) -> Forward | None:
+        """The forward of that id, None if it was not compiled with the option."""
+        return None if aot_id is None else self._known.get(aot_id)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+
+FORWARDS = Forwards()
+"""Of this process."""
+
+
+def note_names(
+    sources: Sequence[DynamoInput], example_inputs: Sequence[Any]
+) -> Callable[[Sequence[Any]], None]:
+    """Register the parameters of a Dynamo graph; what registers those of a later call.
+
+    One graph may serve several modules, each with parameters of its own, so the returned
+    function wants the arguments of every call. Where they are the ones of before it costs
+    one look into a dictionary.
+    """
+    names = {
+        s.index: s.fqn
+        for s in sources
+        if s.role is Role.PARAMETER and s.fqn and s.index is not None
+    }
+    if not names:
+        return lambda args: None
+    first = min(names)
+
+    def seen(args: Sequence[Any]) -> None:
+        if first < len(args) and args[first] not in NAMES:
+            NAMES.register(
+                (args[i], name)
+                for i, name in names.items()
+                if i < len(args) and isinstance(args[i], torch.Tensor)
+            )
+
+    seen(example_inputs)
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """One of the graphs that Dynamo cut a captured backward into: one, without hooks.
+
+    Attributes:
+        inputs: what it takes.
+        outputs: by position, the new gradients among what it returns.
+        nodes: provenance of the captured graph's nodes, by name.
+    """
+
+    inputs: tuple[DynamoInput, ...]
+    outputs: Mapping[int, DynamoOutput]
+    nodes: Mapping[str, NodeProvenance]
+
+
+class CapturedIO:
+    """What is known of one captured backward.
+
+    Args:
+        captured: the graph; its nodes get tags.
+
+    Attributes:
+        inputs: by index in the captured graph's ``inputs``.
+        taken: first gradients that are not copied: name of the node -> index of the leaf.
+        nodes: by name in the captured graph.
+    """
+
+    def __init__(self, captured: GraphModule) -> None:
+        self.inputs: Mapping[int, LiftedInput] = input_roles(captured.graph)
+        self.taken: Mapping[str, int] = taken_gradients(captured.graph)
+        self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
+        tag_captured_nodes(captured.graph)
+
+    def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
+        """Describe a Dynamo graph of the captured backward, and finish its tags.
+
+        Args:
+            gm: as Dynamo hands it to a backend.
+            inputs: as Dynamo describes them.
+        """
+        tag_inlined_nodes(gm.graph)
+        described = self._inputs(inputs)
+        return CapturedGraph(described, self._outputs(gm, described), self.nodes)
+
+    def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
+        by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
+        indices = [by_source.get(given.source) for given in inputs]
+        parameters = {
+            index
+            for given, index in zip(inputs, indices, strict=True)
+            if index is not None and given.role is Role.PARAMETER
+        }
+        return tuple(
+            given if index is None else self._described(given, index, parameters)
+            for given, index in zip(inputs, indices, strict=True)
+        )
+
+    def _described(self, given: DynamoInput, index: int, parameters: set[int]) -> DynamoInput:
+        lifted = self.inputs[index]
+        link, fact = _in_forward(lifted)
+        name = lifted.name or (fact.fqn if fact is not None else None)
+        known = DynamoInput(given.name, given.source, index=given.index, forward=link)
+        if lifted.role is InputRole.ROOT:
+            return replace(known, role=Role.TANGENT)
+        if lifted.role is InputRole.GRADIENT:
+            of_parameter = lifted.leaf in parameters
+            role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
+            return replace(known, role=role, fqn=name)
+        if given.role is Role.PARAMETER or lifted.leaf in parameters:
+            return replace(known, role=Role.PARAMETER, fqn=name)
+        if lifted.role is InputRole.LEAF:
+            return replace(known, fqn=name)
+        if fact is not None:
+            return replace(
+                fact, name=given.name, source=given.source, index=given.index, forward=link
+            )
+        return replace(known, role=Role.SAVED_FOR_BACKWARD)
+
+    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, DynamoOutput]:
+        described = {d.source: d for d in inputs}
+        (output,) = gm.graph.find_nodes(op="output")
+        found = {}
+        for position, node in enumerate(output.args[0]):
+            if not isinstance(node, Node):
+                continue
+            # The gradient itself, detached. One of several results has the tag of them all
+            # and, as every value that is assigned to a variable, its own name.
+            names = (tag_of(node, CAPTURED_TAG), *(n.name for n in node.all_input_nodes))
+            taken = next((self.taken[n] for n in names if n is not None and n in self.taken), None)
+            leaf = accumulated_leaf(node)
+            if taken is not None:
+                source = f"L['inputs'][{taken}]"
+            elif leaf is not None:
+                source = _source_of(leaf)
+            else:
+                continue
+            of = described.get(source)
+            is_parameter = of is not None and of.role is Role.PARAMETER
+            found[position] = DynamoOutput(is_parameter, of.fqn if of is not None else None)
+        return found
+
+
+def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInput | None]:
+    """Record and output of the forward that a saved tensor is; the input that this one is."""
+    aot_id, position = lifted.aot_saved or (None, 0)
+    forward = FORWARDS.get(aot_id)
+    if forward is None:
+        return None, None
+    saved = [v for v in forward.record.outputs if v.role is Role.SAVED_FOR_BACKWARD]
+    if position >= len(saved):
+        return None, None
+    output = saved[position]
+    link = (forward.record.id, output.index)
+    if output.alias_of_input is None:
+        return link, None
+    origin = forward.record.inputs[output.alias_of_input]
+    role = origin.role if origin.role in CATEGORIES else Role.USER_INPUT
+    return link, DynamoInput(origin.name, role=role, fqn=origin.fqn)
+
+
+def _source_of(leaf: Node) -> str:
+    """The way to an input of a Dynamo graph, e.g. ``L['inputs'][3]``."""
+    if is_getitem(leaf) and isinstance(leaf.args[0], Node):
+        return f"{_source_of(leaf.args[0])}[{leaf.args[1]!r}]"
+    return _torch_compat.source_text(_torch_compat.dynamo_source(leaf))
+
+
+# --- nodes --------------------------------------------------------------------------------
+
+
+def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
+    """Provenance of every node of a captured graph, by name.
+
+    A node of an AOTAutograd backward has what it has where AOTAutograd compiles that
+    backward itself: its own stack and module, else those of the forward operator with its
+    sequence number, else those of the nearest node of its own graph. A plain autograd node
+    has the engine's line for a stack and no module.
+    """
+    by_seq: dict[int, dict[int, NodeProvenance]] = {}
+    found: dict[str, NodeProvenance] = {}
+    alone: list[Node] = []
+    for node in captured.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        p = replace(own_provenance(node), from_forward=True)
+        origin = origin_of(node)
+        if origin is not None and origin.aot_node is not None:
+            if p.frame is not None and is_engine_frame(p.frame):
+                p = replace(p, stack=())
+            forward = FORWARDS.get(origin.aot_id)
+            if forward is not None and origin.aot_id is not None:
+                if origin.aot_id not in by_seq:
+                    by_seq[origin.aot_id] = by_sequence_number(forward.nodes.values())
+                p = with_forward(p, by_seq[origin.aot_id])
+            if not p.stack and p.module_path is None:
+                alone.append(node)
+        found[node.name] = p
+    located = {
+        name: p
+        for name, p in found.items()
+        if p.module_path is not None or (p.frame is not None and not is_engine_frame(p.frame))
+    }
+    for node in alone:
+        near = nearest(node, located)
+        if near is not None:
+            found[node.name] = borrow(found[node.name], located[near])
+    return {
+        name: replace(p, module_path="")
+        if p.module_path is None and p.frame is not None and not is_engine_frame(p.frame)
+        else p
+        for name, p in found.items()
+    }

@@ -1,0 +1,142 @@
+"""The graphs stage: CUDA code runs in memprof's graph trees.
+
+Note [Whose decision it is to wrap]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Inductor decides which graphs are safe to capture, cuts the others into partitions, and
+computes which inputs each partition has, which are static and which it writes to. All of
+that is left to it: memprof compiles with ``triton.cudagraphs`` on and stands in the place
+of the function that Inductor calls for each partition. The box through which a forward
+tells its backward that it was not wrapped stays Inductor's too, since a backward whose
+forward runs without a graph gets its saved tensors at new addresses each time.
+
+Note [Parameters that are gathered]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+FSDP gathers a module's parameters into memory that the allocator happens to give before each use,
+and frees it after. The graph trees would find out in the first step, see
+Note [Inputs that keep moving], too late for memory: a first call in a pool of its own leaves the
+general pool without what the optimizer's state then lies in, and 8 layers of Llama 8B over 8 ranks
+reserved a tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
+without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` for an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.torch_options import TreeOptions
+from memprof.profiler.model import GraphRecord, LedgerKind
+
+from . import _torch_compat
+from .ledger import Ledger
+from .observation.tree_models import Model, ObservableModel
+from .pipeline import CompileStage, CompileState
+from .roles.dynamo_input import DynamoInput
+
+
+def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
+    """Whether a Dynamo graph takes or makes tensors on a CUDA device."""
+    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
+        return True
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+            return True
+    return False
+
+
+def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
+    """Why code that takes these inputs gets no graph: Note [Parameters that are gathered]; "" if
+    nothing speaks against one.
+
+    Args:
+        inputs: of a Dynamo graph.
+        inductor: options of Inductor that were given to this compilation.
+    """
+    gathered = sum(i.is_gathered for i in inputs)
+    if not gathered or TreeOptions.of_this_compilation(inductor).or_error:
+        return ""
+    return (
+        f"{gathered} of its parameters are sharded by FSDP, which gathers them into other memory "
+        "for each use (options={'graphs': True} tries all the same)"
+    )
+
+
+class GraphsStage(CompileStage[Any]):
+    """Hands each partition of one compiled graph to the trees.
+
+    Args:
+        record: what the trees know the graph by, in messages and in their ledger.
+        ledger: says why a graph is not wrapped.
+        box: Inductor's own, through which it is told that it may capture.
+        models: gets what the trees are handed.
+        clone_outputs: option ``outputs="clone"``.
+        inductor: options of Inductor that were given to this compilation.
+    """
+
+    name = "graphs"
+
+    def __init__(
+        self,
+        record: GraphRecord,
+        ledger: Ledger,
+        box: Any,
+        models: list[ObservableModel],
+        *,
+        clone_outputs: bool,
+        inductor: Mapping[str, Any],
+    ) -> None:
+        self.record = record
+        self.ledger = ledger
+        self.box = box
+        self.models = models
+        self.clone_outputs = clone_outputs
+        # Asked now: compiling may switch it off for reasons of the code's own.
+        self._switched_off = box is not None and not box
+        self.inductor = inductor
+        self._wrapped: list[dict[str, Any]] = []
+
+    def pre_compile(self, state: CompileState) -> None:
+        """Stand in the place of Inductor's own trees while it compiles this graph."""
+        state.cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
+        state.cudagraphs = self.box
+
+    def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
+        options["record"] = self.record
+        options["clone_outputs"] = self.clone_outputs
+        options["torch_options"] = TreeOptions.of_this_compilation(self.inductor)
+        self._wrapped.append(options)
+        self.models.append(ObservableModel(model))
+        return self.models[-1]
+
+    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+        """Tell the trees which inputs and outputs of the graph each partition has."""
+        if not self._wrapped:
+            reason = (
+                getattr(compiled, "disabled_cudagraphs_reason", None)
+                or _torch_compat.why_others_capture()
+            )
+            if not reason:
+                reason = "Inductor found no part of it that can be captured"
+                if self._switched_off:  # Else this stage would not be: the settings want graphs.
+                    reason = (
+                        "the code switches graphs off for it: torch._dynamo.override_cudagraphs"
+                    )
+            self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+            return compiled
+        outputs = _torch_compat.partition_outputs(compiled)
+        inputs = _torch_compat.partition_inputs(compiled)
+        # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
+        wrapped = self._wrapped[-len(outputs) :] if outputs else self._wrapped[-1:]
+        if len(wrapped) != len(outputs) or _torch_compat.wraps_whole_graphs():
+            # One function that is the graph, partitions and what is between them, whole.
+            return compiled
+        for number, options in enumerate(wrapped):
+            options["partition"] = number if len(wrapped) > 1 else None
+            options["graph_inputs"] = inputs[number]
+            options["graph_outputs"] = outputs[number]
+        return compiled

@@ -1,0 +1,92 @@
+"""One graph input or output: how a node's value becomes a ``GraphValue``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from memprof.profiler.model import Category, GraphValue, Role
+
+from .. import _torch_compat as compat
+from ..aot_metadata.descriptor import Descriptor, DescriptorKind
+
+
+class RoleInfo(NamedTuple):
+    """What a value is: its role, the category of its memory, its qualified name."""
+
+    role: Role
+    category: Category
+    fqn: str | None = None
+
+
+UNKNOWN = RoleInfo(Role.UNKNOWN, Category.UNKNOWN)
+RNG_STATE = RoleInfo(Role.RNG_STATE, Category.AUTOGRAD_DETAIL)
+TOKEN = RoleInfo(Role.TOKEN, Category.AUTOGRAD_DETAIL)
+
+
+def is_rng(node: torch.fx.Node, desc: Descriptor | None) -> bool:
+    """Whether a node is random-number state: a seed, an offset or a generator."""
+    described = desc is not None and desc.kind is DescriptorKind.RNG
+    return described or isinstance(node.meta.get("val"), torch.Generator)
+
+
+def has_memory(node: torch.fx.Node) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def without_memory(
+    node: torch.fx.Node, desc: Descriptor | None, category: Category
+) -> RoleInfo | None:
+    """What a number, generator, token or opaque object is; None for a tensor.
+
+    Args:
+        category: of numbers and opaque objects.
+    """
+    kind = desc.whole.kind if desc is not None else None
+    if kind is DescriptorKind.RNG:
+        return RNG_STATE
+    if kind is DescriptorKind.TOKEN:
+        return TOKEN
+    value = node.meta.get("val")
+    if value is None or isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return RoleInfo(Role.SIZE, category)
+    if isinstance(value, torch.Generator):
+        return RNG_STATE
+    if compat.is_backward_state(value):
+        category = Category.AUTOGRAD_DETAIL
+    return RoleInfo(Role.OPAQUE, category)
+
+
+def absent_value(at: int) -> GraphValue:
+    """What stands for an output where the graph returns None."""
+    return GraphValue(at, "", *UNKNOWN)
+
+
+def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **known: Any) -> GraphValue:
+    """The value of ``node`` at position ``at``, with further fields of ``GraphValue``."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        known |= {
+            "dtype": str(value.dtype),
+            "shape": tuple(map(str, value.shape)),
+            "device": str(value.device),
+            "nbytes": extent_bytes(value),
+        }
+    return GraphValue(at, node.name, *info, **known)
+
+
+def extent_bytes(tensor: torch.Tensor) -> int | None:
+    """Bytes from a tensor's first element to its last; None if symbolic or not strided."""
+    if tensor.layout is not torch.strided:
+        return None
+    numbers = (*tensor.shape, *tensor.stride())
+    if not all(isinstance(n, int) for n in numbers):
+        return None
+    if 0 in tensor.shape:
+        return 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

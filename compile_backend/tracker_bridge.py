@@ -1,0 +1,102 @@
+"""What the backend tells the run-time tracker, which must not import it: whose a tensor is, and
+what was compiled and called. ``register()`` is called when the backend is imported.
+
+A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
+observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
+autograd function of that graph and its position among the outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from memprof.profiler.model import GraphRecord, Profile, Role, Storage
+from memprof.profiler.process_hooks import ForkSafeLock
+from memprof.profiler.tracker.naming import TensorOrigin
+from memprof.profiler.tracker.naming import register as tell_tracker
+
+from . import _torch_compat
+from .runtime import RUNTIME
+
+
+class _Index:
+    """Storage identities of observed programs, brought up to date when there are new ones."""
+
+    def __init__(self) -> None:
+        # Re-entrant: the tracker's handler of SIGTERM may come by while this thread is inside.
+        self._lock = ForkSafeLock()
+        self._seen: dict[int, int] = {}
+        self._origins: dict[int, TensorOrigin] = {}
+
+    def find(self, identity: int) -> TensorOrigin | None:
+        """What an observed program says of the storage with this number."""
+        with self._lock:
+            known = {g.record.id: g.record for g in RUNTIME.graphs()}
+            if not self._seen.keys() <= known.keys():  # torch._dynamo.reset()
+                self._seen.clear()
+                self._origins.clear()
+            for id, record in known.items():
+                programs = record.programs
+                for program in programs[self._seen.get(id, 0) :]:
+                    for storage in program.storages:
+                        if storage.identity is not None:
+                            # The graph that made it knows more than those that take it.
+                            if storage.at_entry and storage.identity in self._origins:
+                                continue
+                            self._origins[storage.identity] = _origin(record, storage)
+                self._seen[id] = len(programs)
+            return self._origins.get(identity)
+
+
+def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
+    node, name = None, ""
+    if storage.at_entry:
+        for i in storage.inputs:
+            if i < len(record.inputs):
+                value = record.inputs[i]
+                node = value.name
+                if value.role in (Role.PARAMETER, Role.BUFFER) and value.fqn:
+                    name = value.fqn
+    else:
+        buffer = record.buffers.get(storage.name)
+        node = buffer.primary if buffer is not None else None
+    return TensorOrigin(record.id, node, storage.category, name)
+
+
+_INDEX = _Index()
+
+
+def origin(tensor: torch.Tensor) -> TensorOrigin | None:
+    """What compiled graphs know of ``tensor``."""
+    try:
+        storage = tensor.untyped_storage()
+    except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
+        return None
+    identity = RUNTIME.identities.known(storage)
+    found = _INDEX.find(identity) if identity is not None else None
+    return found or _as_output(tensor)
+
+
+def _as_output(tensor: torch.Tensor) -> TensorOrigin | None:
+    id = _torch_compat.graph_of_output(tensor)
+    record = next((g.record for g in RUNTIME.graphs() if g.record.id == id), None)
+    if record is None or tensor.output_nr >= len(record.outputs):
+        return None
+    value = record.outputs[tensor.output_nr]
+    # The position is AOTAutograd's business; that shape and type agree says we read it right.
+    same = value.dtype == str(tensor.dtype) and len(value.shape) == tensor.dim()
+    sizes = zip(value.shape, tensor.shape, strict=False)
+    if not same or any(text.isdigit() and int(text) != size for text, size in sizes):
+        return None
+    return TensorOrigin(record.id, value.name, value.category)
+
+
+def compiled() -> tuple[Profile, dict[int, int]]:
+    """The profile so far, and the numbers of its threads by ``threading.get_ident()``."""
+    threads: dict[int, int] = {}
+    return RUNTIME.profile(threads=threads), threads
+
+
+def register() -> None:
+    """Let the tracker ask."""
+    tell_tracker(origin, compiled)

@@ -1,0 +1,274 @@
+"""Profiles from the frames of a file; see Note [What the frames of a profile hold].
+
+Note [What damage costs]
+~~~~~~~~~~~~~~~~~~~~~~~~
+A frame that is damaged, or does not hold what it should, is left out; what is known from the rest
+is the profile, and ``left_out`` says what was lost. Later frames count on earlier ones in three
+places, and there the loss is kept in mind: programs and ledger entries have their positions (what
+is missing is a gap, and calls of a lost program have none), and a graph of which only a later
+change is known is left out with its calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from ._header import check_version
+from ._json import to_json
+from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError
+from .frames import Damage, Frame, Kind, frames
+from .model import FORMAT, CallColumns, Profile
+from .reading import Budget
+from .repair import Notes
+from .salvage import UNREADABLE, salvage
+
+__all__ = ["Document", "documents"]
+
+_MOST_BAD = 1_000
+"""Frames of a process that do not hold what they should; behind these nobody looks for more, since
+each costs an exception and a few bytes are enough for one."""
+_GAP = 100_000
+"""Programs and ledger entries of a process that can be missing, all gaps together."""
+_LOST = msgspec.Raw(b"null")
+"""Stands where a program or a ledger entry is missing."""
+_PROFILE_FIELDS = {f.name for f in fields(Profile)} - {
+    *("format", "schema_version", "graphs", "calls", "ledger", "complete"),
+}
+
+
+class _Programs(msgspec.Struct):
+    start: int = msgspec.field(name="from")
+    items: list[msgspec.Raw]
+
+
+class _Ledger(msgspec.Struct):
+    length: int
+    entries: list[tuple[int, msgspec.Raw]]
+
+
+class _Calls(msgspec.Struct):
+    graph: list[int]
+    program: list[int]
+    start_ns: list[int]
+    duration_ns: list[int]
+    thread: list[int]
+    dropped: int | None = None
+
+
+def documents(data: bytes, path: str | None) -> Iterator[Document]:
+    """What a file says of each process, in order of their headers.
+
+    Raises:
+        ProfileTruncatedError: not even the first frame is whole.
+        ProfileInvalidError: there is no whole frame at all.
+        ProfileTooLargeError: it unpacks to more than may be read.
+    """
+    by_process: dict[int, Document] = {}
+    first: Damage | None = None
+    damage: Damage | None = None  # of which nobody has said anything yet
+    last: Document | None = None
+    for frame in frames(data, Budget(len(data), path)):
+        if isinstance(frame, Damage):
+            first, damage = first or frame, damage or frame
+            continue
+        document = by_process.get(frame.process)
+        if document is None or frame.kind == Kind.HEADER:
+            if document is not None:
+                yield document
+                del by_process[frame.process]
+            if damage is not None and last is not None and frame.number == 0:
+                last.lost(damage.start, damage.problem)  # at its end
+                damage = None
+            document = by_process[frame.process] = Document(path)
+        document.add(frame, damage)
+        damage, last = None, document
+    if last is not None:
+        if damage is not None:
+            last.lost(damage.start, damage.problem)
+        yield from by_process.values()
+    elif first is None:
+        raise ProfileTruncatedError(
+            path,
+            f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
+            "profile again",
+        )
+    else:
+        raise ProfileInvalidError(
+            path,
+            f"damaged after {first.start:,} bytes: {first.problem}, and there is no whole frame; "
+            "copy it again or take the profile again",
+        )
+
+
+class Document:
+    """What the frames of one process come to.
+
+    Attributes:
+        left_out: what was damaged.
+        refused: why nothing of it was read, None if it was.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.left_out = Notes()
+        self.refused: ProfileError | None = None
+        self._path = path
+        self._fields: dict[str, msgspec.Raw] = {}
+        self._graphs: dict[int, dict[str, msgspec.Raw]] = {}
+        self._programs: dict[int, list[msgspec.Raw]] = {}
+        self._ledger: list[msgspec.Raw] = []
+        self._columns = CallColumns()
+        self._dropped = 0
+        self._complete = False
+        self._next = 0
+        self._gap = _GAP
+        self._bad = 0
+
+    def lost(self, start: int, problem: str, count: int = 1) -> None:
+        """Note frames that are not there."""
+        what = "a frame" if count < 2 else f"{count:,} frames"
+        self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
+
+    def add(self, frame: Frame, damage: Damage | None) -> None:
+        """Add a frame.
+
+        Args:
+            frame: of this process.
+            damage: what could not be read before it, if nobody has said so.
+        """
+        missing = frame.number - self._next
+        if missing < 0:
+            self.lost(frame.start, "its number was there before")
+            return
+        if damage is not None:
+            self.lost(damage.start, damage.problem, missing)
+        elif missing:
+            self.lost(frame.start, "missing", missing)
+        self._next = frame.number + 1
+        if self.refused is not None or self._bad == _MOST_BAD:
+            return
+        try:
+            self._apply(frame)
+        except ProfileError as e:
+            self.refused = e  # of other processes the file can have readable ones
+        except (*UNREADABLE, msgspec.DecodeError, ValueError) as e:
+            self._bad += 1
+            self.lost(frame.start, f"not what it should be ({type(e).__name__}: {e})")
+            if self._bad == _MOST_BAD:
+                self.left_out.line(
+                    f"whatever comes after {_MOST_BAD:,} frames that are not what they should be"
+                )
+
+    def _apply(self, frame: Frame) -> None:
+        payload = frame.payload
+        if frame.kind == Kind.HEADER:
+            self._header(payload)
+        elif frame.kind == Kind.FIELDS:
+            self._fields.update(_object(payload))
+        elif frame.kind == Kind.GRAPH:
+            self._graph(_object(payload))
+        elif frame.kind == Kind.LEDGER:
+            self._entries(msgspec.json.decode(payload, type=_Ledger))
+        elif frame.kind == Kind.CALLS:
+            self._calls(msgspec.json.decode(payload, type=_Calls))
+        elif frame.kind == Kind.END:
+            self._complete = True
+
+    def _header(self, payload: bytes) -> None:
+        found = _object(payload)
+
+        def plain(name: str) -> Any:
+            try:
+                return msgspec.json.decode(found[name]) if name in found else None
+            except UNREADABLE:
+                return "something that cannot be read"
+
+        if plain("format") != FORMAT:
+            raise ProfileInvalidError(
+                self._path, f"not a valid profile: its `format` is {plain('format')!r:.60}"
+            )
+        check_version(plain("schema_version"), plain("memprof"), self._path)
+
+    def _graph(self, change: dict[str, msgspec.Raw]) -> None:
+        id = msgspec.json.decode(change.get("id", b"null"), type=int)
+        if "programs" in change:
+            new = msgspec.json.decode(change.pop("programs"), type=_Programs)
+            known = self._programs.setdefault(id, [])
+            self._spend_gap(new.start, len(known), "programs")
+            known[new.start :] = [*[_LOST] * (new.start - len(known)), *new.items]
+        # In place: a graph can have very many changes.
+        self._graphs.setdefault(id, {}).update(change)
+
+    def _entries(self, change: _Ledger) -> None:
+        if any(not 0 <= i < change.length for i, _ in change.entries):
+            raise ValueError(f"an entry outside of a ledger of {change.length}")
+        new = {i for i, _ in change.entries}
+        self._spend_gap(change.length, len(self._ledger) + len(new), "ledger entries")
+        del self._ledger[change.length :]
+        self._ledger += [_LOST] * (change.length - len(self._ledger))
+        for i, entry in change.entries:
+            self._ledger[i] = entry
+
+    def _calls(self, new: _Calls) -> None:
+        columns = (new.graph, new.program, new.start_ns, new.duration_ns, new.thread)
+        if len({len(c) for c in columns}) > 1:
+            raise ValueError(f"columns of {[len(c) for c in columns]} calls")
+        starts = list(accumulate(new.start_ns))
+        known = self._columns
+        known.graph.extend(new.graph)
+        known.program.extend(new.program)
+        known.start_ns.extend(starts)
+        known.end_ns.extend(s + d for s, d in zip(starts, new.duration_ns, strict=True))
+        known.thread.extend(new.thread)
+        if new.dropped is not None:
+            self._dropped = new.dropped
+
+    def _spend_gap(self, end: int, known: int, what: str) -> None:
+        """Count what is missing before ``end``, of which ``known`` are there."""
+        gap = max(end - known, 0)
+        if end < 0 or gap > self._gap:
+            raise ValueError(f"{end} {what}, where {known} are known")
+        self._gap -= gap
+
+    def profile(self) -> Profile:
+        """The profile, not validated; what cannot be read is left out and noted.
+
+        Raises:
+            ProfileError: ``refused``.
+        """
+        if self.refused is not None:
+            raise self.refused
+        calls = replace(self._columns, dropped=self._dropped)
+        counts = Counter(calls.graph)
+        graphs = []
+        for id in sorted(self._graphs):
+            graph: dict[str, Any] = {"calls": counts[id], **self._graphs[id]}
+            graphs.append({**graph, "programs": self._programs.get(id, [])})
+        document = {
+            **{name: raw for name, raw in self._fields.items() if name in _PROFILE_FIELDS},
+            "graphs": graphs,
+            "ledger": self._ledger,
+            "complete": self._complete,
+        }
+        data = to_json(document)
+        try:
+            found = msgspec.json.decode(data, type=Profile)
+        except UNREADABLE:
+            found = salvage(_object(data), self.left_out)
+        found.calls = calls
+        if not self._complete or self.left_out:
+            # Chunks are cut while calls go on: these counts may be a little ahead of the calls, as
+            # they are where calls were lost.
+            logged = len(calls) + calls.dropped
+            found.released = {k: min(n, logged) for k, n in found.released.items()}
+        return found
+
+
+def _object(payload: bytes) -> dict[str, msgspec.Raw]:
+    # Raw: the structure is checked and no value is built, which matters for large files.
+    return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])

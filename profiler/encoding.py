@@ -1,0 +1,237 @@
+"""A profile as frames, at once or piece by piece while it grows.
+
+Note [What the frames of a profile hold]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The payloads are JSON, by ``Kind``; ``decoding.py`` reads them:
+
+* ``HEADER`` begins a profile: ``{"format": "memprof-profile", "schema_version": 2, "memprof": …}``;
+* ``FIELDS``: fields of ``Profile`` that are new or have changed;
+* ``GRAPH``: ``{"id": …, …}``, fields of a ``GraphRecord`` that are new or have changed;
+  ``programs`` come as ``{"from": n, "items": […]}``, which replaces the list from ``n`` on;
+* ``LEDGER``: ``{"length": n, "entries": [[position, entry], …]}``, entries that are new or have
+  changed (a repeat raises ``count``);
+* ``CALLS``: columns of calls. Starts are differences from the call before in the same frame, the
+  first one absolute; ``duration_ns`` stands for the end. A call costs some 6 bytes;
+* ``END``: the session ended as it should. Without it ``Profile.complete`` is False, and a graph's
+  number of calls is that of the calls in the file.
+
+Whatever the pieces, the profile read is the one that was there at the last:
+``test/profiler/test_frames.py`` holds this for random histories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import Counter
+from operator import sub
+from typing import Any
+
+import msgspec
+
+from ._json import to_json
+from .frames import Kind, pack
+from .model import (
+    FORMAT,
+    SCHEMA_VERSION,
+    AllocationProgram,
+    CallColumns,
+    GraphRecord,
+    LedgerEntry,
+    Profile,
+)
+
+__all__ = ["ProfileEncoder", "encode_profile"]
+
+_CALLS_A_FRAME = 65_536
+# Written in frames of their own, or with the end.
+_SPECIAL = {
+    *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
+}
+_FIELDS = [f.name for f in dataclasses.fields(Profile) if f.name not in _SPECIAL]
+_GRAPH_FIELDS = [
+    f.name for f in dataclasses.fields(GraphRecord) if f.name not in {"id", "programs", "calls"}
+]
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """A whole profile.
+
+    Raises:
+        TypeError, ValueError, RecursionError: something in it has no JSON form.
+    """
+    encoder = ProfileEncoder()
+    calls = profile.calls
+    pieces = []
+    for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
+        part = slice(start, start + _CALLS_A_FRAME)
+        columns = CallColumns(
+            calls.graph[part],
+            calls.program[part],
+            calls.start_ns[part],
+            calls.end_ns[part],
+            calls.thread[part],
+            calls.dropped,
+        )
+        last = start + _CALLS_A_FRAME >= len(calls)
+        pieces.append(encoder.chunk(profile, columns, end=last and profile.complete))
+    return b"".join(pieces)
+
+
+class ProfileEncoder:
+    """Turns a growing profile into chunks of frames: each says what is new since the last."""
+
+    def __init__(self) -> None:
+        self._process: int | None = None
+        self._number = 0
+        self._fields: dict[str, bytes] = {}
+        self._graphs: dict[int, _WrittenGraph] = {}
+        self._ledger: list[LedgerEntry] = []
+        self._calls: Counter[int] = Counter()
+        self._dropped = 0
+
+    def chunk(self, profile: Profile, calls: CallColumns, *, end: bool = False) -> bytes:
+        """The next frames; nothing at all if nothing is new.
+
+        Args:
+            profile: as it is now; its ``calls`` are not looked at.
+            calls: those since the last chunk; ``dropped`` is the number up to now.
+            end: this is the last chunk, and ``profile`` final. Only here is everything
+                compared by content; before, graphs by identity of their fields, since a
+                large one takes milliseconds to encode and hardly ever changes.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it has no JSON form. Then, and
+                whatever else is raised, the encoder is as it was: what this chunk would have
+                said is said by the next one.
+        """
+        draft = self._copy()
+        data = draft._chunk(profile, calls, end)
+        self.__dict__.update(draft.__dict__)
+        return data
+
+    def _copy(self) -> ProfileEncoder:
+        copy = ProfileEncoder()
+        copy.__dict__.update(
+            self.__dict__,
+            _fields=dict(self._fields),
+            _graphs={id: graph.copy() for id, graph in self._graphs.items()},
+            _calls=self._calls.copy(),
+        )
+        return copy
+
+    def _chunk(self, profile: Profile, calls: CallColumns, end: bool) -> bytes:
+        new: list[tuple[Kind, bytes]] = []
+        self._set(new, profile, _FIELDS)
+        for record in profile.graphs:
+            written = self._graphs.setdefault(record.id, _WrittenGraph())
+            changed = written.changes(record, end)
+            if changed:
+                new.append((Kind.GRAPH, _object({"id": to_json(record.id), **changed})))
+        self._entries(new, profile.ledger)
+        self._columns(new, calls)
+        if end:
+            for record in profile.graphs:
+                if record.calls != self._calls[record.id]:
+                    new.append((Kind.GRAPH, to_json({"id": record.id, "calls": record.calls})))
+        # The time alone is no news: an idle process would write one chunk after the other.
+        if new or end:
+            self._set(new, profile, ["created_ns"])
+        if end:
+            new.append((Kind.END, b"{}"))
+        if not new:
+            return b""
+        if self._process is None:
+            what = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "memprof": profile.memprof}
+            new.insert(0, (Kind.HEADER, to_json(what)))
+            # Of the content, so that the same profile gives the same bytes; processes differ.
+            self._process = zlib.crc32(b"".join(payload for _, payload in new))
+        first, self._number = self._number, self._number + len(new)
+        return b"".join(
+            pack(kind, self._process, number, payload)
+            for number, (kind, payload) in enumerate(new, first)
+        )
+
+    def _set(self, new: list[tuple[Kind, bytes]], profile: Profile, names: list[str]) -> None:
+        changed: dict[str, bytes] = {}
+        for name in names:
+            data = to_json(getattr(profile, name))
+            if self._fields.get(name) != data:
+                self._fields[name] = changed[name] = data
+        if changed:
+            new.append((Kind.FIELDS, _object(changed)))
+
+    def _entries(self, new: list[tuple[Kind, bytes]], ledger: list[LedgerEntry]) -> None:
+        known = self._ledger
+        changed = [
+            (i, entry) for i, entry in enumerate(ledger) if i >= len(known) or entry != known[i]
+        ]
+        if changed or len(ledger) != len(known):
+            new.append((Kind.LEDGER, to_json({"length": len(ledger), "entries": changed})))
+            self._ledger = list(ledger)
+
+    def _columns(self, new: list[tuple[Kind, bytes]], calls: CallColumns) -> None:
+        if not len(calls) and calls.dropped == self._dropped:
+            return
+        starts = calls.start_ns
+        columns: dict[str, Any] = {
+            "graph": calls.graph,
+            "program": calls.program,
+            "start_ns": [*starts[:1], *map(sub, starts[1:], starts)],
+            "duration_ns": list(map(sub, calls.end_ns, starts)),
+            "thread": calls.thread,
+        }
+        if calls.dropped != self._dropped:
+            columns["dropped"] = self._dropped = calls.dropped
+        new.append((Kind.CALLS, to_json(columns)))
+        self._calls.update(calls.graph)
+
+
+class _WrittenGraph:
+    """What the file knows of one graph."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+        self._hashes: dict[str, int] = {}
+        self._programs: list[AllocationProgram] = []
+
+    def copy(self) -> _WrittenGraph:
+        """Another one that knows the same."""
+        copy = _WrittenGraph()
+        copy._values, copy._sizes = dict(self._values), dict(self._sizes)
+        copy._hashes, copy._programs = dict(self._hashes), self._programs
+        return copy
+
+    def changes(self, record: GraphRecord, by_content: bool) -> dict[str, bytes]:
+        """Fields that the file does not have yet, in JSON."""
+        changed: dict[str, bytes] = {}
+        for name in _GRAPH_FIELDS:
+            value = getattr(record, name)
+            size = len(value) if isinstance(value, (dict, list, tuple)) else 0
+            if not by_content and name in self._values:
+                old = self._values[name]
+                # Comparing containers by content would take as long as encoding them.
+                same_value = old is value if size else old == value
+                if same_value and self._sizes[name] == size:
+                    continue
+            data = to_json(value)
+            self._values[name], self._sizes[name] = value, size
+            digest = hash(data)
+            if self._hashes.get(name) != digest:
+                self._hashes[name] = digest
+                changed[name] = data
+        known = self._programs
+        same = 0
+        for old_program, new_program in zip(known, record.programs, strict=False):
+            if old_program is not new_program and old_program != new_program:
+                break
+            same += 1
+        if same < max(len(known), len(record.programs)):
+            self._programs = list(record.programs)
+            changed["programs"] = to_json({"from": same, "items": self._programs[same:]})
+        return changed
+
+
+def _object(fields: dict[str, bytes]) -> bytes:
+    return to_json({name: msgspec.Raw(data) for name, data in fields.items()})

@@ -1,0 +1,168 @@
+"""The bytes of a profile file: a row of frames.
+
+Note [What a profile file looks like]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A file is a row of *frames*, appended while the process runs or written at once. Each has a header
+of 24 bytes, little-endian:
+
+    4s  MAGIC
+    B   Kind
+    3x
+    I   process: tells apart the processes of a file, which are merged by concatenating files
+    I   number of the frame among those of its process, from 0
+    I   length of the payload
+    I   CRC-32 of the 12 bytes before and of the payload; of kind too
+
+and a payload: JSON, compressed by zlib. ``encoding.py`` says what each kind of frame holds.
+
+A frame that does not agree with its checksum is left out, and the next one is looked for: right
+behind it if one begins there, else by ``MAGIC``. Its number tells what is missing. A frame that
+ends behind the end of the file, and zeros there (which a file system can leave where the last write
+did not arrive), are what a killed process leaves behind: no damage.
+
+A file of nothing but beginnings of frames would be gone over once for each of them, so bytes whose
+checksum was taken in vain have a bound (``_VAIN``), behind which nobody looks for more.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .reading import Budget
+
+__all__ = ["MAGIC", "Damage", "Frame", "Kind", "frames", "pack"]
+
+MAGIC = b"\x93mpf"
+_HEAD = struct.Struct("<4sB3xIIII")
+_NUMBERS = struct.Struct("<BIII")
+_PIECE = 1 << 20
+_VAIN = 4
+"""Times the bytes of a file whose checksums may be taken in vain."""
+_MOST_DAMAGED = 1_000
+"""Damaged places in a file; behind these nobody looks for whole frames."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds; those that are not known are passed over."""
+
+    HEADER = 0
+    FIELDS = 1
+    GRAPH = 2
+    LEDGER = 3
+    CALLS = 4
+    END = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A whole frame.
+
+    Attributes:
+        start: its first byte in the file.
+        kind: a ``Kind``, or a number that this memprof does not know.
+        process, number: whose it is, and its number there.
+        payload: JSON.
+    """
+
+    start: int
+    kind: int
+    process: int
+    number: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A place where no whole frame is.
+
+    Attributes:
+        start: its first byte in the file.
+        problem: what is wrong, in words.
+    """
+
+    start: int
+    problem: str
+
+
+def pack(kind: Kind, process: int, number: int, payload: bytes) -> bytes:
+    """A frame.
+
+    Args:
+        kind: of what it holds.
+        process, number: below 2³².
+        payload: JSON, not compressed.
+    """
+    packed = zlib.compress(payload, 6)
+    check = _check(kind, process, number, packed)
+    return _HEAD.pack(MAGIC, kind, process, number, len(packed), check) + packed
+
+
+def _check(kind: int, process: int, number: int, packed: bytes | memoryview) -> int:
+    return zlib.crc32(packed, zlib.crc32(_NUMBERS.pack(kind, process, number, len(packed))))
+
+
+def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
+    """The frames of a file, in order, and what is between them.
+
+    Raises:
+        ProfileTooLargeError: they unpack to too much.
+    """
+    view = memoryview(data)
+    at, vain, damaged = 0, 0, 0
+    while at < len(data):
+        found, problem, end = _frame(view, at, budget)
+        if found is not None:
+            yield found
+            at = end
+            continue
+        following = data.find(MAGIC, at + 1)
+        if following < 0 and (end > len(data) or not data[at:].strip(b"\0")):
+            return  # a killed process's last frame
+        yield Damage(at, problem)
+        damaged += 1
+        vain += min(end, len(data)) - at
+        if damaged == _MOST_DAMAGED or vain > _VAIN * len(data):
+            return
+        if data[end : end + len(MAGIC)] == MAGIC:
+            at = end
+        else:
+            at = following if following >= 0 else len(data)
+
+
+def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str, int]:
+    """The frame at ``at``, or what is wrong with it; and where it says that it ends."""
+    begin = at + _HEAD.size
+    if begin > len(view):
+        return None, "cut off", begin
+    magic, kind, process, number, length, check = _HEAD.unpack_from(view, at)
+    if magic != MAGIC:
+        return None, "no frame begins here", at + 1
+    end = begin + length
+    packed = view[begin:end]
+    if end > len(view):
+        return None, "cut off", end
+    if _check(kind, process, number, packed) != check:
+        return None, "its checksum is another", end
+    try:
+        payload = _unpacked(packed, budget)
+    except zlib.error as e:
+        return None, str(e), end
+    return Frame(at, kind, process, number, payload), "", end
+
+
+def _unpacked(packed: memoryview, budget: Budget) -> bytes:
+    unpacker = zlib.decompressobj()
+    pieces: list[bytes] = []
+    rest: bytes | memoryview = packed
+    while not unpacker.eof:
+        piece = unpacker.decompress(rest, _PIECE)
+        rest = unpacker.unconsumed_tail
+        if not piece and not rest and not unpacker.eof:
+            raise zlib.error("its payload ends early")
+        budget.spend(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)

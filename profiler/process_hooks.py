@@ -1,0 +1,72 @@
+"""What every package registers once: what to do in a forked child, and when torch is reset."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+Action = Callable[[], object]
+
+_on_reset: list[Action] = []
+
+
+def on_fork(action: Action) -> Action:
+    """Call ``action`` in every forked child, after what was registered before. Returns it."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+    return action
+
+
+def on_reset(action: Action) -> Action:
+    """Call ``action`` when torch forgets what it has compiled (``torch._dynamo.reset()``).
+
+    Returns it, so that this can stand above a function as its decorator.
+    """
+    _on_reset.append(action)
+    return action
+
+
+def reset() -> None:
+    """Undo and forget, the last registered first: what stands on others before these."""
+    for action in reversed(_on_reset):
+        action()
+
+
+class ForkSafeLock:
+    """A re-entrant lock that is free in a forked child, where another thread that had it is not.
+
+    Threads that write profiles and snapshots have locks at any time, also while a program makes the
+    workers of its data loader.
+    """
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def _in_child(self) -> None:
+        if not self._lock._is_owned():  # the thread that has forked gives its own back
+            self._lock = threading.RLock()
+
+
+_LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+
+
+@on_fork
+def _free_locks() -> None:
+    for lock in list(_LOCKS):
+        lock._in_child()

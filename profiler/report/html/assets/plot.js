@@ -263,7 +263,7 @@
     for (const t of view.ticks(90).times) {
       const said = label(t, view.to - view.from);
       const half = c.measureText(said).width / 2;
-      const x = Math.min(box.left + view.x(t), box.left + box.width - half);
+      const x = Math.max(half, Math.min(box.left + view.x(t), box.left + box.width - half));
       if (!said || x - half < end) continue;
       c.fillText(said, x, box.top + box.height + 13);
       end = x + half + 8;

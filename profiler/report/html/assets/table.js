@@ -37,7 +37,9 @@
   /** A cell as what stands in a row: bytes with all digits on hover, shares as bars. */
   function show(column, value) {
     const said = text(column, value);
-    switch (typeof value === "string" && NUMBERS.has(column.unit) ? "" : missing(value) ? "" : column.unit) {
+    // In a foot, words may stand where a number would.
+    if (missing(value) || (typeof value === "string" && NUMBERS.has(column.unit))) return said;
+    switch (column.unit) {
       case "bytes":
         return el("span", { title: format.exactBytes(value) }, said);
       case "share": {
@@ -224,7 +226,7 @@
           parts.push(el("div.dim", { class: said.some(([c]) => c.unit === "code") && "dim code" }, joined));
         }
         const wide = column === (main ?? name);
-        const short = !wide && column.unit === "code" && String(row[i]).length < 40;
+        const short = !wide && !NUMBERS.has(column.unit) && String(row[i]).length < 40;
         const indent = depth && column === name ? `${depth * 18}px` : null;
         return el(
           "td",

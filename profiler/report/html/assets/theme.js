@@ -5,7 +5,6 @@
   const KEY = "memprof-theme";
   const CHOICES = ["auto", "light", "dark"];
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
   const listeners = new Set();
   let choice = "auto";
   let probe = null;
@@ -96,6 +95,5 @@
     onChange,
     /** The colour of a category in every view; `name` is the value in profiles. */
     category: (name) => color(`--cat-${name.replaceAll("_", "-")}`),
-    reducedMotion: () => reducedMotion.matches,
   };
 })((globalThis.memprof ??= {}));

@@ -60,6 +60,8 @@ from typing import Any
 
 import torch
 
+from memprof.cudagraph_trees.account.attribution import PoolParts
+from memprof.cudagraph_trees.account.placement import keep, placement_of_plan
 from memprof.cudagraph_trees.arena import PAGE, SUPPORTED, LeasePool, Tokens
 from memprof.cudagraph_trees.arena_plan import LARGE, ArenaPlan, plan_program
 from memprof.cudagraph_trees.arena_tensors import (
@@ -68,8 +70,6 @@ from memprof.cudagraph_trees.arena_tensors import (
     ScratchPool,
     TensorShape,
 )
-from memprof.cudagraph_trees.attribution import PoolParts
-from memprof.cudagraph_trees.placement import keep, placement_of_plan
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 from memprof.profiler.process_hooks import on_reset

@@ -25,7 +25,7 @@ import torch
 from memprof.profiler.process_hooks import on_fork, on_reset
 
 from . import _torch_compat as compat
-from . import history
+from .account import history
 from .capture_lock import capturing, when_nobody_captures
 from .device.cuda import CudaDevice
 from .device.protocol import Device

@@ -17,9 +17,9 @@ from memprof.profiler.model import TreeCause
 
 from . import _torch_compat as compat
 from .device.protocol import Input
-from .inputs import CheckInvariantStatus
 from .moves import nbytes_of
 from .node import CUDAGraphNode, Node, number_of
+from .replay.inputs import CheckInvariantStatus
 from .spec import CompilationMode, FunctionSpec, FunctionState
 
 MAX_FAILURES = 2

@@ -21,19 +21,19 @@ from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
 from . import torch_logs
-from .capture import Run, capture_node, warm_up_node
+from .account.ledger import Measurement
+from .account.placement import keep_placement
+from .capture.pool_debug import history
+from .capture.recovery import InputBackup, Unrecoverable
+from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
 from .device.protocol import Input, Output
 from .errors import UntrackedMemory, why_it_failed
-from .ledger import Measurement
 from .moves import Moves
 from .node import Node, number_of, path_addresses
 from .parameter_refs import ParameterRefs
-from .placement import keep_placement
-from .pool_debug import history
 from .pool_owner import PoolOwner
 from .record_policy import Misfit, Refusal
-from .recovery import InputBackup, Unrecoverable
 from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _torch_compat as compat
-from .device.protocol import Output, Pool, TensorSpec
-from .errors import OverwrittenMessage
+from .. import _torch_compat as compat
+from ..device.protocol import Output, Pool, TensorSpec
+from ..errors import OverwrittenMessage
+from ..spec import CompilationMode, FunctionSpec
 from .liveness import OutputRefs, detach_in_place
 from .outputs import OutputAlias, OutputPlan, PathAlias
-from .spec import CompilationMode, FunctionSpec
 
 if TYPE_CHECKING:
     from .storage_ref import StorageWeakRefWrapper

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 from .storage_ref import StorageWeakRefWrapper
 
 _count = compat.storage_use_count

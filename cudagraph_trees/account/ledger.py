@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
-from .node import number_of
+from ..node import number_of
 
 if TYPE_CHECKING:
-    from .node import CUDAGraphNode
-    from .path import TreePath
-    from .spec import FunctionSpec
+    from ..node import CUDAGraphNode
+    from ..path import TreePath
+    from ..spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 

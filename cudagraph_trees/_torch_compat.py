@@ -127,7 +127,7 @@ def can_swap_storage() -> bool:
 
 
 def torch_version() -> tuple[int, int]:
-    """``(major, minor)``."""
+    """The version of torch, ``(major, minor)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -307,7 +307,7 @@ def alignment_checked_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Se
 
 
 def aligned_static_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Sequence[int]:
-    """Those of ``static`` that are aligned."""
+    """The inputs among ``static`` whose memory is aligned as the code expects."""
     from torch._inductor.utils import remove_unaligned_input_idxs
 
     return remove_unaligned_input_idxs(inputs, static)

@@ -158,7 +158,7 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 
 def family() -> Family:
-    """That of the calling thread."""
+    """The family of the calling thread."""
     own: Family | None = getattr(_local, "family", None)
     if own is not None:
         return own
@@ -216,7 +216,7 @@ def get_manager(
 
 
 def all_managers() -> list[CUDAGraphTreeManager]:
-    """Those of all threads and devices."""
+    """The managers of all threads and devices."""
     return [
         c.tree_manager
         for f in list(_families)

@@ -248,7 +248,7 @@ def path_to(node: Any) -> Any:
 
 
 def number_of(node: Node | None) -> int | None:
-    """Its number, for the ledger."""
+    """The number of a node, for the ledger and for a place; None if there is no node."""
     return None if node is None else node.number
 
 

@@ -167,6 +167,6 @@ class TreePath:
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        """What ran last is over."""
+        """The path is over: the next node is a root."""
         self.node = None
         self.state = _NONE

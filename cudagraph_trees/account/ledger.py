@@ -136,7 +136,7 @@ class TreeLedger:
             self._entries[key] = entry
 
     def retire(self, node: CUDAGraphNode) -> None:
-        """Keep the count of a node that goes away."""
+        """Keep what was counted in a node that goes away."""
         with self._lock:
             for e in self._counted(node):
                 self._replayed[(node.number, e.kind, e.reason)] = e

@@ -113,7 +113,7 @@ class InputBackup:
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: Pool
     ) -> InputBackup:
-        """Before a recording."""
+        """The backup that is made before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}

@@ -164,7 +164,7 @@ class OutputCache:
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:
-        """Make one cached tensor."""
+        """Make the cached tensor of output ``i``."""
         spec, ref = self.plan.specs[i], self.refs[i]
         assert isinstance(spec, TensorSpec)
         assert ref is not None
@@ -187,7 +187,7 @@ class OutputCache:
         return t
 
     def clear(self) -> None:
-        """Drop all cached tensors."""
+        """Drop all cached tensors: the next replay makes others."""
         for i in range(len(self.slots)):
             self.drop_slot(i)
         self.slots.clear()

@@ -156,7 +156,7 @@ class Replay:
         self.launch = launch_and_wait
 
     def release(self) -> None:
-        """The device's recording is gone."""
+        """The device has dropped its recording: a launch raises from here on."""
         self.launch = self.captured.launch
 
     def _let_die(self, inputs: list[Input]) -> None:

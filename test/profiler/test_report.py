@@ -434,7 +434,7 @@ def test_what_graphs_do_with_memory_that_they_were_given() -> None:
     _, _, table = text.partition("Memory that graphs were given")
     name = re.escape(given.fqn or given.name)
     assert re.search(rf"0/0 forward +{name} +{name}\s", table)
-    assert re.search(r"0/0 backward +1\.0 MiB", table)
+    assert re.search(r"0/0 backward +1\.00 MiB", table)
     assert "1/0 inference" not in table.partition("\n\n")[0]
 
 

@@ -26,6 +26,7 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
+    DataFlowLeak,
     DataFlowStorage,
     GraphKind,
     GraphRecord,
@@ -701,9 +702,18 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
         "l1",
         line,
     )
-    unknown = DataFlowStorage(5, Category.UNKNOWN)
+    unknown = DataFlowStorage(5, Category.UNKNOWN, why="no operator took a tensor in it")
     profile.dataflow = DataFlowColumns(
-        [DataFlowDevice("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made])]
+        [
+            DataFlowDevice(
+                *("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made]),
+                leaks=[DataFlowLeak(made, 3, 4)],
+                reserved=8 * MIB,
+                allocated=6 * MIB,
+                replay_reserved=MIB,
+            )
+        ],
+        notes=["0.5 s of compilation were not looked at"],
     )
     profile.tracker = TrackerRecord(
         TrackerMetadata(end_ns=9_000_000, state=RunState.EXIT, problems=["a problem <b>"]),
@@ -723,6 +733,14 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
     assert "y = a @ b" in flow
     assert "m.py:7" in flow
     assert "9,000 changes" in flow
+    held, idle, pools = (format_bytes(n * MIB) for n in (8, 2, 1))
+    assert f"The allocator held {held} then, {idle} of it idle." in flow
+    assert f"Pools of CUDA graphs and the arena hold {pools} from the system" in flow
+    assert "0.5 s of compilation were not looked at." in flow
+    assert "no operator took a tensor in it" in flow
+    leak = page.locator("#dataflow table", has_text="steps it outlived").locator("tbody tr")
+    assert leak.count() == 1
+    assert leak.locator("td").all_inner_texts()[1:3] == ["3", "4"]
     assert "9.00 ms from 1970-01-01 00:00:00 UTC, ended" in tracker
     assert "problem: a problem <b>" in tracker
     assert page.locator("#tracker tr", has_text="forward").count() == 1
@@ -747,7 +765,7 @@ def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     result = CliRunner().invoke(main, ["report", str(tmp_path / "run.memprof"), "-o", str(out)])
     assert result.exit_code == 0, result.output
-    assert result.output.startswith(f"{out}: 1.")
+    assert result.output.startswith(f"{out}: 0.")
     show(page, out)
     assert page.title() == "Memory of run.memprof"
     refused = CliRunner().invoke(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..._units import Unit
+from ..._programs import PreparedProgram
 from ...attribution import Attribution, Site, View
 from ...live import Hold, LiveItem
 from ...model import (
@@ -242,7 +242,9 @@ def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str
     }
 
 
-def _unit(unit: Unit, device: str | None, items: Items, strings: Strings) -> dict[str, Any]:
+def _unit(
+    unit: PreparedProgram, device: str | None, items: Items, strings: Strings
+) -> dict[str, Any]:
     """A program. Events of other devices stay, so that instants have the same numbers."""
     storages = unit.program.storages
     there = [device is None or s.device == device for s in storages]

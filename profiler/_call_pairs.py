@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ._units import Unit
+from ._programs import PreparedProgram
 from .model import GraphKind, Profile
 from .pairing import forwards_of, pair
 
 _NONE = -1
 
-Mates = tuple[int, ...]
+Forwards = tuple[int, ...]
 """Units of the forwards whose saved memory a call of a backward takes: one, unless it is captured;
 one for each call, so that a unit can be there several times."""
 
@@ -32,7 +32,7 @@ class Pairing:
     """
 
     def __init__(
-        self, profile: Profile, units: Sequence[Unit], unit_of_call: Sequence[int]
+        self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
     ) -> None:
         self._units = units
         self._unit_of_call = unit_of_call
@@ -52,7 +52,7 @@ class Pairing:
             if (unit := unit_of_call[forward]) != _NONE:
                 self.lifetimes.setdefault(unit, Counter())[backward - forward] += 1
 
-    def usual_mates(self, unit: int) -> Mates:
+    def usual_forwards(self, unit: int) -> Forwards:
         """For a backward: the first program of each of its forwards, where the calls that it
         belongs to are not known."""
         graph = self._units[unit].graph

@@ -57,7 +57,7 @@ class CarriedItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class HandedOn:
     """Outputs of a unit that the same other units have as inputs.
 
     Attributes:
@@ -73,7 +73,7 @@ class Bundle:
 
 
 @dataclass(slots=True)
-class Unit:
+class PreparedProgram:
     """One program, prepared.
 
     Attributes:
@@ -92,7 +92,7 @@ class Unit:
             all of it, is the business of the forward and its backward alone, and need not be
             looked at one by one to be counted.
         private_bytes: bytes of that rest.
-        bundles: outputs that other units are known to take.
+        handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
 
@@ -111,17 +111,17 @@ class Unit:
     surviving: list[LiveStorage]
     shared: dict[Key, CarriedItem] = field(default_factory=dict)
     private_bytes: int = 0
-    bundles: tuple[Bundle, ...] = ()
+    handed_on: tuple[HandedOn, ...] = ()
     sources: Mapping[int, CarriedItem] = field(default_factory=dict)
 
 
-def build_units(profile: Profile, device: str | None = None) -> list[Unit]:
+def prepare_programs(profile: Profile, device: str | None = None) -> list[PreparedProgram]:
     """All programs of a profile, prepared; graph by graph, program by program.
 
     With ``device``, storages on other devices count no bytes: the order of events and the
     numbers of instants stay what they are.
     """
-    units: list[Unit] = []
+    units: list[PreparedProgram] = []
     for graph in profile.graphs:
         for index, program in enumerate(graph.programs):
             if device is not None:
@@ -136,7 +136,7 @@ def build_units(profile: Profile, device: str | None = None) -> list[Unit]:
     return units
 
 
-def partner_keys(backward: Unit, forward: Unit) -> dict[int, CarriedItem]:
+def partner_keys(backward: PreparedProgram, forward: PreparedProgram) -> dict[int, CarriedItem]:
     """Input storages of ``backward`` that ``forward`` returned, by storage id."""
     by_output = {o: live for live in forward.surviving for o in live.storage.outputs}
     out: dict[int, CarriedItem] = {}
@@ -169,7 +169,7 @@ def _carried(unit: int, graph: GraphRecord, live: LiveStorage, hold: Hold) -> Ca
     return CarriedItem(_key(unit, graph, s), s, graph.id, live.owner, live.line, hold, made)
 
 
-def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -> Unit:
+def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -> PreparedProgram:
     peak_at, peak_bytes = program.peak()
     surviving = program.surviving()
     inputs = [s for s in program.storages if s.at_entry]
@@ -200,7 +200,7 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
         if s.category in PERSISTENT and not _is_saved(graph, s):
             item = _carried(id, graph, LiveStorage(s, s.name, 0), Hold.PERSISTENT)
             persistent[item.key] = item
-    return Unit(
+    return PreparedProgram(
         id=id,
         graph=graph,
         index=index,
@@ -225,9 +225,9 @@ def _is_saved(graph: GraphRecord, s: Storage) -> bool:
     )
 
 
-def _link(units: list[Unit]) -> None:
+def _link(units: list[PreparedProgram]) -> None:
     """Find out which units make what others take."""
-    makers: dict[int, tuple[Unit, LiveStorage]] = {}
+    makers: dict[int, tuple[PreparedProgram, LiveStorage]] = {}
     for u in units:
         for live in u.surviving:
             s = live.storage
@@ -246,20 +246,20 @@ def _link(units: list[Unit]) -> None:
             if s.category not in PERSISTENT and not _is_saved(u.graph, s):
                 takers.setdefault(s.identity, set()).add(u.id)
         u.sources = sources
-    bundles: dict[tuple[int, frozenset[int], bool], list[CarriedItem]] = {}
+    handed_on: dict[tuple[int, frozenset[int], bool], list[CarriedItem]] = {}
     for identity, consumers in takers.items():
         maker, live = makers[identity]
         item = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
         gradient = (
             live.storage.category is Category.GRADIENT and maker.graph.kind is GraphKind.BACKWARD
         )
-        bundles.setdefault((maker.id, frozenset(consumers), gradient), []).append(item)
-    for (id, group, gradient), items in bundles.items():
-        units[id].bundles += (Bundle(group, gradient, tuple(items)),)
+        handed_on.setdefault((maker.id, frozenset(consumers), gradient), []).append(item)
+    for (id, group, gradient), items in handed_on.items():
+        units[id].handed_on += (HandedOn(group, gradient, tuple(items)),)
     _share(units)
 
 
-def _share(units: list[Unit]) -> None:
+def _share(units: list[PreparedProgram]) -> None:
     """Tell apart what only one unit saves and what others hold or take too."""
     holders: dict[Key, set[int]] = {}
     for u in units:
@@ -271,8 +271,8 @@ def _share(units: list[Unit]) -> None:
         ours = u.graph.graph_id if u.graph.kind is GraphKind.BACKWARD else None
         for key in u.input_keys.values():
             taken.setdefault(key, set()).add(ours)
-        for bundle in u.bundles:
-            for item in bundle.items:
+        for outputs in u.handed_on:
+            for item in outputs.items:
                 taken.setdefault(item.key, set()).add(None)
     for u in units:
         for key, item in u.saved.items():

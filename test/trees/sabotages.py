@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import (
     capture,
@@ -29,7 +30,6 @@ from memprof.cudagraph_trees import (
     replay,
     step_end,
 )
-from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.device import cuda
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import CUDAGraphNode

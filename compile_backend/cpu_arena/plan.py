@@ -52,7 +52,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """A plan for one program.
+    """What of one program comes out of the arena, and where it lies there.
 
     Attributes:
         sites: by line.

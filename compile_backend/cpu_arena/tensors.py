@@ -212,7 +212,7 @@ class ScratchPool:
         self._tokens.append(None)
 
     def clear(self) -> None:
-        """Give up all free ones."""
+        """Give the memory of all scratches that are not in use back to the pool."""
         while True:
             try:
                 scratch = self.idle.pop()

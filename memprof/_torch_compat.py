@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 def find_cpp_compiler() -> str:
     """The C++ compiler that Inductor would use.
@@ -17,8 +19,6 @@ def find_cpp_compiler() -> str:
 def inductor_cache_dir() -> str:
     """Where Inductor keeps generated code. Unlike torch's own function this creates nothing
     and leaves the environment alone."""
-    import os
-
     from torch._inductor.runtime import cache_dir_utils
 
     return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
@@ -26,8 +26,6 @@ def inductor_cache_dir() -> str:
 
 def triton_cache_dir() -> str:
     """Where Inductor makes Triton keep kernels."""
-    import os
-
     return os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor_cache_dir(), "triton")
 
 

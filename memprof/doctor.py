@@ -14,12 +14,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from memprof import _torch_compat
 from memprof.profiler.report.page import PLAIN, Style
 
 __all__ = ["Diagnosis", "Finding", "Status", "examine", "render_doctor"]
@@ -78,8 +80,8 @@ def examine() -> Diagnosis:
             ("devices", _devices),
             ("C++ compiler", _compiler),
             ("entry point", _entry_point),
-            ("Inductor cache", _inductor_cache),
-            ("Triton cache", _triton_cache),
+            ("Inductor cache", lambda: _writable(_torch_compat.inductor_cache_dir())),
+            ("Triton cache", lambda: _writable(_torch_compat.triton_cache_dir())),
         )
     ]
     status = {f.name: f for f in environment}
@@ -103,8 +105,6 @@ def examine() -> Diagnosis:
 
 def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     """A diagnosis as text."""
-    import textwrap
-
     codes = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31"}
     label = max(len(f.name) for f in (*diagnosis.environment, *diagnosis.features)) + 2
     out: list[str] = []
@@ -184,15 +184,11 @@ def _triton() -> tuple[Status, str]:
 
 
 def _devices() -> tuple[Status, str]:
-    from memprof import _torch_compat
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Status.OK, ", ".join([f"cpu ({cores} cores)", *_torch_compat.accelerators()])
 
 
 def _compiler() -> tuple[Status, str, str]:
-    from memprof import _torch_compat
-
     compiler = _torch_compat.find_cpp_compiler()
     # What Inductor's code for CPUs needs beyond the language: Python's headers, OpenMP.
     problem = _compile(compiler, "#include <Python.h>\n#include <omp.h>\n", ["-fopenmp"])
@@ -249,18 +245,6 @@ def _entry_point() -> tuple[Status, str, str]:
     return Status.OK, target, ""
 
 
-def _inductor_cache() -> tuple[Status, str, str]:
-    from memprof import _torch_compat
-
-    return _writable(_torch_compat.inductor_cache_dir())
-
-
-def _triton_cache() -> tuple[Status, str, str]:
-    from memprof import _torch_compat
-
-    return _writable(_torch_compat.triton_cache_dir())
-
-
 def _writable(folder: str) -> tuple[Status, str, str]:
     """Can files be created in ``folder``, or in its nearest ancestor that exists?"""
     place = os.path.abspath(folder)
@@ -285,8 +269,6 @@ def _backend(status: dict[str, Finding]) -> tuple[Status, str]:
     for name in ("torch", "entry point"):
         if status[name].status is Status.FAIL:
             return Status.FAIL, f"needs {name}: {status[name].detail}"
-    from memprof import _torch_compat
-
     if "memprof" not in _torch_compat.backend_names():
         return Status.FAIL, "torch does not list the backend"
     return Status.OK, "torch lists the backend"
@@ -300,8 +282,6 @@ def _cpu_code(status: dict[str, Finding]) -> tuple[Status, str]:
 
 
 def _gpu_code(status: dict[str, Finding]) -> tuple[Status, str]:
-    from memprof import _torch_compat
-
     found = _torch_compat.accelerators()
     if not found:
         return Status.WARN, "no accelerator here"
@@ -313,8 +293,6 @@ def _gpu_code(status: dict[str, Finding]) -> tuple[Status, str]:
 
 
 def _cuda_graphs() -> tuple[Status, str]:
-    from memprof import _torch_compat
-
     reason = _torch_compat.why_no_cuda_graphs()
     return (Status.WARN, f"no: {reason}") if reason else (Status.OK, "torch can record and replay")
 
@@ -333,8 +311,6 @@ def _simulation() -> tuple[Status, str]:
 
 
 def _cpu_arena() -> tuple[Status, str]:
-    from memprof import _torch_compat
-
     missing = _torch_compat.missing_arena_hooks()
     if missing:
         return Status.WARN, f"no: this torch lacks {', '.join(missing)}"

@@ -40,42 +40,6 @@ if TYPE_CHECKING:
         get_scopes,
     )
 
-_HOME = {
-    **dict.fromkeys(
-        (
-            "DataFlowProfile",
-            "PeakReport",
-            "Rule",
-            "export_timeline",
-            "peak_report",
-            "profile_memory",
-        ),
-        "dataflow",
-    ),
-    **dict.fromkeys(
-        (
-            "Action",
-            "Category",
-            "CategoryDict",
-            "CategoryElement",
-            "DataFlowEdge",
-            "DataFlowGraph",
-            "DataFlowNode",
-            "Key",
-            "MemoryProfile",
-            "MemoryProfileTimeline",
-            "OpTree",
-            "SchemaMatcher",
-            "SizeMap",
-            "TensorKey",
-            "extract_gradients",
-            "extract_parameters",
-            "get_scopes",
-        ),
-        "dataflow.vocabulary",
-    ),
-}
-
 __all__ = [
     "Action",
     "Category",
@@ -104,12 +68,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from . import dataflow
+    from .dataflow import vocabulary
 
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    value = getattr(dataflow if name in dataflow.__all__ else vocabulary, name)
     globals()[name] = value
     return value
 

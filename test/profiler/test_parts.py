@@ -41,7 +41,6 @@ from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.repair import findings
 from memprof.profiler.report import Style, render_text, summarize
-from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
@@ -213,7 +212,6 @@ def test_every_report_says_what_was_left_out() -> None:
     assert summarize(profile).left_out == profile.left_out
     (left_out, *_) = report_payload(profile)["header"]["parts"]
     assert [row[0] for row in left_out["tables"][0]["rows"]] == profile.left_out
-    assert "Left out of the file: part 3: a reason - at `$.x[3]`" in gantt_payload(profile)["notes"]
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
     assert compare_ranks([profile, other]).warnings[1] == (
         "rank 2: left out: part 0: a reason - at `$.x[0]` and 11 parts more"
@@ -261,8 +259,6 @@ def test_every_report_says_that_memory_ran_out() -> None:
     assert json.loads(to_json(summary))["out_of_memory"][0]["what"] == "aten::mm"
     (failed,) = report_payload(profile)["header"]["parts"]
     assert [row[0] for row in failed["tables"][0]["rows"]] == [1, 3, 1]
-    notes = gantt_payload(profile)["notes"]
-    assert any(n.startswith("Out of memory 3 times: tree failure of 0/0 forward") for n in notes)
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
     # Of one failure several can know; that of the ledger alone happened three times.
     (warning,) = [w for w in compare_ranks([profile, other]).warnings if "out of memory" in w]

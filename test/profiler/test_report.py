@@ -120,11 +120,11 @@ Live at the peak, by source line
 26.0 MiB  100.0 %            total
 
 Saved activations, by bytes x calls until the backward
-   bytes  calls    cost  FX node    graph        module  source line
------------------------------------------------------------------------
-8.00 MiB      1  88.9 %  mm         0/0 forward  l1      zoo/model.py:3
-1.00 MiB      1  11.1 %  primals_3  0/0 forward  -       -
-9.00 MiB                 total
+   bytes  calls  FX node    graph        module  source line
+---------------------------------------------------------------
+8.00 MiB      1  mm         0/0 forward  l1      zoo/model.py:3
+1.00 MiB      1  primals_3  0/0 forward  -       -
+9.00 MiB         total
 
 Graphs; bytes of one call of the most called program
 graph          calls  median  allocated      peak     saved  programs
@@ -222,11 +222,11 @@ Live at the peak, by source line
 23,068,672 B  100.0 %            total
 
 Saved activations, by bytes x calls until the backward
-      bytes  calls    cost  FX node    graph        module  source line
------------------------------------------------------------------------
-8,388,608 B      1  88.9 %  mm         0/0 forward  -       -
-1,048,576 B      1  11.1 %  primals_3  0/0 forward  -       -
-9,437,184 B                 total
+      bytes  calls  FX node    graph        module  source line
+---------------------------------------------------------------
+8,388,608 B      1  mm         0/0 forward  -       -
+1,048,576 B      1  primals_3  0/0 forward  -       -
+9,437,184 B         total
 
 Graphs; bytes of one call of the most called program
 graph          calls  median     allocated          peak        saved  programs

@@ -765,7 +765,7 @@ def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     result = CliRunner().invoke(main, ["report", str(tmp_path / "run.memprof"), "-o", str(out)])
     assert result.exit_code == 0, result.output
-    assert result.output.startswith(f"{out}: 1.")
+    assert result.output.startswith(f"{out}: 0.")
     show(page, out)
     assert page.title() == "Memory of run.memprof"
     refused = CliRunner().invoke(

@@ -26,9 +26,10 @@ from ...model import Category, Profile
 from ...ranks import compare_ranks, ranks_of
 from .. import sections
 from ..format import format_bytes
-from ..section import Section
+from ..section import Note, Section
 from ..summary import Summary, on_device, summarize
 from .payload_curves import dataflow_curves, tracker_curve
+from .payload_gantt import gantt_payload
 from .payload_live import Sites, Strings, live_payload, placement_payload
 
 __all__ = ["MAX_RANKS", "ranks_payload", "report_payload"]
@@ -45,7 +46,10 @@ _SNAPSHOTS = 12
 
 
 def ranks_payload(
-    profiles: Sequence[Profile], device: str | None = None, source: str = ""
+    profiles: Sequence[Profile],
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
 ) -> dict[str, Any]:
     """The page's payload: one report a process, and how they compare.
 
@@ -53,12 +57,15 @@ def ranks_payload(
         profiles: one a process, at least one.
         device: which one the page shows first; by default as in ``summarize``.
         source: name of the file that they come from.
+        calls: the page opens at its bars, with these calls; of a single process.
 
     Raises:
         ValueError: no program of one of them uses ``device``.
     """
     if len(profiles) == 1:
-        return {"ranks": None, "profiles": [report_payload(profiles[0], device, source)]}
+        alone = report_payload(profiles[0], device, source, calls)
+        opens_at = None if calls is None else "operations"
+        return {"ranks": None, "profiles": [alone], "opens_at": opens_at}
     compared = compare_ranks(profiles, device)
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
@@ -73,13 +80,19 @@ def ranks_payload(
     }
 
 
-def report_payload(profile: Profile, device: str | None = None, source: str = "") -> dict[str, Any]:
+def report_payload(
+    profile: Profile,
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
+) -> dict[str, Any]:
     """Everything the page says about ``profile``, as JSON values.
 
     Args:
         profile: a valid one.
         device: which one the page shows first; by default as in ``summarize``.
         source: name of the file that it comes from, for the header.
+        calls: those that the bars show first; by default everything.
 
     Raises:
         ValueError: no program uses ``device``.
@@ -110,6 +123,7 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
         "sections": [s.plain() for s in _sections(profile, summary) if s],
         "templates": {n: t.plain() for n, t in sections.live_templates().items()},
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
+        "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
         "categories": [c.value for c in Category],
         "views": [v.value for v in View],
@@ -131,6 +145,7 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     yield Section("accounts", "Device memory", parts=accounts)
     yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
+    yield _operations(profile)
     saved, graphs, not_counted = sections.of_device(summary, format_bytes)
     yield from (saved, graphs)
     yield sections.trees(summary, format_bytes)
@@ -144,6 +159,16 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
         yield Section("tracker", "Tracker", parts=parts, view=view)
     yield not_counted
+
+
+def _operations(profile: Profile) -> Section:
+    tracked = profile.tracker is not None and profile.tracker.operation_summary
+    title = "Operations and calls" if tracked else "Calls"
+    dropped = profile.calls.dropped
+    said = f"{dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(said),) if dropped else ()
+    anything = tracked or len(profile.calls)
+    return Section("operations", title, notes, view="gantt" if anything else "")
 
 
 def _first_time(profile: Profile) -> int:

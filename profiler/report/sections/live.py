@@ -233,7 +233,7 @@ def saved(s: Summary, show: Show) -> Section:
             Unit.COUNT,
             "Compiled calls from the forward to its backward, median; 1 is the very next",
         ),
-        Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", True, cost),
+        Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
         Column("FX node", Unit.CODE),
         Column("graph", Unit.CODE, below=True),
         Column("module", Unit.CODE, below=True),

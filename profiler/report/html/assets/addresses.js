@@ -5,7 +5,7 @@
   const { el, fill, oncePerFrame } = memprof.dom;
   const { bytes, exactBytes, count, share } = memprof.format;
   const { table } = memprof.table;
-  const { byteStep } = memprof.columns;
+  const { byteStep } = memprof;
   const HEIGHT = 360;
   const PLOT = { left: 70, right: 14, top: 8, bottom: 22 };
   const GAP = 10;
@@ -20,7 +20,8 @@
       placements.map((p) => el("option", { value: p.index }, p.name)),
     );
     const title = el("p", { id: "address-title" });
-    const canvas = el("canvas.addresses", { role: "img", tabindex: "-1" });
+    const drawing = new memprof.Canvas("addresses", "Address map");
+    const canvas = drawing.node;
     const cursor = el("div.address-cursor");
     const picture = el("div.address-picture", {}, canvas, cursor);
     const rows = el("div");
@@ -149,15 +150,8 @@
     function paint() {
       if (!shown || !picture.clientWidth) return;
       layout = lay();
-      const ratio = devicePixelRatio || 1;
-      canvas.width = picture.clientWidth * ratio;
-      canvas.height = HEIGHT * ratio;
-      canvas.style.height = `${HEIGHT}px`;
-      const g = canvas.getContext("2d");
-      g.scale(ratio, ratio);
+      const g = drawing.begin(picture.clientWidth, HEIGHT);
       const { color, category } = memprof.theme;
-      g.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-      g.textBaseline = "middle";
       for (const s of layout.places) {
         g.fillStyle = color("--panel");
         g.fillRect(PLOT.left, s.bottom - s.height, layout.width, s.height);

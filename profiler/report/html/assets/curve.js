@@ -1,10 +1,11 @@
-// Curves of the page that Python has thinned: bytes that hold until the next entry.
+// Curves that Python has thinned (payload_curves.py): bytes that hold until the next entry.
 (function (memprof) {
   "use strict";
 
   const { el } = memprof.dom;
-  const { bytes, ns } = memprof.format;
-  const { byteStep } = memprof.columns;
+  const { bytes, ns, tick } = memprof.format;
+  const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
+  const PLOT = { left: 70, right: 24, top: 20, bottom: 28 };
   const LINES = [
     "--accent",
     "--cat-temporary",
@@ -13,109 +14,63 @@
     "--cat-activation",
   ];
 
-  /** One of payload.curves; see payload_curves.py. */
+  /** One of payload.curves, with its legend; what lies under the pointer is said. */
   function curve(data) {
     const { label, time_ns: time, peak, stacked } = data;
-    const order = (l) => memprof.STACK.indexOf(l.name);
-    const found = stacked ? [...data.lines].sort((a, b) => order(a) - order(b)) : data.lines;
+    const rank = (l) => memprof.STACK.indexOf(l.name);
+    const found = stacked ? [...data.lines].sort((a, b) => rank(a) - rank(b)) : data.lines;
     const lines = found.map(({ name, values }, i) => ({
       name: name.replaceAll("_", " "),
       values,
-      stacked,
-      color: () =>
-        stacked ? memprof.theme.category(name) : memprof.theme.color(LINES[i % LINES.length]),
+      variable: stacked ? `--cat-${name.replaceAll("_", "-")}` : LINES[i % LINES.length],
     }));
-    const root = el("div");
-    const box = el("div.curve", { role: "img", "aria-label": label });
-    root.append(
-      el(
-        "ul.legend",
-        {},
-        lines.map((l) => {
-          const swatch = el("i.swatch");
-          const paint = () => swatch.style.setProperty("--swatch", l.color());
-          paint();
-          memprof.theme.onChange(paint);
-          return el("li", {}, swatch, l.name);
-        }),
-      ),
-      box,
-    );
-    const chart = echarts.init(box, null, { renderer: "canvas" });
-    const most = lines.some((l) => l.stacked)
-      ? Math.max(...time.map((_, i) => lines.reduce((n, l) => n + l.values[i], 0)))
-      : Math.max(...lines.flatMap((l) => l.values.map((v) => v ?? 0)));
-    const draw = () => {
-      const base = memprof.theme.chartBase();
-      const interval = byteStep(most || 1, 4);
-      chart.setOption(
-        {
-          animation: false,
-          textStyle: base.textStyle,
-          grid: { left: 70, right: 24, top: 20, bottom: 28 },
-          xAxis: {
-            type: "value",
-            min: time[0],
-            max: time[time.length - 1],
-            ...base.axis,
-            splitLine: { show: false },
-            axisLabel: { ...base.axis.axisLabel, hideOverlap: true, formatter: ns },
-          },
-          yAxis: {
-            type: "value",
-            min: 0,
-            max: Math.ceil((most || 1) / interval) * interval,
-            interval,
-            ...base.axis,
-            axisLine: { show: false },
-            axisTick: { show: false },
-            axisLabel: { ...base.axis.axisLabel, formatter: bytes },
-          },
-          series: lines.map((l, i) => ({
-            type: "line",
-            name: l.name,
-            step: "end",
-            symbol: "none",
-            stack: l.stacked ? "all" : null,
-            lineStyle: {
-              width: l.stacked ? 0.6 : 1.5,
-              color: l.stacked ? memprof.theme.color("--page") : l.color(),
-            },
-            areaStyle: l.stacked ? { color: l.color(), opacity: 1 } : null,
-            emphasis: { disabled: true },
-            markLine:
-              i === 0 && peak !== null
-                ? {
-                    silent: true,
-                    symbol: "none",
-                    data: [{ xAxis: peak }],
-                    label: { formatter: "peak", color: memprof.theme.color("--text-2") },
-                    lineStyle: { color: memprof.theme.color("--accent") },
-                  }
-                : null,
-            data: time.map((t, k) => [t, l.values[k]]),
-          })),
-        },
-        { notMerge: true },
-      );
-    };
-    chart.getZr().on("mousemove", (event) => {
-      const x = chart.convertFromPixel({ xAxisIndex: 0 }, event.offsetX);
-      let i = 0;
-      while (i + 1 < time.length && time[i + 1] <= x) i++;
-      const at = box.getBoundingClientRect();
-      memprof.tooltip.show(
-        at.left + event.offsetX,
-        at.top + event.offsetY,
-        ns(time[i]),
-        lines.map((l) => [l.name, bytes(l.values[i]), l.color()]),
-      );
+    const key = ({ name, variable }) =>
+      el("li", {}, el("i.swatch", { style: { "--swatch": `var(${variable})` } }), name);
+    const canvas = new memprof.Canvas("curve-canvas", label);
+    const box = el("div.curve", {}, canvas.node);
+    const first = time[0];
+    const view = new memprof.View(Math.max(1, time[time.length - 1] - first));
+    const sum = (i) => lines.reduce((n, l) => n + l.values[i], 0);
+    const highest = (l) => l.values.reduce((a, b) => Math.max(a, b ?? 0), 0);
+    const most = stacked
+      ? time.reduce((n, _, i) => Math.max(n, sum(i)), 0)
+      : Math.max(...lines.map(highest));
+
+    const draw = memprof.dom.oncePerFrame(() => {
+      if (!box.clientWidth) return;
+      const [width, height] = [box.clientWidth, box.clientHeight];
+      const area = { ...PLOT, width: width - PLOT.left - PLOT.right };
+      area.height = height - PLOT.top - PLOT.bottom;
+      view.width = area.width;
+      const c = canvas.begin(width, height);
+      const y = byteAxis(c, area, most);
+      timeAxis(c, area, view, (t, span) => tick(t + first, span));
+      const edges = (times) =>
+        [...times, times[times.length - 1]].map((t) => PLOT.left + view.x(t - first));
+      if (stacked) stack(c, edges(time), lines.map((l) => [color(l.variable), l.values]), y, 0);
+      for (const { variable, values } of stacked ? [] : lines) {
+        // What a snapshot does not know is as it was.
+        const known = values.flatMap((v, i) => (v === null ? [] : [i]));
+        line(c, edges(known.map((i) => time[i])), known.map((i) => values[i]), y, color(variable));
+      }
+      if (peak === null) return;
+      const x = PLOT.left + view.x(peak - first);
+      c.fillStyle = color("--accent");
+      c.fillRect(x, PLOT.top, 1, area.height);
+      c.fillStyle = color("--text-2");
+      c.textAlign = "center";
+      c.fillText("peak", x, PLOT.top - 8);
     });
-    chart.getZr().on("globalout", memprof.tooltip.hide);
-    new ResizeObserver(() => chart.resize()).observe(box);
+    box.addEventListener("pointermove", (event) => {
+      const x = event.clientX - box.getBoundingClientRect().left - PLOT.left;
+      const i = Math.max(0, memprof.above(time, first + view.time(x)) - 1);
+      const rows = lines.map((l) => [l.name, bytes(l.values[i]), `var(${l.variable})`]);
+      memprof.tooltip.show(event.clientX, event.clientY, ns(time[i]), rows);
+    });
+    box.addEventListener("pointerleave", memprof.tooltip.hide);
+    new ResizeObserver(draw).observe(box);
     memprof.theme.onChange(draw);
-    draw();
-    return root;
+    return el("div", {}, el("ul.legend", {}, lines.map(key)), box);
   }
 
   memprof.curve = curve;

@@ -58,7 +58,9 @@
   /** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */
   function tick(n, span) {
     if (n === 0) return "0";
-    const [scale, unit] = n < 1e3 ? [1, "ns"] : n < 1e6 ? [1e3, "us"] : n < 1e9 ? [1e6, "ms"] : [1e9, "s"];
+    const size = Math.abs(n);
+    const units = [[1, "ns"], [1e3, "us"], [1e6, "ms"], [1e9, "s"]];
+    const [scale, unit] = units.findLast(([least]) => size >= least) ?? units[0];
     const finest = Math.round(Math.log10(scale));
     const needed = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / scale));
     return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;

@@ -197,6 +197,7 @@
     timeline: (state, root) => memprof.timeline(state, root),
     live: liveSet,
     addresses: (state, root) => memprof.addresses(state, root),
+    gantt: (state, root) => memprof.gantt(state, root),
   };
 
   function view(state, name) {
@@ -271,7 +272,7 @@
     return node;
   }
 
-  function draw({ ranks, profiles }) {
+  function draw({ ranks, profiles, opens_at: opensAt }) {
     const chosen = chosenRank(ranks);
     const state = new State(profiles[chosen]);
     memprof.report = state;
@@ -297,10 +298,11 @@
     addEventListener("keydown", (event) => {
       const typing =
         event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
-      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key.toLowerCase() === "p") state.selectPeak();
     });
     state.setDevice(state.model);
+    if (opensAt) document.getElementById(opensAt)?.scrollIntoView();
   }
 
   memprof.start(draw);

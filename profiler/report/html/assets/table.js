@@ -37,7 +37,9 @@
   /** A cell as what stands in a row: bytes with all digits on hover, shares as bars. */
   function show(column, value) {
     const said = text(column, value);
-    switch (typeof value === "string" && NUMBERS.has(column.unit) ? "" : missing(value) ? "" : column.unit) {
+    // In a foot, words may stand where a number would.
+    if (missing(value) || (typeof value === "string" && NUMBERS.has(column.unit))) return said;
+    switch (column.unit) {
       case "bytes":
         return el("span", { title: format.exactBytes(value) }, said);
       case "share": {
@@ -223,7 +225,8 @@
           const joined = small.flatMap((part, n) => (n ? [" · ", ...part] : part));
           parts.push(el("div.dim", { class: said.some(([c]) => c.unit === "code") && "dim code" }, joined));
         }
-        const short = column.unit === "code" && !below.length && String(row[i]).length < 40;
+        const wide = column === (main ?? name);
+        const short = !wide && !NUMBERS.has(column.unit) && String(row[i]).length < 40;
         const indent = depth && column === name ? `${depth * 18}px` : null;
         return el(
           "td",

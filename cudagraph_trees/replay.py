@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import _torch_compat as compat
-from .hand_out import HandOut
 from .inputs import Copies, InputPlan, inputs_again
 from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
+from .output_cache import OutputCache
 
 if TYPE_CHECKING:
     from .device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
@@ -57,7 +57,7 @@ class Replay:
         dead_before: list[PathOutputIndex],
         dead_after: list[PathOutputIndex],
         keep_inputs: list[int],
-        hand_out: HandOut,
+        output_cache: OutputCache,
         pool: Pool,
         *,
         address_bound: bool,
@@ -73,7 +73,7 @@ class Replay:
             dead_before: outputs of the path that must be dead when it is replayed.
             dead_after: those that must die when it takes its inputs.
             keep_inputs: see above.
-            hand_out: makes its outputs.
+            output_cache: makes its outputs.
             pool: where it was recorded.
             address_bound: see ``device.protocol``.
         """
@@ -82,7 +82,7 @@ class Replay:
         self.pool = pool
         self.path = path
         self.keep_inputs = keep_inputs
-        self.hand_out = hand_out
+        self.output_cache = output_cache
         self.address_bound = address_bound
         self.captured = run
         self.launch = run.launch
@@ -132,7 +132,7 @@ class Replay:
         if launch is not None:
             launch()
             inputs.clear()
-            outputs = self.hand_out.outputs()
+            outputs = self.output_cache.outputs()
         else:
             made = self.captured.replay(inputs)
             assert made is not None

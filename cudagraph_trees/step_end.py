@@ -1,6 +1,6 @@
 """What becomes of live outputs when their step is over.
 
-Note [The end of a path]
+Note [The end of a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 When a new step begins, the memory of the last path is about to be reused, and whoever
 still holds one of its outputs would read something else. Each live output gets one of
@@ -31,30 +31,24 @@ is a view of a holder is to be seen there.
 from __future__ import annotations
 
 import sys
-import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
-from .device.protocol import TensorSpec
+from .device.protocol import Input, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .function import CompilationMode
+from .ledger import TreeEvent
 from .liveness import held
-from .node_recorded import CUDAGraphNode
+from .node import CUDAGraphNode, Node, path_to
+from .output_cache import OutputCache
+from .spec import CompilationMode, FunctionSpec
 from .storage_ref import StorageWeakRefWrapper
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .device.protocol import Input, Pool
-    from .function import Function
-    from .hand_out import HandOut
-    from .manager import CUDAGraphTreeManager
-    from .node_warmup import CUDAWarmupNode
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
@@ -62,52 +56,31 @@ _BLOCK = 512
 """Allocators' blocks begin at multiples of so many bytes, or fewer."""
 
 
-def end_path(
-    manager: CUDAGraphTreeManager, inputs: list[Input], next_function: Function | None
-) -> None:
-    """Give every live output of the current path its end, and forget the path.
-
-    Args:
-        manager: whose path.
-        inputs: of the call that begins the new step; outputs among them are replaced.
-        next_function: that call's function.
-    """
-    node = manager.current_node
-    if node is None:
-        return
-    owners: dict[int, list[tuple[CUDAGraphNode | CUDAWarmupNode, int]]] = {}
-    refs: list[StorageWeakRefWrapper] = []
-    for n in node._path_from_root:
-        for i, r in enumerate(n.outputs_weakrefs):
-            if r is not None:
-                refs.append(r)
-                owners.setdefault(id(r), []).append((n, i))
-    live = held(refs)
-    by_pointer: dict[int, list[tuple[CUDAGraphNode | CUDAWarmupNode, int]]] = {}
-    for r in live:
-        by_pointer.setdefault(r.pointer, []).extend(owners[id(r)])
-    for pointer, outputs in by_pointer.items():
-        _end_output(manager, pointer, outputs, inputs, next_function)
-    manager.current_node = None
-
-
-def end_path_quickly(
-    manager: CUDAGraphTreeManager,
+def end_quickly(
     node: CUDAGraphNode,
     inputs: list[Input],
-    next_function: Function,
+    next_function: FunctionSpec,
+    roots: Mapping[FunctionSpec, Sequence[CUDAGraphNode]],
+    step: int,
 ) -> bool:
-    """``end_path`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
+    """``StepEnd.end`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
 
     In the second the variable still holds the last step's loss while the next step begins.
     All that is held are tensors that the last step's nodes handed out as they were, none that
     is to move out, and no argument of the new call, a static one included: their use raises from
     here on, and the node hands out others. Hot.
 
+    Args:
+        node: that ran last, a replay.
+        inputs: of the call that begins the new step.
+        next_function: that call's function.
+        roots: recordings that a step may begin with.
+        step: number of the step that ends.
+
     Returns:
         False if it is another case; nothing was done then.
     """
-    found: list[tuple[StorageWeakRefWrapper, HandOut, int]] | None = None
+    found: list[tuple[StorageWeakRefWrapper, OutputCache, int]] | None = None
     for slot in node.live_after_slots:
         # ``StorageWeakRefWrapper.expired``, without the call.
         ref = slot[0]
@@ -124,25 +97,22 @@ def end_path_quickly(
                 found.append(slot)
     if found is None:
         return True
-    if manager.given:
-        return False
-    arguments = _unlocated(manager, next_function, inputs)
-    for ref, hand_out, k in found:
+    arguments = _unlocated(roots.get(next_function, ()), next_function, inputs)
+    for ref, output_cache, k in found:
         if _count(ref.pointer) == ref.own:
             # Nothing but the tensor itself is over the storage.
-            t = hand_out.slots[k]
+            t = output_cache.slots[k]
             for i in arguments:
                 if inputs[i] is t:
                     return False
         else:
-            begin, nbytes = ref.address, hand_out.nbytes[k]
+            begin, nbytes = ref.address, output_cache.nbytes[k]
             for i in arguments:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
-    step = manager.step
-    for ref, hand_out, k in found:
-        message = hand_out.messages[k] or hand_out.message(k)
-        hand_out.overwrite(
+    for ref, output_cache, k in found:
+        message = output_cache.messages[k] or output_cache.message(k)
+        output_cache.overwrite(
             k,
             ref,
             message.text(step, step + 1, next_function.label),
@@ -152,7 +122,7 @@ def end_path_quickly(
 
 
 def _unlocated(
-    manager: CUDAGraphTreeManager, function: Function, inputs: list[Input]
+    roots: Sequence[CUDAGraphNode], function: FunctionSpec, inputs: list[Input]
 ) -> Sequence[int]:
     """Tensors among the inputs that may lie in an output of the last step. Hot.
 
@@ -162,15 +132,13 @@ def _unlocated(
     static = function.static_input_idxs
     if not static:
         return function.loose
-    for root in manager.roots.get(function.id, ()):
+    for root in roots:
         if root.fits(inputs):
             return function.loose
     return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
 
 
-def takes_gradients(
-    node: CUDAGraphNode | CUDAWarmupNode, function: Function | None, inputs: list[Input]
-) -> bool:
+def takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
     """Whether a call belongs to the step that runs, although one may begin.
 
     A compiled optimizer takes the gradients that the step's backward has made. In the same step
@@ -178,12 +146,11 @@ def takes_gradients(
     Each function once a step, so that steps do end; and not where the program marks them.
     """
     if (
-        function is None
-        or function.mode is not CompilationMode.INFERENCE
+        function.mode is not CompilationMode.INFERENCE
         or compat.step_counters()[0].mark_step_counter
     ):
         return False
-    path = list(node._path_from_root)
+    path = path_to(node)
     if any(n.wrapped_function is function for n in path):
         return False
     gradients = {
@@ -200,105 +167,150 @@ def takes_gradients(
     )
 
 
-def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
-    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
+def is_stuck(node: Node, function: FunctionSpec) -> bool:
+    """Whether the same function comes again and again on one path: no step ever ends."""
+    same = [n for n in path_to(node) if n.wrapped_function is function]
+    if len(same) <= 1:
+        return False
+    before = {n.parent.wrapped_function for n in (*same, node) if n.parent is not None}
+    return len(before) != len(same)
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The end of one step.
+
+    Attributes:
+        node: that ran last in it.
+        step: its number.
+        inputs: of the call that begins the new step; outputs among them are replaced.
+        next_function: that call's function.
+        given: what the graph was given that this call is a part of, see Note [Graphs in parts].
+        parameters: whose gradients may lie in the pool.
+        pool: where the outputs lie.
+    """
+
+    node: Node
+    step: int
+    inputs: list[Input]
+    next_function: FunctionSpec
+    given: Sequence[TensorWeakRef]
+    parameters: Iterable[torch.Tensor]
+    pool: Pool
+
+    def end(self) -> Iterator[TreeEvent]:
+        """Give every live output of the step its end, see Note [The end of a step].
+
+        Yields:
+            What the ledger is to say.
+        """
+        owners: dict[int, list[tuple[Node, int]]] = {}
+        refs: list[StorageWeakRefWrapper] = []
+        for n in path_to(self.node):
+            for i, r in enumerate(n.outputs_weakrefs):
+                if r is not None:
+                    refs.append(r)
+                    owners.setdefault(id(r), []).append((n, i))
+        by_pointer: dict[int, list[tuple[Node, int]]] = {}
+        for r in held(refs):
+            by_pointer.setdefault(r.pointer, []).extend(owners[id(r)])
+        for pointer, outputs in by_pointer.items():
+            yield from self._end(pointer, outputs)
+
+    def _end(self, pointer: int, outputs: list[tuple[Node, int]]) -> list[TreeEvent]:
+        # The last node whose output it is: a backward may return the memory of a saved tensor
+        # of its forward ("donated" buffers).
+        node, index = outputs[-1]
+        function = node.wrapped_function
+        handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
+        gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
+        clone = any(
+            f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
+            for f, i in ((n.wrapped_function, i) for n, i in outputs)
+        )
+        mutated = self.next_function.mutated_input_idxs
+        written = _lying_in((self.inputs[i] for i in mutated), pointer)
+        given = _lying_in((ref() for ref in self.given), pointer)
+        moving = bool(gradient or clone or written or given)
+        known: list[torch.Tensor] = []
+        # What a step that begins in inference mode moves out is used outside of it.
+        with torch.no_grad(), torch.inference_mode(False):
+            all_moved = moving and self.pool.move_out(pointer)
+            if not all_moved:
+                if moving:
+                    parameters = self.parameters if gradient else ()
+                    known = _known_holders(pointer, handed_out, written + given, parameters)
+                _copy_out(self.pool, pointer, known, self.inputs)
+        events = []
+        if all_moved or known:
+            why = (
+                "the call that begins the next one writes to it"
+                if written
+                else "a gradient"
+                if gradient
+                else 'outputs="clone"'
+                if clone
+                else "a graph in parts takes it"
+            )
+            reason = f"output {index} is held beyond its step: {why}"
+            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason))
+        if all_moved:
+            return events
+        known.clear()
+        _drop_unheld(handed_out)
+        if _count(pointer) == 0:
+            return events
+        message = OverwrittenMessage.of(function, index, node.number)
+        self.pool.release_storage(pointer)
+        self.pool.invalidate(
+            handed_out[0] if handed_out else None,
+            pointer,
+            message.text(self.step, self.step + 1, by=self.next_function.label),
+        )
+        reason = f"output {index} is held beyond its step; its use raises"
+        return [*events, TreeEvent(LedgerKind.INVALIDATED, function, reason)]
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
     return isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer
 
 
-def _end_output(
-    manager: CUDAGraphTreeManager,
-    pointer: int,
-    outputs: list[tuple[CUDAGraphNode | CUDAWarmupNode, int]],
-    inputs: list[Input],
-    next_function: Function | None,
-) -> None:
-    # The last node whose output it is: a backward may return the memory of a saved tensor
-    # of its forward ("donated" buffers).
-    node, index = outputs[-1]
-    function = node.wrapped_function
-    handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
-    gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
-    clone = any(
-        f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
-        for f, i in ((n.wrapped_function, i) for n, i in outputs)
-    )
-    mutated = next_function.mutated_input_idxs if next_function is not None else ()
-    written = [inputs[i] for i in mutated if _lies_in(inputs[i], pointer)]
-    given = [t for ref in manager.given if _lies_in(t := ref(), pointer)]
-    moving = bool(gradient or clone or written or given)
-    # What a step that begins in inference mode moves out is used outside of it.
-    with torch.no_grad(), torch.inference_mode(False):
-        all_moved = moving and manager.pool.move_out(pointer)
-        if moving and not all_moved:
-            known = _known_holders(manager, pointer, handed_out, written + given, gradient)
-        else:
-            known = []
-        if not all_moved:
-            _copy_out(manager.pool, pointer, known, inputs)
-    if all_moved or known:
-        why = (
-            "the call that begins the next one writes to it"
-            if written
-            else "a gradient"
-            if gradient
-            else 'outputs="clone"'
-            if clone
-            else "a graph in parts takes it"
-        )
-        reason = f"output {index} is held beyond its step: {why}"
-        manager.note(LedgerKind.MOVED_OUT, function, reason)
-    if all_moved:
-        return
-    known.clear()
-    _drop_unheld(handed_out)
-    if compat.storage_use_count(pointer) == 0:
-        return
-    message = OverwrittenMessage.of(function, index, node.id.id).text(
-        made_in=manager.step,
-        overwritten_in=manager.step + 1,
-        by=next_function.label if next_function is not None else "a reset",
-    )
-    manager.pool.release_storage(pointer)
-    manager.pool.invalidate(handed_out[0] if handed_out else None, pointer, message)
-    manager.note(
-        LedgerKind.INVALIDATED, function, f"output {index} is held beyond its step; its use raises"
-    )
+def _lying_in(values: Iterable[Input], pointer: int) -> list[torch.Tensor]:
+    return [x for x in values if _lies_in(x, pointer)]
+
+
+def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
+    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
 
 
 def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
-    """Those that only the trees held."""
+    """Let go of tensors that only the trees held."""
     # The list's reference, and the argument's.
     held = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
     handed_out[:] = held
 
 
 def _known_holders(
-    manager: CUDAGraphTreeManager,
     pointer: int,
     handed_out: list[torch.Tensor],
     arguments: list[torch.Tensor],
-    gradient: bool,
+    parameters: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Tensors over one storage that are to have other memory.
 
     Args:
-        manager: knows the parameters.
         pointer: to the storage.
         handed_out: tensors that were; those that are held count. It is emptied.
         arguments: of the call, those that are to stay the tensors that they are.
-        gradient: it may be that of a parameter.
+        parameters: whose gradient it may be.
     """
     _drop_unheld(handed_out)
     found = {id(t): t for t in (*handed_out, *arguments)}
     handed_out.clear()
-    if gradient:
-        for p in manager.leaves:
-            g = p.grad
-            if g is not None and g.untyped_storage()._cdata == pointer:
-                found[id(g)] = g
+    for p in parameters:
+        g = p.grad
+        if g is not None and g.untyped_storage()._cdata == pointer:
+            found[id(g)] = g
     return list(found.values())
 
 
@@ -355,10 +367,10 @@ def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return t is not None
 
 
-def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> torch.Tensor | None:
+def _take(node: Node, index: int, pointer: int) -> torch.Tensor | None:
     """The tensor that was handed out, if it exists, no longer cached."""
     if isinstance(node, CUDAGraphNode):
-        cached = node.hand_out.drop_slot(index)
+        cached = node.output_cache.drop_slot(index)
         if cached is not None:
             return cached
     ref = node.tensor_weakrefs[index] if index < len(node.tensor_weakrefs) else None
@@ -370,25 +382,3 @@ def _take(node: CUDAGraphNode | CUDAWarmupNode, index: int, pointer: int) -> tor
         return t if t.untyped_storage()._cdata == pointer else None
     except RuntimeError:
         return None
-
-
-def warn_if_stuck(manager: CUDAGraphTreeManager, function: Function) -> None:
-    """Warn if the same function comes again and again and no step ever ends."""
-    if function in manager.warned_pending or not manager.generation_moved():
-        return
-    node = manager.current_node
-    assert node is not None
-    same = [n for n in node._path_from_root if n.wrapped_function is function]
-    if len(same) <= 1:
-        return
-    before = {n.parent.wrapped_function for n in (*same, node) if n.parent is not None}
-    if len(before) == len(same):
-        return
-    manager.warned_pending.add(function)
-    warnings.warn(
-        "Unable to hit fast path of CUDAGraphs because of pending, uninvoked backwards: "
-        "outputs from a previous step still require backward. Consider running with "
-        "torch.no_grad(), detaching outputs, or using "
-        "torch.compiler.cudagraph_mark_step_begin() before each model invocation.",
-        stacklevel=2,
-    )

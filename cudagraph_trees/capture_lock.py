@@ -47,11 +47,6 @@ def capturing() -> Iterator[None]:
             _do_what_waits()
 
 
-def is_held() -> bool:
-    """Whether the calling thread has the lock."""
-    return _inside.depth > 0
-
-
 def when_nobody_captures(action: Callable[[], None]) -> None:
     """Do ``action`` with the lock: now, or after the capture that is under way. Waits for nothing
     and raises nothing."""

@@ -10,7 +10,7 @@ import torch
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, same
+from .support import graphed, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -73,7 +73,7 @@ def test_a_changed_output_does_not_reach_the_next_replay(name: str) -> None:
     assert not z.requires_grad
     assert z.grad is None
     assert not z._backward_hooks
-    assert [r.replays for r in manager().get_roots()] == [3]
+    assert [r.replays for r in roots()] == [3]
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -91,7 +91,7 @@ def test_nor_does_one_that_was_changed_in_inference_mode(name: str) -> None:
 def test_an_output_held_from_step_to_step() -> None:
     step = plus_one()
     old = step(1.0)
-    first = manager().step
+    first = manager().path.step
     # WHEN a loop holds each output while the next step runs, as ``loss = model(x)`` does
     for i in range(4):
         new = step(float(i))
@@ -108,7 +108,7 @@ def test_an_output_held_from_step_to_step() -> None:
         LedgerKind.INVALIDATED,
     }
     # and once it is dropped, nothing is held
-    node = manager().current_node
+    node = manager().path.node
     assert node is not None
     assert not node.all_outputs_are_dead()
     del old, new
@@ -121,9 +121,9 @@ def test_a_view_held_with_it_or_without() -> None:
         # Before, the output itself is held once: its storage stays for the next.
         old = step(5.0)
         y = step(1.0)
-        raises(old, manager().step - 1)
+        raises(old, manager().path.step - 1)
         view = y[1:]
-        made_in = manager().step
+        made_in = manager().path.step
         if not with_it:
             del y
         z = step(2.0)
@@ -146,7 +146,7 @@ def test_a_held_output_that_is_the_next_steps_argument(view: bool) -> None:
         x = h.view(SHAPE) if view else h
         h = step(x)
         same(h, torch.full(SHAPE, 3.0 + i))
-        raises(old, manager().step - 1)
+        raises(old, manager().path.step - 1)
         del x
 
 
@@ -159,7 +159,7 @@ def test_hooks_and_gradients_of_a_held_output_stay_with_it() -> None:
     kept = y
     z = step(2.0)
     assert not z.requires_grad
-    raises(kept, manager().step - 1)
+    raises(kept, manager().path.step - 1)
     same(w.grad, torch.full(SHAPE, 2.0))
 
 
@@ -228,7 +228,7 @@ def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
         assert saved is w
         same(y, full(value))
         del y, saved
-    assert [r.replays for r in manager().get_roots()] == [2]
+    assert [r.replays for r in roots()] == [2]
     # THEN replays left the hook alone
     w.sum().backward()
     same(w.grad, full(3))

@@ -31,18 +31,17 @@ import torch
 from . import _torch_compat as compat
 from .device.protocol import Output, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .function import CompilationMode
 from .liveness import OutputRefs, detach_in_place
-from .outputs import AliasesNewOutput, AliasesPriorGraphOutput, OutputPlan
+from .outputs import OutputAlias, OutputPlan, PathAlias
+from .spec import CompilationMode, FunctionSpec
 
 if TYPE_CHECKING:
-    from .function import Function
     from .storage_ref import StorageWeakRefWrapper
 
 _likeness = compat.likeness
 
 
-class HandOut:
+class OutputCache:
     """Hands out the outputs of one recording.
 
     Attributes:
@@ -81,7 +80,7 @@ class HandOut:
 
     def __init__(
         self,
-        function: Function,
+        function: FunctionSpec,
         node: int,
         plan: OutputPlan,
         refs: OutputRefs,
@@ -257,12 +256,12 @@ class HandOut:
         assert isinstance(spec, TensorSpec)
         assert ref is not None
         storage: torch.UntypedStorage | None = None
-        if isinstance(alias, AliasesPriorGraphOutput):
+        if isinstance(alias, PathAlias):
             depth, index = alias.index
             prior = self.path[depth][index]
             assert prior is not None
             storage = compat.storage_from_weak(prior.pointer)
-        elif isinstance(alias, AliasesNewOutput):
+        elif isinstance(alias, OutputAlias):
             storage = out[alias.index].untyped_storage()  # type: ignore[union-attr]
         t = self.pool.tensor_at(spec, storage)
         ref.rebind(t)

@@ -1,17 +1,11 @@
-"""The CPU: nothing is captured, and every tensor owns its memory.
+"""A CPU device for the tree manager: a double that lets tests run its decisions without CUDA.
 
-Note [Trees on the CPU]
-~~~~~~~~~~~~~~~~~~~~~~~
-The manager runs on the CPU with the same paths, steps, ledger and limits as on CUDA, but
-what it is careful about cannot happen there: a "recording" is the function itself, a
-replay calls it, and its outputs are fresh memory that owns itself (Note [Ownership on the
-CPU] in ``arena``). So to the manager none of them lies in the pool: nothing has to be
-restored, freed or invalidated for it, and holding any output for any time is fine.
-
-The pool is the arena's: a function that takes blocks from ``CpuPool.leases`` (as those do
-that ``compile_backend/graphs_cpu`` rewrites) takes them at each replay and its tensors
-give them back when they die. The backend does not go through the manager for its CPU
-graphs, see Note [Why CPU graphs do not go through the tree manager] there.
+Paths, steps, ledger and limits are as on CUDA, but what the manager is careful about cannot happen:
+a "recording" is the function itself, a replay calls it, and its outputs are fresh memory that owns
+itself (Note [Ownership on the CPU] in ``arena``). So to the manager none of them lies in the pool:
+nothing has to be restored, freed or invalidated for it, and holding any output for any time is
+fine. The pool is the arena's: a function that takes blocks from ``CpuPool.leases`` takes them at
+each replay, and its tensors give them back when they die.
 """
 
 from __future__ import annotations
@@ -19,46 +13,53 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .. import _torch_compat as compat
-from ..arena import LeasePool, Tokens
-from ..settings import current_settings
-from .protocol import AllocatorEvent, Checkpoint, Input, Output, Segment, StoragePointer, TensorSpec
-
-if TYPE_CHECKING:
-    from ..function import Function
+from memprof.cudagraph_trees import _torch_compat as compat
+from memprof.cudagraph_trees import container
+from memprof.cudagraph_trees.arena import LeasePool, Tokens
+from memprof.cudagraph_trees.device.protocol import (
+    AllocatorEvent,
+    Checkpoint,
+    Input,
+    Model,
+    Output,
+    Segment,
+    StoragePointer,
+    TensorSpec,
+)
+from memprof.cudagraph_trees.settings import current_settings
 
 
 class CpuRun:
     """A function that is called again; see ``protocol.CapturedRun``."""
 
-    __slots__ = ("_function", "launch", "outputs", "ran")
+    __slots__ = ("_model", "launch", "outputs", "ran")
 
-    def __init__(self, function: Function, outputs: list[Output]) -> None:
-        self._function: Function | None = function
+    def __init__(self, model: Model, outputs: list[Output]) -> None:
+        self._model: Model | None = model
         self.outputs: list[Output] | None = outputs
         self.launch: Callable[[], object] | None = None
         self.ran = True
 
     def replay(self, inputs: list[Input]) -> list[Output] | None:
-        if self._function is None:
+        if self._model is None:
             raise RuntimeError("this recording was released; it cannot be replayed any more")
-        return _call(self._function, inputs)
+        return _call(self._model, inputs)
 
     def release(self) -> None:
-        self._function = None
+        self._model = None
 
 
-def _call(function: Function, inputs: list[Input]) -> list[Output]:
-    outputs: Any = function.model(inputs)
+def _call(model: Model, inputs: list[Input]) -> list[Output]:
+    outputs: Any = model(inputs)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 class CpuPool:
-    """See ``protocol.Pool`` and Note [Trees on the CPU].
+    """See ``protocol.Pool`` and the module's docstring.
 
     Attributes:
         leases: the arena's blocks.
@@ -79,11 +80,11 @@ class CpuPool:
         """Does nothing: a replay is handed its inputs, so there is none to be copied."""
         return contextlib.nullcontext()
 
-    def warm_up(self, function: Function, inputs: list[Input]) -> list[Output]:
-        return _call(function, inputs)
+    def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
+        return _call(model, inputs)
 
-    def capture(self, function: Function, inputs: list[Input]) -> CpuRun:
-        return CpuRun(function, _call(function, inputs))
+    def capture(self, model: Model, inputs: list[Input], *, kernel_free: bool = False) -> CpuRun:
+        return CpuRun(model, _call(model, inputs))
 
     def checkpoint(self) -> Checkpoint:
         """None: blocks own themselves, so the books are always right."""
@@ -118,7 +119,7 @@ class CpuPool:
         return compat.tensor_in_storage(storage, offset, spec.shape, spec.stride, spec.dtype)
 
     def extent(self) -> Callable[[int], bool]:
-        """Nothing: the manager has to watch no memory here, see Note [Trees on the CPU]."""
+        """Nothing: the manager has to watch no memory here, see the module's docstring."""
         return lambda address: False
 
     def live_addresses(self) -> set[int]:
@@ -159,3 +160,6 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         pass
+
+
+container.DEVICES["cpu"] = lambda device: CpuDevice()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memprof.cudagraph_trees.account.attribution import PoolParts
 from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.arena_plan import Site
 from memprof.cudagraph_trees.arena_tensors import (
@@ -23,7 +24,6 @@ from memprof.cudagraph_trees.arena_tensors import (
     ScratchPool,
     TensorShape,
 )
-from memprof.cudagraph_trees.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register

@@ -38,10 +38,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from memprof.cudagraph_trees.account.placement import keep, placement_of_plan
 from memprof.cudagraph_trees.arena import PAGE, SUPPORTED
 from memprof.cudagraph_trees.arena_plan import LARGE, ArenaPlan, plan_program
 from memprof.cudagraph_trees.arena_tensors import TensorShape
-from memprof.cudagraph_trees.placement import keep, placement_of_plan
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat

@@ -7,8 +7,13 @@ import torch
 from torch import nn
 
 import memprof
+from memprof.cudagraph_trees.account.placement import (
+    MAX_PLACEMENTS,
+    keep,
+    placed,
+    placement_of_plan,
+)
 from memprof.cudagraph_trees.arena_plan import plan_program
-from memprof.cudagraph_trees.placement import MAX_PLACEMENTS, keep, placed, placement_of_plan
 from memprof.profiler.model import (
     AllocationProgram,
     Category,

@@ -14,11 +14,11 @@ from memprof.profiler.model import (
     Placement,
 )
 
-from . import _torch_compat as compat
-from .node import CUDAGraphNode, path_to
+from .. import _torch_compat as compat
+from ..node import CUDAGraphNode, path_to
 
 if TYPE_CHECKING:
-    from .arena_plan import ArenaPlan
+    from ..arena_plan import ArenaPlan
 
 MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""

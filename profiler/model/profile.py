@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
 from .ledger import LedgerEntry
 from .process import Process
-from .tracker import TrackerRecord
+from .tracker import RunState, TrackerRecord
 
 FORMAT = "memprof-profile"
 SCHEMA_VERSION = 2
@@ -107,6 +107,20 @@ class Profile:
     accounts: list[DeviceAccount] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
+
+    def with_tracker(self, record: TrackerRecord) -> Profile:
+        """This profile with a tracker's record; what it does not say is taken from that."""
+        m = record.metadata
+        return replace(
+            self,
+            created_ns=self.created_ns or m.perf_origin_ns + m.end_ns,
+            memprof=self.memprof or m.memprof,
+            torch=self.torch or m.torch,
+            python=self.python or m.python,
+            perf_origin_ns=self.perf_origin_ns or m.perf_origin_ns,
+            tracker=record,
+            complete=m.state is not RunState.RUNNING,
+        )
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

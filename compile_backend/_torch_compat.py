@@ -381,18 +381,6 @@ def realign_inputs(
     return aligned
 
 
-# --- page faults --------------------------------------------------------------------------
-
-
-def minor_page_faults() -> int:
-    """Minor page faults so far: of this thread if torch computes in no other, else of the
-    process. Other threads of the user's add to the second."""
-    import resource
-
-    who = resource.RUSAGE_THREAD if torch.get_num_threads() == 1 else resource.RUSAGE_SELF
-    return resource.getrusage(who).ru_minflt
-
-
 # --- AOTAutograd metadata and Dynamo sources ----------------------------------------------
 
 

@@ -24,6 +24,7 @@ from . import _torch_compat
 from .aot_metadata.from_aot import view_and_mutation_meta
 from .aot_metadata.view_and_mutation import ViewAndMutationMeta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
+from .cpu_arena.steady_state import arena_steady_state
 from .cuda_graphs_stage import GraphsStage
 from .observation.stage import ObserveStage
 from .observation.tree_models import ObservableModel
@@ -167,8 +168,11 @@ class InnerCompile:
             box: Inductor's own, which says whether it may capture.
         """
         record = RecordStage(graph.record)
+        steady = functools.partial(
+            arena_steady_state, graph.record, self.runtime.ledger, self.options.graphs
+        )
         if not self.graphs:
-            return [ObserveStage(graph, self.runtime, self.options), record]
+            return [ObserveStage(graph, self.runtime, self.options, None, steady), record]
         models: list[ObservableModel] = []
         trees = GraphsStage(
             graph.record,
@@ -178,7 +182,7 @@ class InnerCompile:
             clone_outputs=self.options.outputs == "clone",
             inductor=self.inductor,
         )
-        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
+        return [ObserveStage(graph, self.runtime, self.options, models, steady), trees, record]
 
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""

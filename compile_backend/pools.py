@@ -5,7 +5,7 @@ from __future__ import annotations
 from memprof.cudagraph_trees.attribution import PoolParts, explain_pool
 from memprof.cudagraph_trees.history import managers
 
-from .graphs_cpu import explain_arena
+from .cpu_arena.replay import explain_arena
 
 ARENA = "cpu arena"
 

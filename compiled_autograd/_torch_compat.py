@@ -11,7 +11,7 @@ import importlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
@@ -20,12 +20,8 @@ import torch._dynamo.compiled_autograd as _ca
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo import external_utils as _external
 from torch._guards import CompileContext, CompileId, compile_context
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, GraphModule, Node, Proxy
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-
-from memprof.compile_backend.aot_metadata.from_aot import view_and_mutation_meta
 
 _engine: Any = torch._C._dynamo.compiled_autograd
 
@@ -376,122 +372,7 @@ def log_reasons(reasons: list[str]) -> None:
     )
 
 
-# --- fake values --------------------------------------------------------------------------
-
-_SHAPE_ONLY: list[torch.Tensor] = []
-
-
-def new_fake_mode() -> FakeTensorMode:
-    """A fake mode with symbols, for one capture."""
-    return FakeTensorMode(
-        allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv()
-    )
-
-
-def dummy_tensor(mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    """A tensor that stands for a gradient in the engine's hands; its shape means nothing.
-
-    Made directly and not by an operator: twenty times cheaper, and there is one for every
-    gradient of the graph.
-    """
-    if not _SHAPE_ONLY:
-        with torch._C._DisableTorchDispatch():
-            _SHAPE_ONLY.append(torch.empty(0, 123456789, device="meta"))
-    return FakeTensor(mode, _SHAPE_ONLY[0], device)
-
-
-def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake of the same shape (in numbers), layout, dtype and device.
-
-    Raises:
-        Exception: torch has no fake of such a tensor.
-    """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
-        functorch = torch._C._functorch
-        if functorch.is_functorch_wrapped_tensor(tensor):
-            raise NotImplementedError("a tensor inside a torch.func transform")
-        if functorch.is_legacy_batchedtensor(tensor):
-            raise NotImplementedError("a gradient of grad(..., is_grads_batched=True)")
-        shape_only = torch.empty_strided(
-            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-        )
-        return FakeTensor(mode, shape_only, tensor.device)
-    return mode.from_tensor(tensor.detach(), static_shapes=True)
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """A number for the storage of ``tensor``, None where it has none of its own."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
-        return int(tensor.untyped_storage()._cdata)
-    return None
-
-
-def is_fake(value: Any) -> bool:
-    """Whether ``value`` is a fake tensor."""
-    return isinstance(value, FakeTensor)
-
-
-def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
-    """Sizes read while capturing must not become guards: C++ guards by its own key."""
-    assert mode.shape_env is not None
-    return _suppress_guards(mode.shape_env)
-
-
-def symbolic_int(mode: FakeTensorMode, value: int, name: str, index: int) -> Any:
-    """A size symbol for ``name[index]``, or the number itself where torch specialises."""
-    assert mode.shape_env is not None
-    return mode.shape_env.create_unspecified_symint_and_symbol(
-        value, _source(name, index), DimDynamic.DYNAMIC
-    )
-
-
-def symbolic_float(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
-    """A symbol for the float ``name[index]``."""
-    assert mode.shape_env is not None
-    source = _source(name, index)
-    symbol = mode.shape_env.create_unspecified_symbol(
-        value, source=source, dynamic_dim=DimDynamic.DYNAMIC
-    )
-    return mode.shape_env.create_symfloatnode(symbol, hint=value, source=source)
-
-
-def _source(name: str, index: int) -> Any:
-    from torch._dynamo.source import GetItemSource, LocalSource
-
-    return GetItemSource(LocalSource(name), index)
-
-
-def symbol_expression(value: torch.SymInt | torch.SymFloat) -> Any:
-    """The sympy expression of a symbolic number."""
-    return value.node.expr
-
-
-def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
-    """Compute a sympy expression in an FX graph.
-
-    Raises:
-        KeyError: it has a symbol that is not among ``symbols``.
-    """
-    from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
-
-    return sympy_interp(PythonReferenceAnalysis, symbols, expression)
-
-
-def hint(value: Any) -> int | None:
-    """The number that a size stands for at capture, None if it is unknown."""
-    if isinstance(value, int):
-        return value
-    node = getattr(value, "node", None)
-    found = node.hint if node is not None and node.has_hint() else None
-    return int(found) if isinstance(found, int) else None
-
-
-def disable_autocast_cache() -> AbstractContextManager[None]:
-    """Autocast must not keep fake casts of the parameters."""
-    from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable
-
-    return disable()
+# --- graphs -------------------------------------------------------------------------------
 
 
 def mark_dynamic_size(value: int) -> Any:
@@ -510,109 +391,11 @@ def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     return allowed
 
 
-# --- AOTAutograd's backward ---------------------------------------------------------------
-
-
-class AotBackward:
-    """What AOTAutograd's autograd.Function knows of its backward.
-
-    Args:
-        forward_class: ``ctx._forward_cls`` of the node.
-
-    Raises:
-        LookupError: the backward graph was not kept (a hit of AOTAutograd's cache).
-    """
-
-    def __init__(self, forward_class: Any) -> None:
-        self._class = forward_class
-        self.id: int = forward_class._aot_id
-        self.metadata: Any = forward_class.metadata
-        self.subclass_metadata: Any = forward_class.maybe_subclass_metadata
-        info = forward_class._lazy_backward_info
-        if info is None:
-            raise LookupError("AOTAutograd's cache keeps no backward graph")
-        if hasattr(info, "bw_module"):
-            self.module: GraphModule = info.bw_module
-        else:
-            from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-            with unset_fake_temporarily():
-                self.module = info.bw_module_fn()
-
-    def prologue(self) -> Callable[..., Any]:
-        """``(saved_tensors, symints, opaque_objects, grads) -> arguments of the module``.
-
-        Dynamo puts it into its graph as it is; it closes over constants only.
-        """
-        function = getattr(self._class, "_bw_prologue_fn", None)
-        if function is not None:  # 2.13+
-
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
-                # It empties the lists that it is given; those of a graph cannot be written.
-                return function(list(saved), list(symints), list(opaque), list(grads))
-
-        else:
-            from torch._functorch._aot_autograd import runtime_wrappers
-
-            inner: Any = runtime_wrappers._backward_prologue_functional  # type: ignore[attr-defined, unused-ignore]
-            metadata, subclasses = self.metadata, self.subclass_metadata
-
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
-                return inner(saved, symints, opaque, metadata, subclasses, *grads)
-
-        return allow_in_graph(aot_backward_prologue)
-
-    def epilogue(self, outputs: Sequence[Any], make_subclass: Callable[..., Any]) -> Sequence[Any]:
-        """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
-        function = getattr(self._class, "_bw_epilogue_fn", None)
-        if function is not None:  # 2.13+
-            if self.subclass_metadata is None:
-                found: Sequence[Any] = function(outputs)
-            else:
-                found = function(outputs, make_subclass_override=make_subclass)
-            return found
-        from torch._functorch._aot_autograd import runtime_wrappers
-
-        inner: Any = runtime_wrappers._backward_epilogue_functional  # type: ignore[attr-defined, unused-ignore]
-        rebuilt: Sequence[Any] = inner(
-            self.metadata, self.subclass_metadata, outputs, make_subclass_override=make_subclass
-        )
-        return rebuilt
-
-    @property
-    def may_need_double_backward(self) -> bool:
-        """Whether an output of the forward requires grad."""
-        return any(o.requires_grad for o in view_and_mutation_meta(self.metadata).output_info)
-
-
-def is_aot_node(ctx: Any) -> bool:
-    """Whether an autograd.Function's node was made by AOTAutograd."""
-    return hasattr(ctx._forward_cls, "_aot_id")
-
-
-def takes_boxed_grads(ctx: Any) -> bool:
-    """Whether the backward wants its gradients in one list (2.13+), which nothing here can give."""
-    return bool(getattr(ctx._forward_cls, "boxed_grads_call", False))
-
-
-def aot_symints(ctx: Any) -> Sequence[Any]:
-    """The symbolic sizes that the forward saved, lifted by this capture."""
-    found: Sequence[Any] = ctx._get_compiled_autograd_symints()
-    return found
-
-
 def inductor_cuda_graphs() -> bool:
     """Inductor's option ``triton.cudagraphs``."""
     from torch._inductor import config
 
     return bool(config.triton.cudagraphs)
-
-
-# --- graphs -------------------------------------------------------------------------------
 
 
 def steal_inputs(graph: GraphModule) -> None:

@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
 
-from . import _torch_compat
+from . import _torch_aot, _torch_compat
 from .errors import CaptureError
 from .node_meta import of_tensor, set_value
 from .origin import META, NodeOrigin
@@ -73,7 +73,7 @@ class AotInliner:
         """
         tracer = self._tracer
         try:
-            backward = _torch_compat.AotBackward(ctx._forward_cls)
+            backward = _torch_aot.AotBackward(ctx._forward_cls)
         except LookupError as error:
             raise CaptureError(
                 f"the compiled backward came from AOTAutograd's cache, which keeps no graph to "
@@ -82,7 +82,7 @@ class AotInliner:
             ) from error
         if torch.is_grad_enabled() and backward.may_need_double_backward:
             raise CaptureError("a torch.compile'd function cannot be differentiated twice")
-        symints = [tracer.lift(s) for s in _torch_compat.aot_symints(ctx)]
+        symints = [tracer.lift(s) for s in _torch_aot.aot_symints(ctx)]
         prologue = tracer.call(
             backward.prologue(),
             (
@@ -97,7 +97,7 @@ class AotInliner:
 
     def _arguments(
         self,
-        backward: _torch_compat.AotBackward,
+        backward: _torch_aot.AotBackward,
         prologue: Node,
         symints: list[Any],
         backward_state: int | None,
@@ -113,7 +113,7 @@ class AotInliner:
             arguments.append(self._tracer.item("hooks", backward_state))
         return arguments
 
-    def _copy(self, backward: _torch_compat.AotBackward, arguments: list[Any]) -> list[Any]:
+    def _copy(self, backward: _torch_aot.AotBackward, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
         tracer = self._tracer
         graph = tracer.graph
@@ -177,9 +177,7 @@ class AotInliner:
         setattr(self._tracer.root, new, value)
         return new
 
-    def _epilogue(
-        self, backward: _torch_compat.AotBackward, outputs: list[Any]
-    ) -> list[Node | None]:
+    def _epilogue(self, backward: _torch_aot.AotBackward, outputs: list[Any]) -> list[Node | None]:
         tracer = self._tracer
         values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
 

@@ -14,16 +14,6 @@ the factory given to ``set_autograd_compiler`` and calls, on that object,
 * ``end_capture``, whose result it caches and calls from then on, and ``close``.
 
 ``bind_function`` gives a node's C++ function a name, once a process.
-
-Note [Gradients that may be None]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An autograd.Function may return None for an input that requires grad. At capture nobody
-knows, so the engine walks on as if there were a gradient. C++ nodes and accumulations take
-None and hand it on, and so do both sides of CopySlices, the node of a view that was written in
-place. What does not is given something else, for whatever may come from an
-autograd.Function: an addition returns its other argument, and an autograd.Function or
-AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
-``set_materialize_grads(False)``: nobody can ask whether it did).
 """
 
 from __future__ import annotations
@@ -37,23 +27,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _torch_compat
+from . import _torch_aot, _torch_compat
 from .aot_backward import AotInliner
 from .capture_lock import THREAD
 from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
-from .nan_check import NanCheck
-from .node_meta import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
-from .nodes import (
+from .missing_gradients import (
     add_gradients,
-    before_hooks,
-    call_cpp_tensor_pre_hooks,
-    call_hook,
     copy_slices_epilogue_or_none,
     copy_slices_prologue_or_none,
     zeros_for_none,
 )
+from .nan_check import NanCheck
+from .node_meta import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
+from .nodes import before_hooks, call_cpp_tensor_pre_hooks, call_hook
 from .origin import NodeOrigin
 from .passes import run_passes
 from .runtime import RuntimeWrapper
@@ -217,7 +205,7 @@ class AutogradCompilerInstance:
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
         aot_id = None
-        if pyobj is not None and _torch_compat.is_aot_node(pyobj):
+        if pyobj is not None and _torch_aot.is_aot_node(pyobj):
             aot_id = pyobj._forward_cls._aot_id
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
@@ -278,11 +266,11 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_compat.is_aot_node(ctx):
+        if _torch_aot.is_aot_node(ctx):
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )
-        elif _torch_compat.takes_boxed_grads(ctx):
+        elif _torch_aot.takes_boxed_grads(ctx):
             raise CaptureError(
                 f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
                 f"pass gradients in a box"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from . import _torch_compat
+from . import _torch_compat, _torch_fakes
 
 META = "autograd_value"
 """Key of a node's ``ValueInfo`` in its ``meta``."""
@@ -68,7 +68,7 @@ def of_sizes(
         sizes: numbers or symbols.
         exact: the sizes are certain; not so if one is a symbol.
     """
-    hints = tuple(_torch_compat.hint(s) for s in sizes)
+    hints = tuple(_torch_fakes.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
         return ValueInfo(None, device, dtype=dtype, persistent=persistent)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
+from .missing_gradients import add_gradients, copy_slices_epilogue_or_none, zeros_for_none
 from .origin import origin_of
 from .tracer import PLACEHOLDERS
 
@@ -51,53 +52,6 @@ def call_cpp_tensor_pre_hooks(index: int, gradient: torch.Tensor | None) -> Any:
     if gradient is None:
         return None
     return _torch_compat.call_cpp_tensor_pre_hooks(index, gradient)
-
-
-def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    """Called from captured graphs: the sum of what arrived."""
-    if a is None:
-        return b
-    return a if b is None else torch.add(a, b)
-
-
-def zeros_for_none(
-    gradient: torch.Tensor | None,
-    sizes: list[int],
-    dtype: torch.dtype | None,
-    device: torch.device,
-) -> torch.Tensor:
-    """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
-    if gradient is None:
-        return torch.zeros(sizes, dtype=dtype, device=device)
-    return gradient
-
-
-def copy_slices_prologue_or_none(
-    gradients: list[torch.Tensor | None], *geometry: Any
-) -> Sequence[torch.Tensor | None]:
-    """Called from captured graphs: nothing for the view where the base gets no gradient."""
-    if gradients[0] is None:
-        return [None, None, None]
-    parts: list[torch.Tensor] = _torch_compat.copy_slices_prologue(gradients, *geometry)
-    return parts
-
-
-def copy_slices_epilogue_or_none(
-    needs_input_grad: list[bool],
-    result: torch.Tensor | None,
-    computed: list[torch.Tensor | None],
-    grad_slice: torch.Tensor | None,
-) -> Sequence[torch.Tensor | None]:
-    """Called from captured graphs: nothing where the base gets no gradient.
-
-    Not even what an autograd.Function made of zeros, which the engine would not have called.
-    """
-    if result is None:
-        return [None] * len(needs_input_grad)
-    parts: list[torch.Tensor | None] = _torch_compat.copy_slices_epilogue(
-        needs_input_grad, result, computed, grad_slice
-    )
-    return parts
 
 
 def take_gradient(
@@ -262,14 +216,19 @@ def is_functional(node: Node) -> bool:
     )
 
 
-_VIEWS = frozenset(
+VIEW_NODES = frozenset(
     (
-        *("validate_outputs", "aot_backward_prologue", "make_subclass", "AliasBackward0"),
         *("TBackward0", "TransposeBackward0", "TransposeBackward1", "PermuteBackward0"),
         *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
-        *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ViewAsBackward0"),
+        *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"),
     )
 )
+"""Plain autograd nodes whose one result is a view of the whole gradient."""
+
+_VIEWS = VIEW_NODES | {
+    *("validate_outputs", "aot_backward_prologue", "make_subclass"),
+    *("AliasBackward0", "ViewAsBackward0"),
+}
 """Functions whose value is (usually) a view of an argument."""
 
 

@@ -555,19 +555,6 @@ def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
     return callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id))
 
 
-def is_opaque(x: object) -> bool:
-    """Whether torch passes ``x`` through compiled graphs as an opaque object."""
-    try:
-        from torch._library import opaque_object
-    except ImportError:
-        return False
-    for name in ("is_custom_class_obj", "is_opaque_value"):
-        test = getattr(opaque_object, name, None)
-        if test is not None:
-            return bool(test(x))
-    return False
-
-
 def alignment_checked_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Sequence[int]:
     """Inputs whose alignment Inductor's code relies on and nothing guarantees."""
     from torch._inductor.compile_fx import get_input_idxs_to_check

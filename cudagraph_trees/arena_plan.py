@@ -9,7 +9,7 @@ what the call returns is leased (``arena_tensors``). The rest keeps its ordinary
 * what an operator allocates inside itself, its results included;
 * what survives a call without being returned: somebody keeps it;
 * what is handed to code that might keep it: custom operators, branches of control flow,
-  collectives that run on after they return (``compile_backend/arena_code`` finds those);
+  collectives that run on after they return (``wrapper_code`` finds those);
 * outputs below ``min_lease`` bytes: making a tensor that owns a block costs more than
   ``malloc`` does for small ones.
 """

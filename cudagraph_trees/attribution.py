@@ -25,16 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from .locks import capturing
+from .capture_lock import capturing
 from .manager import CUDAGraphTreeManager
-from .node_recorded import CUDAGraphNode
-from .path_state import ExecutionState
-
-if TYPE_CHECKING:
-    from .node_warmup import CUDAWarmupNode
-    from .storage_ref import StorageWeakRefWrapper
+from .node import CUDAGraphNode, Node, path_to
+from .path import ExecutionState
+from .storage_ref import StorageWeakRefWrapper
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""
@@ -91,8 +87,8 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
 def _explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
     segments = manager.pool.segments()
     reserved = sum(s.nbytes for s in segments)
-    node = manager.current_node
-    if manager.path_state is ExecutionState.EXECUTION:
+    node = manager.path.node
+    if manager.path.state is ExecutionState.EXECUTION:
         assert isinstance(node, CUDAGraphNode)
         return _parts(_live_outputs(node), reserved)
     mine = {} if node is None else {r.address: o for o, r in _owned(node) if not r.expired()}
@@ -128,16 +124,16 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
         )
     if instant is None:
         instant = program.peak()[0]
-    path = list(node._path_from_root)
+    path = path_to(node)
     # Outputs of the path that are no inputs of this node lie there all the time.
-    passed = {s.nbytes and node.address_of_input(s.inputs[0]) for s in program.storages if s.inputs}
+    passed = {s.nbytes and node.specs[s.inputs[0]].address for s in program.storages if s.inputs}
     live: dict[int, _Live] = {}
     for depth, (n, was_live) in enumerate(
         zip(path, node.recorded_liveness_before_graph, strict=False)
     ):
         for r, alive in zip(node.path_weakrefs[depth], was_live, strict=True):
             if r is not None and alive and r.address not in passed:
-                live[r.address] = _Live(n.id.id, *n.sizes.get(r.address, (0, 0)))
+                live[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
     inside: list[_Live] = []
     workspace = 0
     for x in program.live_at(instant):
@@ -150,8 +146,8 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
             where = node.input_plan.live_outputs[storage.inputs[0]]
             if where is not None:
                 owner = path[where[0]]
-                sizes = owner.sizes.get(node.address_of_input(storage.inputs[0]), sizes)
-        inside.append(_Live(owner.id.id, *sizes))
+                sizes = owner.sizes.get(node.specs[storage.inputs[0]].address, sizes)
+        inside.append(_Live(owner.number, *sizes))
     with capturing():
         reserved = node.pool.reserved_bytes()
     return _parts([*live.values(), *inside], reserved, workspace)
@@ -173,18 +169,16 @@ def _parts(
     return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
 
 
-def _owned(
-    node: CUDAGraphNode | CUDAWarmupNode,
-) -> Iterator[tuple[int, StorageWeakRefWrapper]]:
-    for n in node._path_from_root:
+def _owned(node: Node) -> Iterator[tuple[int, StorageWeakRefWrapper]]:
+    for n in path_to(node):
         for r in n.outputs_weakrefs:
             if r is not None:
-                yield n.id.id, r
+                yield n.number, r
 
 
 def _live_outputs(node: CUDAGraphNode) -> list[_Live]:
     out: dict[int, _Live] = {}
-    path = list(node._path_from_root)
+    path = path_to(node)
     for (depth, _), r in zip(node.live_indices_after_graph, node.live_after, strict=True):
         if r.address not in out and not r.expired():
             n = path[depth]
@@ -192,5 +186,5 @@ def _live_outputs(node: CUDAGraphNode) -> list[_Live]:
             while r.address not in n.sizes and depth > 0:
                 depth -= 1
                 n = path[depth]
-            out[r.address] = _Live(n.id.id, *n.sizes.get(r.address, (0, 0)))
+            out[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
     return list(out.values())

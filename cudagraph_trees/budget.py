@@ -19,15 +19,7 @@ budget until the step ends. Then:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from memprof.profiler.model import LedgerKind
-
-from . import _torch_compat as compat
-
-if TYPE_CHECKING:
-    from .function import Function
-    from .manager import CUDAGraphTreeManager
+from .spec import FunctionSpec
 
 PATIENCE = 4
 """Steps in which a working set is recorded once more."""
@@ -44,47 +36,31 @@ class Budget:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.over = False
-        self._by: Function | None = None
+        self._by: FunctionSpec | None = None
         self._last_time: int | None = None
 
-    def lower(self, limit: int | None, reserved: int) -> bool:
-        """The pool may have no more than ``limit`` bytes, either. It has ``reserved`` now.
+    def lower(self, limit: int | None, reserved: int) -> None:
+        """The pool may have no more than ``limit`` bytes, either. It has ``reserved`` now."""
+        if limit is not None and (self.limit is None or limit < self.limit):
+            self.limit = limit
+            self.over = reserved > limit
+
+    def check(self, function: FunctionSpec, reserved: int) -> None:
+        """``function`` was run or recorded, and the pool has ``reserved`` bytes now."""
+        if self.limit is not None and reserved > self.limit and not self.over:
+            self.over = True
+            self._by = function
+
+    def enforce(self, step: int) -> FunctionSpec | None:
+        """The step has ended, and recordings go.
+
+        Args:
+            step: number of the step that has ended.
 
         Returns:
-            Whether that is too much.
-        """
-        if limit is None or (self.limit is not None and self.limit <= limit):
-            return False
-        self.limit = limit
-        self.over = reserved > limit
-        return self.over
-
-    def spent(self, function: Function, reserved: int) -> bool:
-        """``function`` was run or recorded, and the pool has ``reserved`` bytes now.
-
-        Returns:
-            Whether it has gone over the limit.
-        """
-        if self.limit is None or reserved <= self.limit or self.over:
-            return False
-        self.over = True
-        self._by = function
-        return True
-
-    def enforce(self, manager: CUDAGraphTreeManager) -> None:
-        """The step has ended: drop recordings, and perhaps give up a function.
-
-        Raises:
-            RuntimeError: a function is given up, and ``cudagraph_or_error`` is on for it.
+            The function that is to be given up as well, None if none is.
         """
         function, self._by, self.over = self._by, None, False
-        reason = f"the pool has {manager.pool.reserved_bytes()} bytes, its budget is {self.limit}"
-        soon = self._last_time is not None and manager.step - self._last_time < PATIENCE
-        self._last_time = manager.step
-        manager.start_over(reason)
-        if soon and function is not None:
-            manager.give_up(function, "it did not fit the pool's budget before")
-            why = f"{reason}, and what is in use does not fit"
-            manager.note(LedgerKind.SKIP, function, f"{why}: it runs without a graph from now on")
-            message = f"skipping cudagraphs of {function.label}: {why}"
-            compat.announce_skip(message, function.options.or_error)
+        soon = self._last_time is not None and step - self._last_time < PATIENCE
+        self._last_time = step
+        return function if soon else None

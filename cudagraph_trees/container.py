@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,16 +26,20 @@ from memprof.profiler.process_hooks import on_fork, on_reset
 
 from . import _torch_compat as compat
 from . import history
+from .capture_lock import capturing, when_nobody_captures
+from .device.cuda import CudaDevice
 from .device.protocol import Device
-from .locks import capturing, when_nobody_captures
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings, override
-from .stopping import died
-
-if TYPE_CHECKING:
-    from .function import Function
+from .spec import FunctionSpec
 
 _KEY = "memprof_tree_family"
+
+
+DEVICES: dict[str, Callable[[torch.device], Device]] = {
+    "cuda": lambda device: CudaDevice(device.index)
+}
+"""Makes the devices that graph trees run on, by the type of the ``torch.device``."""
 
 
 def make_device(device: torch.device) -> Device:
@@ -44,15 +48,10 @@ def make_device(device: torch.device) -> Device:
     Raises:
         ValueError: there is none.
     """
-    if device.type == "cuda":
-        from .device.cuda import CudaDevice
-
-        return CudaDevice(device.index)
-    if device.type == "cpu":
-        from .device.cpu import CpuDevice
-
-        return CpuDevice()
-    raise ValueError(f"graph trees run on cuda and cpu devices, not on {device}")
+    make = DEVICES.get(device.type)
+    if make is None:
+        raise ValueError(f"graph trees run on {', '.join(DEVICES)} devices, not on {device}")
+    return make(device)
 
 
 class TreeManagerContainer:
@@ -86,8 +85,9 @@ class TreeManagerContainer:
                 self.tree_manager = CUDAGraphTreeManager(
                     make_device(self.device), replace(settings, pool_initial=initial)
                 )
+                history.remember(self.tree_manager)
             elif pool_initial > self.tree_manager.settings.pool_initial:
-                self.tree_manager.begun_already(pool_initial)
+                self.tree_manager.owner.begun_already(pool_initial)
             return self.tree_manager
 
     @contextmanager
@@ -102,7 +102,7 @@ class TreeManagerContainer:
             self.finalize_cudagraphify_fn()
 
     def add_strong_reference(
-        self, wrapped: Callable[..., Any], function: Function | None = None
+        self, wrapped: Callable[..., Any], function: FunctionSpec | None = None
     ) -> None:
         """The manager stays for as long as ``wrapped`` does, and so does what it has of
         ``function``."""
@@ -113,7 +113,7 @@ class TreeManagerContainer:
         weakref.finalize(wrapped, self.finalize_cudagraphify_fn, manager, function).atexit = False
 
     def finalize_cudagraphify_fn(
-        self, manager: CUDAGraphTreeManager | None = None, function: Function | None = None
+        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
     ) -> None:
         """A wrapped function has died. See Note [What finalizers may wait for].
 
@@ -124,13 +124,13 @@ class TreeManagerContainer:
         when_nobody_captures(lambda: self._function_died(manager, function))
 
     def _function_died(
-        self, manager: CUDAGraphTreeManager | None, function: Function | None
+        self, manager: CUDAGraphTreeManager | None, function: FunctionSpec | None
     ) -> None:
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()
         elif function is not None and manager is not None and manager is self.tree_manager:
-            died(manager, function)
+            manager.function_died(function)
 
     def shut_down(self) -> None:
         """Shut the manager down, if there is one."""
@@ -235,11 +235,11 @@ def ask_for_pool(*, budget: int | None, initial: int) -> None:
     """
     override(pool_budget=budget, pool_initial=initial)
     for manager in all_managers():
-        manager.limit_pool(budget)
+        manager.owner.lower_budget(budget)
     for container in list(family().containers.values()):
         manager_here = container.tree_manager
         if manager_here is not None and initial > manager_here.settings.pool_initial:
-            manager_here.begun_already(initial)
+            manager_here.owner.begun_already(initial)
 
 
 def mark_warmup_incomplete() -> None:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .function import CompilationMode
+from .spec import CompilationMode
 
 if TYPE_CHECKING:
-    from .function import Function
+    from .spec import FunctionSpec
 
 
-def output_origin(function: Function, index: int) -> str:
+def output_origin(function: FunctionSpec, index: int) -> str:
     """Where an output comes from, as far as is known: FX node, source line, module."""
     parts = []
-    record = function.record
-    mapping = function.graph_outputs
-    at = index if mapping is None else mapping[index] if index < len(mapping) else None
-    if record is not None and at is not None and at < len(record.outputs):
+    record, at = function.record, function.graph_output(index)
+    if record is not None and at is not None:
         value = record.outputs[at]
         node = record.nodes.get(value.name)
         parts.append(f"FX node {value.name}")
@@ -47,7 +45,7 @@ class OverwrittenMessage:
     after: str
 
     @staticmethod
-    def of(function: Function, index: int, node: int) -> OverwrittenMessage:
+    def of(function: FunctionSpec, index: int, node: int) -> OverwrittenMessage:
         """Args: ``node`` is the number of the recording, negative for a warm-up."""
         gradient = function.mode is CompilationMode.BACKWARD
         what = "gradient tensor output" if gradient else "tensor output"

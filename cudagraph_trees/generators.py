@@ -61,7 +61,7 @@ class GeneratorStates:
         )
 
     def restore(self) -> None:
-        """Put them back."""
+        """Point each generator back to the state that it had, and give that its content."""
         for generator, handle, _ in self._before:
             if handle is not None:
                 generator.graphsafe_set_state(handle)

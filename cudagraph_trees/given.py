@@ -9,7 +9,7 @@ among its inputs. It may lie in an output of the step that ends all the same (``
 nobody could replace it: generated code has it in a variable of its own.
 
 So whoever calls such a graph says before what it was given, and what lies in a live output stays
-the tensor that it is: it moves out of the pool, see Note [The end of a path]. It is referred to
+the tensor that it is: it moves out of the pool, see Note [The end of a step]. It is referred to
 weakly, so that it can die as soon as the graph has read it. Graphs that are one partition and
 nothing else need none of that, which is most of them.
 """
@@ -51,8 +51,8 @@ def tell_what_is_given(call: Callable[[list[Input]], Any]) -> Callable[[list[Inp
 
 def _in_outputs(manager: CUDAGraphTreeManager, inputs: Sequence[Input]) -> list[TensorWeakRef]:
     """Inputs that lie in live outputs of the last step, if another one may begin."""
-    node = manager.current_node
-    if node is None or not manager.can_start_new_generation():
+    node = manager.path.node
+    if node is None or not manager.path.step_may_begin():
         return []
     live = {r.pointer for r in path_refs(node.path_weakrefs) if not r.expired()}
     if not live:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.replay_memory import ReplayMemory, register
 
-from .locks import capturing
-
-if TYPE_CHECKING:
-    from .ledger import TreeLedger
-    from .manager import CUDAGraphTreeManager
+from .capture_lock import capturing
+from .ledger import TreeLedger
+from .manager import CUDAGraphTreeManager
 
 MAX_LEDGERS = 64
 

@@ -14,11 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _torch_compat as compat
-from .container import (
-    get_container,
-    get_manager,
-    reset_cudagraph_trees,
-)
+from .container import get_container, get_manager, reset_cudagraph_trees
 from .device.protocol import Input, Model, Output
 from .entry import cudagraphify, cudagraphify_impl
 from .torch_options import TreeOptions

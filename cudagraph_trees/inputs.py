@@ -27,63 +27,31 @@ where a size is 1, for which Dynamo compiles code of its own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Pool, TensorSpec
-from .storage_ref import StorageWeakRefWrapper
+from .liveness import live_path_outputs, path_refs
+from .storage_ref import StorageWeakRefWrapper, address_of
 
 if TYPE_CHECKING:
-    from .function import Function
     from .liveness import OutputRefs, PathOutputIndex
+    from .spec import FunctionSpec
 
 
 class CheckInvariantStatus(Enum):
-    """Whether a recording fits a call, and if not, why."""
+    """Whether a recording fits a call, and if not, why: torch's names, and their sentences."""
 
-    SUCCESS = auto()
-    CudagraphManagedIdxMismatch = auto()
-    StaticInputIdxMismatch = auto()
-    ExpectedDeadIndicesBeforeGraphMismatch = auto()
-    CopiedInputSizeMismatch = auto()
-
-    def __str__(self) -> str:
-        return {
-            "SUCCESS": "it fits",
-            "CudagraphManagedIdxMismatch": "cudagraph managed tensor data pointer changed",
-            "StaticInputIdxMismatch": "static input data pointer changed",
-            "ExpectedDeadIndicesBeforeGraphMismatch": "expected dead indices before graph are live",
-            "CopiedInputSizeMismatch": "a copied input has other sizes",
-        }[self.name]
-
-
-def address_of(t: torch.Tensor) -> int:
-    """Address of the storage of ``t``.
-
-    Raises:
-        RuntimeError: with the explanation of ``errors``, if the memory was reused.
-    """
-    return t.untyped_storage().data_ptr()
-
-
-def path_addresses(path: Iterable[OutputRefs]) -> set[int]:
-    """Addresses of all outputs of a path, dead ones included: the memory is the pool's."""
-    return {r.address for refs in path for r in refs if r is not None}
-
-
-def live_path_outputs(path: Sequence[OutputRefs]) -> dict[int, PathOutputIndex]:
-    """The first live output of a path at each address."""
-    out: dict[int, PathOutputIndex] = {}
-    for depth, refs in enumerate(path):
-        for i, r in enumerate(refs):
-            if r is not None and r.address not in out and not r.expired():
-                out[r.address] = (depth, i)
-    return out
+    SUCCESS = "it fits"
+    CudagraphManagedIdxMismatch = "cudagraph managed tensor data pointer changed"
+    StaticInputIdxMismatch = "static input data pointer changed"
+    ExpectedDeadIndicesBeforeGraphMismatch = "expected dead indices before graph are live"
+    CopiedInputSizeMismatch = "a copied input has other sizes"
 
 
 @dataclass(slots=True)
@@ -112,7 +80,7 @@ class InputPlan:
 
     @staticmethod
     def of(
-        function: Function,
+        function: FunctionSpec,
         inputs: Sequence[Input],
         path: Sequence[OutputRefs],
         demoted: frozenset[int] = frozenset(),
@@ -120,7 +88,7 @@ class InputPlan:
         address_bound: bool = True,
     ) -> InputPlan:
         """Decide for each input of a call that is about to be recorded."""
-        managed_addresses = path_addresses(path)
+        managed_addresses = {r.address for r in path_refs(path)}
         live = live_path_outputs(path)
         declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
         managed, static, copied = [], [], []
@@ -181,7 +149,7 @@ class InputPlan:
         return recording
 
     def describe_moved(
-        self, function: Function, inputs: Sequence[Input], which: Sequence[int]
+        self, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
     ) -> str:
         """One line for each of ``which`` whose address is another one now."""
         lines = []
@@ -257,7 +225,7 @@ class Copies:
 
 
 def reference_persistent(
-    function: Function, plan: InputPlan, inputs: Sequence[Input]
+    function: FunctionSpec, plan: InputPlan, inputs: Sequence[Input]
 ) -> dict[int, StorageWeakRefWrapper]:
     """Storages that outlive the call, by address: static inputs and constants.
 
@@ -298,11 +266,6 @@ def inputs_again(
         storages[spec.address] = storage
         out[i] = pool.tensor_at(spec, storage)
     return out
-
-
-def input_specs(plan: InputPlan, inputs: Sequence[Input]) -> dict[int, TensorSpec]:
-    """Where the buffers of copied inputs and the managed inputs are."""
-    return {i: TensorSpec.of(inputs[i]) for i in (*plan.copied, *plan.managed)}
 
 
 def _expanded_dims(t: torch.Tensor) -> list[int]:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
+from .node import number_of
+
 if TYPE_CHECKING:
-    from .function import Function
-    from .node_recorded import CUDAGraphNode
+    from .node import CUDAGraphNode
+    from .path import TreePath
+    from .spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 
@@ -38,23 +41,35 @@ class Measurement:
 
     @staticmethod
     def begin(reserved: Callable[[], int]) -> Measurement:
-        """Now."""
+        """The measurement that begins now."""
         return Measurement(time.perf_counter_ns(), reserved, reserved())
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEvent:
+    """What happened, for the ledger, where that is written by somebody else.
+
+    Attributes:
+        kind, function, reason: as of ``TreeLedger.add``.
+    """
+
+    kind: LedgerKind
+    function: FunctionSpec
+    reason: str
 
 
 class TreeLedger:
     """The entries of one manager; repeats are counted. At most ``MAX_ENTRIES`` different ones.
 
     Attributes:
-        device: written to each entry.
+        device: written to each entry, as is the step of ``path``.
         dropped: entries that did not fit.
-        sink: called with each new entry, None if nobody listens.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, path: TreePath) -> None:
         self.device = device
         self.dropped = 0
-        self.sink: Callable[[LedgerEntry], None] | None = None
+        self._path = path
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
         self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
         # A collector run inside the lock may shut the manager down, which writes here.
@@ -63,12 +78,11 @@ class TreeLedger:
     def add(
         self,
         kind: LedgerKind,
-        function: Function | None,
+        function: FunctionSpec | None,
         reason: str,
         *,
         node: int | None = None,
         parent: int | None = None,
-        step: int = 0,
         measured: Measurement | None = None,
         marginal: int = 0,
         cause: TreeCause | None = None,
@@ -109,7 +123,7 @@ class TreeLedger:
                     key=() if function is None else function.key,
                     node=node,
                     parent=parent,
-                    step=step,
+                    step=self._path.step,
                     duration_ns=duration,
                     pool_before=before,
                     pool_after=after,
@@ -120,14 +134,12 @@ class TreeLedger:
                 ),
             )
             self._entries[key] = entry
-        if self.sink is not None:
-            self.sink(entry)
 
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep the count of a node that goes away."""
         with self._lock:
             for e in self._counted(node):
-                self._replayed[(node.id, e.kind, e.reason)] = e
+                self._replayed[(node.number, e.kind, e.reason)] = e
 
     def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
         """All entries by time, with one for the replays of each of ``nodes``."""
@@ -141,7 +153,7 @@ class TreeLedger:
         out = []
         if node.replays:
             out.append(self._entry_of(node, LedgerKind.REPLAY, "replayed", node.replays))
-        for i, count in enumerate(node.hand_out.invalidated):
+        for i, count in enumerate(node.output_cache.invalidated):
             if not count:
                 continue
             reason = f"output {i} is held beyond its step; its use raises"
@@ -162,8 +174,8 @@ class TreeLedger:
                 device=self.device,
                 function=function.label,
                 key=function.key,
-                node=node.id.id,
-                parent=None if parent is None else parent.id.id,
+                node=node.number,
+                parent=number_of(parent),
                 step=node.step,
                 marginal=node.marginal_bytes if kind is LedgerKind.REPLAY else 0,
             ),

@@ -110,3 +110,13 @@ def refs_at(
         assert r is not None
         out.append(r)
     return out
+
+
+def live_path_outputs(path: Sequence[OutputRefs]) -> dict[int, PathOutputIndex]:
+    """The first live output of a path at each address."""
+    out: dict[int, PathOutputIndex] = {}
+    for depth, refs in enumerate(path):
+        for i, r in enumerate(refs):
+            if r is not None and r.address not in out and not r.expired():
+                out[r.address] = (depth, i)
+    return out

@@ -32,7 +32,7 @@ freed in a pool is not there for the optimizer's state, say.
 Then, if they are small, they become copied inputs: ``SMALL_BYTES`` or a share of ``SMALL_SHARE``
 of all static inputs. A copy reads and writes its bytes once, the graph reads all of them at least
 once, so that this costs a few percent of the time, and as little of the memory. Otherwise nothing
-of the compiled graph is recorded any more (``stopping.stop``), its backward and other sizes
+of the compiled graph is recorded any more (``RecordPolicy.stop``), its backward and other sizes
 included: what a forward without a graph saves is somewhere else in each step.
 """
 
@@ -48,13 +48,12 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
-from .inputs import address_of
-from .storage_ref import StorageWeakRefWrapper
+from .storage_ref import StorageWeakRefWrapper, address_of
 
 if TYPE_CHECKING:
     from .device.protocol import Input
-    from .function import Function
-    from .node_recorded import CUDAGraphNode
+    from .node import CUDAGraphNode
+    from .spec import FunctionSpec
 
 _refs = sys.getrefcount
 
@@ -158,11 +157,11 @@ class Moves:
     """What is known about the static inputs of one manager's functions."""
 
     def __init__(self) -> None:
-        self._known: dict[Function, _Known] = {}
+        self._known: dict[FunctionSpec, _Known] = {}
 
     def look(
         self,
-        function: Function,
+        function: FunctionSpec,
         inputs: Sequence[Input],
         managed: set[int],
         step: int,
@@ -223,13 +222,13 @@ class Moves:
         if found is not None:
             found.nodes.append(weakref.ref(node))
 
-    def forget(self, function: Function) -> None:
+    def forget(self, function: FunctionSpec) -> None:
         """What is known about ``function`` holds no more."""
         self._known.pop(function, None)
 
 
 def _static(
-    function: Function, inputs: Sequence[Input], managed: set[int]
+    function: FunctionSpec, inputs: Sequence[Input], managed: set[int]
 ) -> dict[int, torch.Tensor]:
     return {
         i: t
@@ -242,7 +241,7 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
     """For storages outside the pool: how many tensors over them only recordings hold."""
     found: dict[int, int] = {}
     for node in nodes:
-        held, slots = node.output_plan.persistent, node.hand_out.slots
+        held, slots = node.output_plan.persistent, node.output_cache.slots
         for i in range(len(held)):
             if held[i] is None:
                 continue
@@ -253,7 +252,7 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
     return found
 
 
-def copyable(function: Function, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
+def copyable(function: FunctionSpec, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
     """Whether these static inputs may become copied ones, see Note [Inputs that keep moving].
 
     Not if the function writes to any input: a copy would no longer share memory with another

@@ -23,11 +23,11 @@ from memprof.profiler.model import (
     Storage,
 )
 
-from .function import CompilationMode
+from .spec import CompilationMode
 
 if TYPE_CHECKING:
     from .device.protocol import AllocatorEvent, Output, TensorSpec
-    from .function import Function
+    from .spec import FunctionSpec
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
 _NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")
@@ -35,7 +35,7 @@ _GENERATED = re.compile(r"^(call|partition_\d+|.*Runner\.call)$")
 
 
 def program_of(
-    function: Function,
+    function: FunctionSpec,
     inputs: Mapping[int, TensorSpec],
     outputs: Sequence[Output],
     events: Sequence[AllocatorEvent],
@@ -123,7 +123,7 @@ def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
     return 0, None
 
 
-def _owner(function: Function, line: int, name: str | None) -> tuple[str | None, Origin]:
+def _owner(function: FunctionSpec, line: int, name: str | None) -> tuple[str | None, Origin]:
     """Buffer that the line makes, or None for scratch memory of a kernel that it calls."""
     record = function.record
     if record is not None and line:
@@ -137,19 +137,8 @@ def _owner(function: Function, line: int, name: str | None) -> tuple[str | None,
     return None, Origin.INTERNAL
 
 
-def graph_input(function: Function, i: int) -> int | None:
-    """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
-    if function.record is None:
-        return None
-    if function.graph_inputs is not None:
-        found = function.graph_inputs[i] if i < len(function.graph_inputs) else None
-    else:
-        found = i if function.partition is None else None
-    return found if found is not None and found < len(function.record.inputs) else None
-
-
-def _input_name(function: Function, i: int) -> str:
-    at = graph_input(function, i)
+def _input_name(function: FunctionSpec, i: int) -> str:
+    at = function.graph_input(i)
     if at is not None and function.record is not None:
         return function.record.inputs[at].name
     if i < len(function.placeholders):
@@ -157,8 +146,8 @@ def _input_name(function: Function, i: int) -> str:
     return f"input_{i}"
 
 
-def _input_category(function: Function, i: int) -> Category:
-    at = graph_input(function, i)
+def _input_category(function: FunctionSpec, i: int) -> Category:
+    at = function.graph_input(i)
     if at is not None and function.record is not None:
         return function.record.inputs[at].category
     if function.mode is CompilationMode.BACKWARD:
@@ -166,24 +155,12 @@ def _input_category(function: Function, i: int) -> Category:
     return Category.INPUT
 
 
-def _graph_output(function: Function, outputs: tuple[int, ...]) -> int | None:
-    """The first of these outputs that is one of the graph in the profile."""
-    if function.record is None:
-        return None
-    if function.graph_outputs is not None:
-        mapped = [function.graph_outputs[o] for o in outputs if o < len(function.graph_outputs)]
-    else:
-        mapped = list(outputs) if function.partition is None else []
-    known = len(function.record.outputs)
-    return next((o for o in mapped if o is not None and o < known), None)
-
-
-def _output_category(function: Function, outputs: tuple[int, ...]) -> Category:
+def _output_category(function: FunctionSpec, outputs: tuple[int, ...]) -> Category:
     if not outputs:
         return Category.TEMPORARY
-    record, found = function.record, _graph_output(function, outputs)
-    if record is not None and found is not None:
-        return record.outputs[found].category
+    found = next((o for i in outputs if (o := function.graph_output(i)) is not None), None)
+    if function.record is not None and found is not None:
+        return function.record.outputs[found].category
     if function.mode is CompilationMode.BACKWARD:
         return Category.GRADIENT
     users = function.user_outputs

@@ -8,57 +8,22 @@ from dataclasses import dataclass, field
 import torch
 
 from .device.protocol import Output, Pool, TensorSpec
-from .inputs import address_of, live_path_outputs
-from .liveness import OutputRefs, PathOutputIndex
-from .storage_ref import StorageWeakRefWrapper
+from .liveness import OutputRefs, PathOutputIndex, live_path_outputs
+from .storage_ref import StorageWeakRefWrapper, address_of
 
 
-class OutputAliasInfo:
-    """What the storage of an output is."""
+@dataclass(frozen=True, slots=True)
+class PathAlias:
+    """The storage of an output of a node further up the path: ``index`` is which."""
 
-    __slots__ = ()
-
-
-class _UnaliasedStorage(OutputAliasInfo):
-    """A storage of its own, or no tensor at all."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "UnaliasedStorage"
+    index: PathOutputIndex
 
 
-UnaliasedStorage = _UnaliasedStorage()
+@dataclass(frozen=True, slots=True)
+class OutputAlias:
+    """The storage of an earlier output of the same call: ``index`` is which."""
 
-
-class AliasesPriorGraphOutput(OutputAliasInfo):
-    """The storage of an output of a node further up the path.
-
-    Attributes:
-        index: ``(depth, output)``.
-    """
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: PathOutputIndex) -> None:
-        if not isinstance(index, tuple):
-            raise AssertionError(f"expected (depth, output), got {index!r}")
-        self.index = index
-
-
-class AliasesNewOutput(OutputAliasInfo):
-    """The storage of an earlier output of the same call.
-
-    Attributes:
-        index: which one.
-    """
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        if not isinstance(index, int):
-            raise AssertionError(f"expected the index of an output, got {index!r}")
-        self.index = index
+    index: int
 
 
 @dataclass(slots=True)
@@ -66,7 +31,7 @@ class OutputPlan:
     """What each output of a recording is.
 
     Attributes:
-        alias: by output; None for memory outside the pool and empty storages.
+        alias: by output; None if it shares no storage of the pool.
         specs: by output: where a tensor lies, the value of anything else.
         persistent: by output: the tensor to hand out each time, if its memory is a static
             input's, or otherwise outside the pool, or there is none.
@@ -74,7 +39,7 @@ class OutputPlan:
             object can stand for all replays.
     """
 
-    alias: list[OutputAliasInfo | None] = field(default_factory=list)
+    alias: list[PathAlias | OutputAlias | None] = field(default_factory=list)
     specs: list[TensorSpec | int | None] = field(default_factory=list)
     persistent: list[torch.Tensor | None] = field(default_factory=list)
     cacheable: list[bool] = field(default_factory=list)
@@ -105,7 +70,7 @@ class OutputPlan:
         first: dict[int, int] = {}
         for i, o in enumerate(outputs):
             fixed: torch.Tensor | None = None
-            alias: OutputAliasInfo | None = UnaliasedStorage
+            alias: PathAlias | OutputAlias | None = None
             cacheable = False
             if isinstance(o, torch.Tensor):
                 address = address_of(o)
@@ -117,15 +82,15 @@ class OutputPlan:
                     )
                 known = persistent.get(address)
                 if not address or (known is not None and not known.expired()):
-                    fixed, alias = o, None
+                    fixed = o
                 elif not in_extent(address):
                     # Made by a device that gives users memory of their own, or kept by a
                     # custom operator: nobody's business here.
-                    fixed, alias = o, None
+                    fixed = o
                 elif address in live:
-                    alias = AliasesPriorGraphOutput(live[address])
+                    alias = PathAlias(live[address])
                 elif address in first:
-                    alias = AliasesNewOutput(first[address])
+                    alias = OutputAlias(first[address])
                     plan.cacheable[first[address]] = False
                 else:
                     first[address] = i

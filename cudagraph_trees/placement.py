@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from memprof.profiler.model import (
@@ -15,11 +14,11 @@ from memprof.profiler.model import (
     Placement,
 )
 
-from .node_program import graph_input
+from . import _torch_compat as compat
+from .node import CUDAGraphNode, path_to
 
 if TYPE_CHECKING:
     from .arena_plan import ArenaPlan
-    from .node_recorded import CUDAGraphNode
 
 MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
@@ -31,6 +30,20 @@ def keep(record: GraphRecord, placement: Placement) -> None:
     kept = [p for p in record.placements if (p.pool, p.key, p.node) != same]
     # A new list: profiles that were made before keep theirs.
     record.placements = [*kept, placement][-MAX_PLACEMENTS:]
+
+
+def keep_placement(node: CUDAGraphNode) -> None:
+    """Tell the graph's record, if there is one, where a recording has its memory."""
+    record = node.wrapped_function.record
+    if record is None:
+        return
+    try:
+        placement = placement_of(node, path_to(node))
+    except Exception:
+        compat.log.warning("no placement of %s", node.wrapped_function.label, exc_info=True)
+        return
+    if placement is not None:
+        keep(record, placement)
 
 
 def placed(
@@ -88,7 +101,7 @@ def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placemen
     return Placement(
         pool=str(node.pool.device),
         key=function.key,
-        node=node.id.id,
+        node=node.number,
         segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
         lines=tuple(e.line for e in program.events),
         blocks=tuple(_sorted(blocks)),
@@ -123,14 +136,14 @@ def _held(
             if r is None or not alive or r.address in passed or r.address not in made:
                 continue
             passed.add(r.address)
-            yield replace(made[r.address], begin=0, end=end, node=earlier.id.id)
+            yield replace(made[r.address], begin=0, end=end, node=earlier.number)
 
 
 def _blocks(
     node: CUDAGraphNode, record: GraphRecord, program: AllocationProgram
 ) -> list[PlacedBlock]:
     addresses = dict(enumerate(node.addresses))
-    return placed(record.id, program, addresses, partial(graph_input, node.wrapped_function))
+    return placed(record.id, program, addresses, node.wrapped_function.graph_input)
 
 
 def _final_blocks(node: CUDAGraphNode) -> dict[int, PlacedBlock]:

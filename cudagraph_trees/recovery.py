@@ -32,14 +32,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from . import _torch_compat as compat
 from .device.protocol import Input, Pool, TensorSpec
-from .function import CompilationMode
 from .generators import GeneratorStates
 from .inputs import inputs_again
+from .spec import CompilationMode
 from .storage_ref import StorageWeakRefWrapper
 
 if TYPE_CHECKING:
-    from .function import Function
+    from .spec import FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
@@ -65,7 +66,7 @@ def let_go_of_frames(error: BaseException) -> None:
 
 
 @dataclass(slots=True)
-class Attempt:
+class InputBackup:
     """What it takes to make a call again.
 
     Attributes:
@@ -97,10 +98,10 @@ class Attempt:
     lost: str = ""
 
     @staticmethod
-    def _of(inputs: list[Input], pool_addresses: set[int], device: torch.device) -> Attempt:
+    def _of(inputs: list[Input], pool_addresses: set[int], device: torch.device) -> InputBackup:
         tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
         specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
-        return Attempt(
+        return InputBackup(
             inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
             generators=GeneratorStates.now(device, inputs),
             specs=specs,
@@ -110,10 +111,10 @@ class Attempt:
 
     @staticmethod
     def recording(
-        function: Function, inputs: list[Input], pool_addresses: set[int], pool: Pool
-    ) -> Attempt:
+        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: Pool
+    ) -> InputBackup:
         """Before a recording."""
-        out = Attempt._of(inputs, pool_addresses, pool.device)
+        out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
         if function.mode is CompilationMode.BACKWARD:
@@ -123,10 +124,10 @@ class Attempt:
 
     @staticmethod
     def warm_up(
-        function: Function, inputs: list[Input], pool_addresses: set[int], device: torch.device
-    ) -> Attempt:
+        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], device: torch.device
+    ) -> InputBackup:
         """Before a warm-up on ``device``, or a recording that computes what it records."""
-        out = Attempt._of(inputs, pool_addresses, device)
+        out = InputBackup._of(inputs, pool_addresses, device)
         written = {i for i in function.mutated_input_idxs if i in out.specs}
         backward = function.mode is CompilationMode.BACKWARD
         static = set() if backward else set(function.static_input_idxs) - out.in_pool
@@ -156,11 +157,39 @@ class Attempt:
             )
             left -= spec.nbytes
 
+    def give_up(self, error: BaseException) -> None:
+        """The call is not made again: put generators back, and let go of what it held."""
+        try:
+            self.generators.restore()
+        except Exception as e:
+            compat.log.warning("no generator was put back: %s: %s", type(e).__name__, e)
+        let_go_of_frames(error)
+
     def succeeded(self) -> None:
-        """It is not needed."""
+        """The call need not be made again: let go of what was kept for that."""
         self.backup.clear()
         self.storages.clear()
         self.kept.clear()
+
+    def call_again(self, error: Exception) -> list[Input]:
+        """Put all back that the call reads, and give its inputs as they were.
+
+        Args:
+            error: what made the warm-up or the recording fail.
+
+        Raises:
+            Unrecoverable: that cannot be had, for whatever reason.
+        """
+        try:
+            self.generators.restore()
+            return self.inputs_again(error)
+        except Unrecoverable:
+            raise
+        except Exception as e:
+            let_go_of_frames(error)
+            raise Unrecoverable(
+                f"the call cannot be made again without a graph: {type(e).__name__}: {e}"
+            ) from e
 
     def inputs_again(self, error: Exception) -> list[Input]:
         """The inputs as they were.

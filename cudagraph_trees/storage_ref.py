@@ -32,9 +32,17 @@ _count = compat.storage_use_count
 _refs = sys.getrefcount
 
 
+def address_of(t: torch.Tensor) -> int:
+    """Address of the storage of ``t``.
+
+    Raises:
+        RuntimeError: with the explanation of ``errors``, if the memory was reused.
+    """
+    return t.untyped_storage().data_ptr()
+
+
 class StorageWeakRefWrapper:
-    """A weak reference to the storage of one output. Calling it gives the address of the
-    ``StorageImpl``, or None if nobody outside the trees holds it.
+    """A weak reference to the storage of one output.
 
     One object stands for one output of one node for good; ``rebind`` points it at the
     storage that the output has now.
@@ -56,13 +64,6 @@ class StorageWeakRefWrapper:
         self.cache: list[torch.Tensor | None] | None = None
         self.slot = 0
         self.own = 0
-
-    def __call__(self) -> int | None:
-        return None if self.expired() else self.pointer
-
-    def data_ptr(self) -> int:
-        """Address of the memory, alive or not."""
-        return self.address
 
     def expired(self) -> bool:
         """Whether nobody outside the trees holds the storage."""

@@ -15,7 +15,7 @@ from . import _torch_compat as compat
 
 if TYPE_CHECKING:
     from .device.protocol import Input
-    from .function import CompilationMode, Function
+    from .spec import CompilationMode, FunctionSpec
 
 _log = compat.graphs_log
 
@@ -39,9 +39,9 @@ def sizes_limit(compile_id: object, mode: CompilationMode, limit: int) -> None:
     )
 
 
-def warm_up(function: Function) -> None:
-    """A function is about to be warmed up."""
-    if function.warm_ups:
+def warm_up(function: FunctionSpec, *, again: bool) -> None:
+    """A function is about to be warmed up, perhaps not for the first time."""
+    if again:
         _log.debug("[%s] Running eager function=%s", function.compile_id, function.label)
     else:
         _log.debug(
@@ -52,7 +52,7 @@ def warm_up(function: Function) -> None:
         )
 
 
-def no_recording_fits(function: Function, reason: str) -> None:
+def no_recording_fits(function: FunctionSpec, reason: str) -> None:
     """Another recording will be made at this place."""
     _log.debug(
         "[%s] Re-recording function=%s, mode=%s, reason=%s",
@@ -63,7 +63,7 @@ def no_recording_fits(function: Function, reason: str) -> None:
     )
 
 
-def recording(function: Function, number: int, inputs: Sequence[Input]) -> None:
+def recording(function: FunctionSpec, number: int, inputs: Sequence[Input]) -> None:
     """A function is about to be recorded."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(

@@ -17,12 +17,14 @@ from memprof.profiler.file import read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, render_text, summarize
-from memprof.profiler.report.device_text import render_accounts
-from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.ranks_text import render_ranks
 from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import (
+    render_accounts,
+    render_diff,
+    render_ranks,
+    render_tracker_record,
+)
 
 __all__ = ["Comparison", "LoadedProfile", "Views", "load", "report_data", "report_text"]
 

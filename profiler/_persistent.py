@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ._units import CarriedItem, Key, Unit
+from ._programs import CarriedItem, Key, PreparedProgram
 from .live import LiveItem
 from .model import Profile
 
@@ -40,7 +40,7 @@ class Persistent:
     """
 
     def __init__(
-        self, profile: Profile, units: Sequence[Unit], unit_of_call: Sequence[int]
+        self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
     ) -> None:
         dropped = profile.calls.dropped
         never = len(unit_of_call) + 1

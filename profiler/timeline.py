@@ -49,9 +49,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ._mates import Mates, Pairing
+from ._call_pairs import Forwards, Pairing
 from ._persistent import Persistent
-from ._units import CarriedItem, Key, Unit, build_units, partner_keys
+from ._programs import CarriedItem, Key, PreparedProgram, partner_keys, prepare_programs
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
 from .model import (
     EventKind,
@@ -75,8 +75,8 @@ _Moving = dict[Key, tuple[CarriedItem, int]]
 class _State:
     """Memory between calls, less the persistent part.
 
-    ``waiting``: (unit, count) of forwards; ``handed``: (producing unit, index of its
-    bundle, consumers still to come). Both sorted, so that equal states are equal.
+    ``waiting``: (unit, count) of forwards; ``handed``: (producing unit, index of what it
+    hands on, consumers still to come). Both sorted, so that equal states are equal.
     """
 
     waiting: tuple[tuple[int, int], ...] = ()
@@ -90,7 +90,7 @@ class _Step:
     state: int
     epoch: int
     unit: int
-    mates: Mates
+    forwards: Forwards
     after: int
     entry: int
     peak: int
@@ -113,7 +113,7 @@ class Timeline:
     def __init__(self, profile: Profile, device: str | None = None) -> None:
         self.profile = profile
         self.device = device
-        self.units: list[Unit] = build_units(profile, device)
+        self.units: list[PreparedProgram] = prepare_programs(profile, device)
         self._graphs = {g.id: g for g in profile.graphs}
         self._unit_of_call = self._resolve_units()
         self._pairing = Pairing(profile, self.units, self._unit_of_call)
@@ -124,7 +124,7 @@ class Timeline:
         self._states: list[_State] = []
         self._state_ids: dict[_State, int] = {}
         self._steps: list[_Step] = []
-        self._partner_keys: dict[tuple[int, Mates], Mapping[int, CarriedItem]] = {}
+        self._partner_keys: dict[tuple[int, Forwards], Mapping[int, CarriedItem]] = {}
         self._step_of_call = self._walk()
 
     # What is asked of it
@@ -160,9 +160,9 @@ class Timeline:
                 raise IndexError(f"call {call} was not observed: its only instant is 0")
         else:
             unit = self.units[step.unit]
-            homes = self._homes(step.unit, step.mates)
-            own = [_item(unit, homes, live) for live in unit.program.live_at(instant)]
-        moving, taken = self._rest(self._states[step.state], step.epoch, step.unit, step.mates)
+            makers = self._input_makers(step.unit, step.forwards)
+            own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
+        moving, taken = self._rest(self._states[step.state], step.epoch, step.unit, step.forwards)
         items = self._on_device((*self._items(step.epoch, moving, taken), *own))
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
@@ -179,14 +179,14 @@ class Timeline:
         if step.unit == _NONE:
             return []
         unit = self.units[step.unit]
-        homes = self._homes(step.unit, step.mates)
-        live = {i.storage.id: _item(unit, homes, i) for i in unit.program.live_at(0)}
+        makers = self._input_makers(step.unit, step.forwards)
+        live = {i.storage.id: _item(unit, makers, i) for i in unit.program.live_at(0)}
         out: list[tuple[LiveItem | None, LiveItem | None]] = []
         for e in unit.program.events:
             before, after = live.pop(e.storage, None), None
             if e.kind is not EventKind.FREE:
                 storage = unit.program.storages[e.storage]
-                after = _item(unit, homes, LiveStorage(storage, e.owner, e.line))
+                after = _item(unit, makers, LiveStorage(storage, e.owner, e.line))
                 live[e.storage] = after
             ours = self._on_device(i for i in (before, after) if i is not None)
             out.append((before if before in ours else None, after if after in ours else None))
@@ -252,7 +252,7 @@ class Timeline:
         """For calls that hand something on: which consumers come before they are called again."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
         few: dict[tuple[frozenset[int], ...], tuple[frozenset[int], ...]] = {}
-        if not any(u.bundles for u in self.units):
+        if not any(u.handed_on for u in self.units):
             return out
         never = len(self._unit_of_call)
         following = [never] * len(self.units)
@@ -260,14 +260,14 @@ class Timeline:
             u = self._unit_of_call[k]
             if u == _NONE:
                 continue
-            if self.units[u].bundles:
+            if self.units[u].handed_on:
                 remaining = tuple(
                     frozenset(
                         c
                         for c in b.consumers
                         if following[c] < (never if b.accumulates else following[u])
                     )
-                    for b in self.units[u].bundles
+                    for b in self.units[u].handed_on
                 )
                 out[k] = few.setdefault(remaining, remaining)
             following[u] = k
@@ -281,7 +281,7 @@ class Timeline:
         return found
 
     def _walk(self) -> array[int]:
-        cache: dict[tuple[int, int, int, Mates, bool, tuple[frozenset[int], ...]], int] = {}
+        cache: dict[tuple[int, int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
         out = array("q", bytes(8 * len(self._unit_of_call)))
         state, epoch = self._intern(_State()), 0
         boundaries = [*self._persistent.starts[1:], len(out)]
@@ -295,8 +295,8 @@ class Timeline:
                 limit = boundaries[epoch]
             others = partner.get(k, ())
             pops = graphs[k] in backward
-            mates = tuple(units[o] for o in others if units[o] != _NONE) if pops else ()
-            key = (state, epoch, u, mates, bool(others) and not pops, remaining.get(k, ()))
+            forwards = tuple(units[o] for o in others if units[o] != _NONE) if pops else ()
+            key = (state, epoch, u, forwards, bool(others) and not pops, remaining.get(k, ()))
             step = cache.get(key)
             if step is None:
                 # The next epoch begins with the next call: what this one leaves behind is
@@ -312,7 +312,7 @@ class Timeline:
         state: int,
         epoch: int,
         unit: int,
-        mates: Mates,
+        forwards: Forwards,
         waits: bool,
         remaining: tuple[frozenset[int], ...],
     ) -> _Step:
@@ -321,9 +321,9 @@ class Timeline:
         if unit == _NONE:
             # What an unobserved backward does with its memory is not known: it keeps it.
             private = self._private_bytes(waiting)
-            waiting.subtract(mates)
+            waiting.subtract(forwards)
         else:
-            waiting.subtract(mates)
+            waiting.subtract(forwards)
             private = self._private_bytes(waiting)
         if waits and unit != _NONE:
             waiting[unit] += 1
@@ -339,18 +339,18 @@ class Timeline:
                 tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
             )
         )
-        moving, taken = self._rest(before, epoch, unit, mates, whole=False)
+        moving, taken = self._rest(before, epoch, unit, forwards, whole=False)
         rest = private + self._persistent.nbytes(epoch, taken) + _nbytes(moving)
         moving = self._moving(self._states[after], epoch, whole=False)
         between = self._private_bytes(waiting) + self._persistent.nbytes(epoch) + _nbytes(moving)
         if unit == _NONE:
-            return _Step(state, epoch, unit, mates, after, rest, rest, rest, between)
+            return _Step(state, epoch, unit, forwards, after, rest, rest, rest, between)
         u = self.units[unit]
         return _Step(
             state,
             epoch,
             unit,
-            mates,
+            forwards,
             after,
             rest + u.program.entry_bytes,
             rest + u.peak_bytes,
@@ -386,30 +386,30 @@ class Timeline:
             for item in (u.saved if whole else u.shared).values():
                 hold(item, count + (unit == running and not item.made))
         for unit, b, _ in state.handed:
-            for item in self.units[unit].bundles[b].items:
+            for item in self.units[unit].handed_on[b].items:
                 hold(item, 1)
         return out
 
     def _rest(
-        self, state: _State, epoch: int, unit: int, mates: Mates, whole: bool = True
+        self, state: _State, epoch: int, unit: int, forwards: Forwards, whole: bool = True
     ) -> tuple[_Moving, set[Key]]:
         """Carried memory during a call, less what the call's own program counts: as many copies of
-        its inputs as it has, and what the forwards ``mates`` saved for it. Of the persistent part
-        only the keys of what to leave out."""
+        its inputs as it has, and what ``forwards`` saved for it. Of the persistent part only the
+        keys of what to leave out."""
         if unit == _NONE:
             return self._moving(state, epoch, whole=whole), set()
         held = Counter(dict(state.waiting))
         others = held.copy()
-        if mates:
-            others.subtract(mates)
+        if forwards:
+            others.subtract(forwards)
         else:
             # What an unknown forward saved for it is beside what others wait with.
-            held.update(self._pairing.usual_mates(unit))
+            held.update(self._pairing.usual_forwards(unit))
         rest = self._moving(_State(_counts(others), state.handed), epoch, whole=whole)
         copies = self._moving(_State(_counts(held), state.handed), epoch, unit, whole)
-        homes = self._homes(unit, mates)
+        makers = self._input_makers(unit, forwards)
         takes = Counter(
-            homes[storage].key if storage in homes else key
+            makers[storage].key if storage in makers else key
             for storage, key in self.units[unit].input_keys.items()
         )
         for key, n in takes.items():
@@ -419,16 +419,16 @@ class Timeline:
                 rest[key] = (item, count - n)
         return rest, set(takes)
 
-    def _homes(self, unit: int, mates: Mates) -> Mapping[int, CarriedItem]:
+    def _input_makers(self, unit: int, forwards: Forwards) -> Mapping[int, CarriedItem]:
         """Where input storages of ``unit`` come from, by storage id."""
-        mates = mates or self._pairing.usual_mates(unit)
-        found = self._partner_keys.get((unit, mates))
+        forwards = forwards or self._pairing.usual_forwards(unit)
+        found = self._partner_keys.get((unit, forwards))
         if found is None:
             u = self.units[unit]
             found = dict(u.sources)
-            for mate in mates:
-                found.update(partner_keys(u, self.units[mate]))
-            self._partner_keys[unit, mates] = found
+            for forward in forwards:
+                found.update(partner_keys(u, self.units[forward]))
+            self._partner_keys[unit, forwards] = found
         return found
 
 
@@ -456,11 +456,11 @@ def _column(of_step: list[int], step_of_call: array[int]) -> Sequence[int]:
     return array("q", figures)
 
 
-def _item(unit: Unit, homes: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:
+def _item(unit: PreparedProgram, makers: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:
     """Memory that a unit's program has live, as its maker knows it where that is known."""
-    home = homes.get(live.storage.id)
-    if home is not None and live.line == 0:
-        return home.as_input_of(live.storage)
+    maker = makers.get(live.storage.id)
+    if maker is not None and live.line == 0:
+        return maker.as_input_of(live.storage)
     return LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
 
 

@@ -5,8 +5,8 @@ Note [Three lives of a callable]
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
 Inductor's own callable between two readings of the clock and appends one tuple to the
 call log; where the graph has no symbolic sizes this is a closure over constants that
-replaces the observing one, for good unless ``graphs_cpu`` finds something better to run
-than Inductor's callable. *Plain*: the observation failed; the callable is
+replaces the observing one, for good unless the hook for steady calls finds something better to
+run than Inductor's callable. *Plain*: the observation failed; the callable is
 still counted, but has no program.
 
 A graph with symbolic sizes has one program per combination of them, so its steady callable
@@ -25,11 +25,10 @@ from typing import Any
 import torch
 
 from memprof.cudagraph_trees import tell_what_is_given
-from memprof.profiler.model import GraphRecord, LedgerKind
+from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
 from ..call_log import Counter
-from ..graphs_cpu import CpuGraphs
 from ..options import Options
 from ..pipeline import CompileStage, CompileState
 from ..roles.categories import categorizer
@@ -41,6 +40,14 @@ from .recorder import Recorder
 from .tree_models import NotRun, ObservableModel, check_runs, running, tuning
 
 BoxedCall = Callable[[list[Any]], Any]
+
+SteadyState = Callable[[AllocationProgram, Callable[[BoxedCall], None]], BoxedCall]
+"""From an observed program to what calls with its sizes run from then on; when that changes, the
+second argument is called with what they run instead."""
+
+ChooseSteadyState = Callable[[Any, BoxedCall, Sequence[int], bool], "SteadyState | None"]
+"""From a ``CompiledFxGraph``, its callable, which inputs are integers, and whether there are sizes
+that are no inputs, to the steady state of its calls; None: they run its callable."""
 
 UNOBSERVED = -1
 """Program index of a call that has no program."""
@@ -59,6 +66,7 @@ class ObserveStage(CompileStage[Any]):
         models: where the callable may run in graph trees: what they run, complete when it is
             compiled. Its first call, which is their warm-up and tunes the kernels, goes by
             unobserved; one clean observation follows it. None where there are no trees.
+        steady: says what observed calls run; by default Inductor's callable.
     """
 
     name = "observe"
@@ -69,11 +77,13 @@ class ObserveStage(CompileStage[Any]):
         runtime: Runtime,
         options: Options,
         models: list[ObservableModel] | None = None,
+        steady: ChooseSteadyState = lambda *graph: None,
     ) -> None:
         self.graph = graph
         self.runtime = runtime
         self.options = options
         self.models = models
+        self.steady = steady
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
@@ -165,14 +175,9 @@ class ObservedCall:
         self._models = [] if dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED, self.plain)
         self._beyond: Counter | None = None
-        self._graphs: CpuGraphs | None = None
-        ledger, wanted = stage.runtime.ledger, stage.options.graphs
-        if compiled is not None and compat.is_cpu_only(compiled):
-            if not dims:
-                self._graphs = CpuGraphs(self.record, compiled, plain, sizes, ledger, wanted)
-            elif wanted is not False:
-                why = "no arena: a size is no input of its own"
-                ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, why)
+        self._steady_state: SteadyState | None = None
+        if compiled is not None:
+            self._steady_state = stage.steady(compiled, plain, sizes, bool(dims))
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
         self._install: Callable[[BoxedCall], None] = lambda call: None
@@ -321,10 +326,10 @@ class ObservedCall:
             if not self.dynamic:
                 self._install(self._steady(program, run))
 
-        if self._graphs is None or program == UNOBSERVED:
+        if self._steady_state is None or program == UNOBSERVED:
             use(self.plain)
         else:
-            use(self._graphs.start(self.record.programs[program], use))
+            use(self._steady_state(self.record.programs[program], use))
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
         self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)

@@ -28,7 +28,14 @@ from torch.fx import Graph, Node
 
 from .. import _torch_compat
 from ..node_meta import HAS_GRADIENT, INPUT_GROUP
-from ..nodes import accumulated, is_accumulate_grad, is_getitem, is_item_of_argument, take_gradient
+from ..nodes import (
+    VIEW_NODES,
+    accumulated,
+    is_accumulate_grad,
+    is_getitem,
+    is_item_of_argument,
+    take_gradient,
+)
 
 _MAKES_MEMORY: dict[str, frozenset[int]] = {
     # The first of an addmm is the gradient itself, which a bias of the same shape would get.
@@ -44,15 +51,6 @@ _MAKES_MEMORY: dict[str, frozenset[int]] = {
     "CudnnBatchNormBackward0": frozenset((0, 1, 2)),
 }
 """Plain autograd nodes, and which of their results are memory of their own."""
-
-_VIEW_NODES = frozenset(
-    (
-        *("TBackward0", "TransposeBackward0", "TransposeBackward1", "PermuteBackward0"),
-        *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
-        *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"),
-    )
-)
-"""Plain autograd nodes whose one result is a view of the whole gradient."""
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -95,7 +93,7 @@ def _own(value: Node, user: Node) -> bool:
             if name in _MAKES_MEMORY and _torch_compat.is_builtin_op(source.target):
                 return index in _MAKES_MEMORY[name]
             # What validation hands on is what it is given, or a copy.
-            if name != "validate_outputs" and name not in _VIEW_NODES:
+            if name != "validate_outputs" and name not in VIEW_NODES:
                 return False
             part: Any = source.args[0][index]
             if not isinstance(part, Node):

@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,14 +17,12 @@ from .protocol import (
     Block,
     Checkpoint,
     Input,
+    Model,
     Output,
     Segment,
     StoragePointer,
     TensorSpec,
 )
-
-if TYPE_CHECKING:
-    from ..function import Function
 
 
 class CudaCapturedRun:
@@ -119,7 +117,7 @@ class CudaPool:
             # After a failure as well: its kernels may be running when the call is made again.
             caller.wait_stream(self.stream)
 
-    def warm_up(self, function: Function, inputs: list[Input]) -> list[Output]:
+    def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
         with (
             torch.cuda.device(self.index),
             compat.keep_conv_cache(),
@@ -128,11 +126,13 @@ class CudaPool:
         ):
             compat.publish_current_stream()
             with compat.control_flow_warm_up():
-                return list(function.model(inputs))
+                return list(model(inputs))
 
-    def capture(self, function: Function, inputs: list[Input]) -> CudaCapturedRun:
-        if function.kernel_free:
-            return CudaCapturedRun(None, self.warm_up(function, inputs))
+    def capture(
+        self, model: Model, inputs: list[Input], *, kernel_free: bool = False
+    ) -> CudaCapturedRun:
+        if kernel_free:
+            return CudaCapturedRun(None, self.warm_up(model, inputs))
         graph = torch.cuda.CUDAGraph()
         caller = torch.cuda.current_stream(self.device)
         before = GeneratorStates.now(self.device, inputs)
@@ -151,7 +151,7 @@ class CudaPool:
                 with capture:
                     compat.publish_current_stream()
                     with compat.control_flow_capture():
-                        outputs: Any = function.model(inputs)
+                        outputs: Any = model(inputs)
             except BaseException:
                 self._end_failed_capture(graph, caller, generators)
                 before.restore()

@@ -49,12 +49,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
-
-if TYPE_CHECKING:
-    from ..function import Function
 
 Input: TypeAlias = Any
 """``Tensor | int | torch.Generator`` or an opaque object (a device mesh, ...)."""
@@ -211,20 +208,22 @@ class Pool(Protocol):
         Work is ordered after what the caller has enqueued, and what follows after it.
         """
 
-    def warm_up(self, function: Function, inputs: list[Input]) -> list[Output]:
-        """Run ``function.model`` for real, allocating from the pool; keep nothing.
+    def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
+        """Run ``model`` for real, allocating from the pool; keep nothing.
 
         Raises:
             Exception: whatever the model raised, see point 6 of
                 Note [Who does what: manager and device].
         """
 
-    def capture(self, function: Function, inputs: list[Input]) -> CapturedRun:
-        """Run ``function.model`` so that it can be repeated.
+    def capture(
+        self, model: Model, inputs: list[Input], *, kernel_free: bool = False
+    ) -> CapturedRun:
+        """Run ``model`` so that it can be repeated.
 
         Args:
-            function: ``function.user_outputs`` says which outputs a user can hold, for
-                a device that gives those memory of their own.
+            model: what to run.
+            kernel_free: it launches nothing.
             inputs: where ``Device.address_bound``, the tensors that replays will read:
                 static and managed ones as they are, copies in the pool for the rest.
         """

@@ -11,9 +11,9 @@ import click
 from memprof.profiler._text import visible
 from memprof.profiler.diff import NothingToCompare, ProfileDiff, compare
 from memprof.profiler.model import Profile
-from memprof.profiler.report.diff_text import render_diff
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.text import render_diff
 
 from ._common import BadFile, print_json, print_text, rank_option, read, table_options
 

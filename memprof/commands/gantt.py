@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.report.html.gantt_page import write_gantt
+from memprof.profiler.export.walk import call_range
+from memprof.profiler.report.html import write_report
 
 from ._common import (
     BadFile,
@@ -24,15 +25,17 @@ from ._common import (
 @page_option(required=True)
 @calls_option
 def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
-    """Write a page with operations, compiled calls and memory over time.
+    """Write the page of a report, opened at operations and calls over time.
 
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
-    tracker's operations and calls of compiled code, replays of graphs among them.
+    tracker's operations and calls of compiled code, replays of graphs among them. With --calls
+    these are in sight first.
     """
     keep_apart([output], [file], "--output")
     profile = read(file)
     try:
-        print_page(output, write_gantt(profile, output, file, *calls))
+        shown = call_range(profile, *calls)
+        print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
     except ProfileError as e:

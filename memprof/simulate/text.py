@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memprof.profiler.report.device_text import render_accounts
 from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.profiler.report.text import render_accounts
 
 from .parent import Simulation
 

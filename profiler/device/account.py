@@ -20,8 +20,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 Without any backward there are no such spans: what modules asked for is a temporary if it went, and
 state if it is there at the end of the run; anything else is an input.
 
-A category of compiled code (``compile_backend/categories.py``) is known from its graph; this one is
-known for all code, compiled or not, and by whatever backend.
+A category of compiled code (``compile_backend/roles/categories.py``) is known from its graph; this
+one is known for all code, compiled or not, and by whatever backend.
 """
 
 from __future__ import annotations

@@ -52,6 +52,10 @@ class Style:
     ascii_only: bool = False
     exact: bool = False
 
+    def show(self, n: int) -> str:
+        """``n`` bytes, rounded or with all digits."""
+        return format_bytes(n, self.exact)
+
 
 PLAIN = Style()
 """For what is no terminal: 100 characters a line, no colour."""
@@ -93,6 +97,11 @@ class Page:
             legacy_windows=False,
             _environ={},  # the caller has decided on colour and width, not the environment
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands on the page yet."""
+        return not self._out.tell()
 
     def bytes(self, n: int) -> str:
         return format_bytes(n, self.exact)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..model import Category, Profile, TrackerRecord
+from ..breakdown import View, data_flow_breakdown
+from ..model import Category, DataFlowLeak, Profile, TrackerRecord
 
 __all__ = [
     "DataFlowPeak",
@@ -13,6 +14,10 @@ __all__ = [
     "data_flow_peaks",
     "tracker_summary",
 ]
+
+
+_LEAKS = 10
+"""Storages that outlived their step in a report, the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,11 @@ class DataFlowPeak:
         after_ns: time from the first entry of the profile.
         categories: bytes, largest first.
         times: number of entries.
+        unknown: bytes without a category, by reason, largest first.
+        leaks: the largest storages that outlived their training step.
+        reserved, allocated: what the caching allocator held then, None if it has none.
+        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held at the end.
+        notes: on the whole run.
     """
 
     device: str
@@ -32,6 +42,12 @@ class DataFlowPeak:
     after_ns: int
     categories: dict[Category, int]
     times: int
+    unknown: dict[str, int] = field(default_factory=dict)
+    leaks: list[DataFlowLeak] = field(default_factory=list)
+    reserved: int | None = None
+    allocated: int | None = None
+    replay_reserved: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
         if at is None:
             continue
         shares = {c: column[at] for c, column in device.bytes.items() if column[at]}
+        unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
         out.append(
             DataFlowPeak(
                 device.device,
@@ -95,6 +112,12 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
                 device.time_ns[at] - device.time_ns[0],
                 dict(sorted(shares.items(), key=lambda s: -s[1])),
                 len(device.time_ns),
+                {share.key: share.nbytes for share in unknown},
+                device.leaks[:_LEAKS],
+                device.reserved,
+                device.allocated,
+                device.replay_reserved,
+                profile.dataflow.notes if profile.dataflow else [],
             )
         )
     return out

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
@@ -21,7 +22,13 @@ from ..model import (
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..timeline import Timeline, UnobservedCalls
-from ..trees import GraphedFunction, graphed_functions, pool_bytes
+from ..trees import (
+    GraphedFunction,
+    RecordedNode,
+    graphed_functions,
+    pool_bytes,
+    recorded_nodes,
+)
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
 __all__ = [
@@ -128,6 +135,7 @@ class LedgerSummary:
     recompiled: tuple[Reason, ...]
     not_observed: tuple[Reason, ...]
     fallbacks: tuple[Reason, ...]
+    not_graphed: tuple[Reason, ...] = ()
 
 
 @dataclass(slots=True)
@@ -147,6 +155,7 @@ class Summary:
         kept_bytes: what libraries allocated in observed calls and did not give back.
         without_scratch: programs in which scratch memory inside kernels was not measured.
         trees: functions that run in graph trees.
+        recordings: graphs that were recorded, in order of recording.
         pools: bytes of their pools at their largest, by device.
         unobserved: by graph.
         process: whose profile it is, None if not known.
@@ -182,6 +191,7 @@ class Summary:
     kept_bytes: int = 0
     without_scratch: int = 0
     trees: list[GraphedFunction] = field(default_factory=list)
+    recordings: list[RecordedNode] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
     accounts: list[DeviceAccount] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
@@ -216,9 +226,6 @@ def summarize(
     device = main_device(found, device)
     timeline = found[device]
     attribution = attribution or Attribution(profile)
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant) if at else ()
-    views = {view: attribution.breakdown(live, view) for view in View}
     calls = profile.calls
     unobserved = timeline.unobserved()
     return Summary(
@@ -228,23 +235,18 @@ def summarize(
         machine=profile.machine,
         created_ns=profile.created_ns,
         options=profile.options,
-        device=device,
+        **_memory(timeline, attribution),
         device_peaks={d: peak_bytes(t) for d, t in found.items()},
         graphs=len(profile.graphs),
         calls=len(calls),
         dropped_calls=calls.dropped,
         unobserved_calls=sum(u.calls for u in unobserved),
         span_ns=max(calls.end_ns) - min(calls.start_ns) if len(calls) else 0,
-        peak=_peak(timeline, attribution),
-        views=views,
-        modules=module_tree(views[View.MODULE]),
-        saved=saved_activations(timeline, attribution),
-        table=graph_rows(timeline),
         ledger=_ledger(profile),
-        coverage=coverage(timeline, attribution),
         kept_bytes=sum(p.kept_bytes for g in profile.graphs for p in g.programs),
         without_scratch=sum(not p.internal_observed for g in profile.graphs for p in g.programs),
         trees=graphed_functions(profile.ledger, profile.graphs),
+        recordings=recorded_nodes(profile.ledger),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
         process=profile.process,
@@ -256,6 +258,27 @@ def summarize(
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),
     )
+
+
+def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
+    """The same report about the memory of another device, the timeline's."""
+    return replace(summary, **_memory(timeline, attribution))
+
+
+def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
+    """What a report says of one device."""
+    at = timeline.peak()
+    live = timeline.live_at(at.call, at.instant) if at else ()
+    views = {view: attribution.breakdown(live, view) for view in View}
+    return {
+        "device": timeline.device,
+        "peak": _peak(timeline, attribution),
+        "views": views,
+        "modules": module_tree(views[View.MODULE]),
+        "saved": _saved_activations(timeline, attribution),
+        "table": _graph_rows(timeline),
+        "coverage": _coverage(timeline, attribution),
+    }
 
 
 def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
@@ -285,7 +308,7 @@ def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
     )
 
 
-def saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
+def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
     """What forwards keep for their backwards, in each one's most called program: most bytes times
     calls until the backward first."""
     out: list[SavedActivation] = []
@@ -316,7 +339,7 @@ def saved_activations(timeline: Timeline, attribution: Attribution) -> list[Save
     return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
 
 
-def coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
+def _coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
     """How much of what all programs allocate is attributed."""
     out = Coverage()
     for unit in timeline.units:
@@ -324,7 +347,7 @@ def coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
     return out
 
 
-def graph_rows(timeline: Timeline) -> list[GraphRow]:
+def _graph_rows(timeline: Timeline) -> list[GraphRow]:
     """One row a graph, in the order of the profile; bytes are those of its most called program."""
     reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
@@ -379,6 +402,7 @@ def _ledger(profile: Profile) -> LedgerSummary:
         recompiled=reasons(LedgerKind.RECOMPILED),
         not_observed=reasons(LedgerKind.NOT_OBSERVED),
         fallbacks=reasons(LedgerKind.FALLBACK),
+        not_graphed=reasons(LedgerKind.NOT_GRAPHED),
     )
 
 

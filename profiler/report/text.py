@@ -1,391 +1,190 @@
-"""Reports for the terminal. What they say is in ``summary.py``; here is how it looks."""
+"""Sections for terminals: what is said is in ``sections/``; here is how it looks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
+from typing import cast
 
-from rich.table import Table
 from rich.text import Text
 
-from ..attribution import Breakdown, ModuleNode, Share, View
-from ..model import GraphRecord, LedgerEntry, Profile
-from ..trees import pool_growth, short_reason
-from .format import format_bytes, format_ns, format_share
+from ..diff_model import ProfileDiff
+from ..model import DeviceAccount, Profile, SourceFrame, TrackerRecord
+from ..ranks import RankSummary
+from . import sections
+from .format import fit_path, format_ns, format_share
 from .page import PLAIN, Page, Style
-from .parts_text import (
-    render_advice,
-    render_dataflow,
-    render_left_out,
-    render_out_of_memory,
-    render_process,
-)
-from .summary import Reason, Summary
+from .section import Cell, Column, Section, Table, Tone, Unit
+from .summary import Summary
 
-__all__ = ["render_ledger", "render_text"]
-
+__all__ = [
+    "render",
+    "render_accounts",
+    "render_diff",
+    "render_ledger",
+    "render_ranks",
+    "render_text",
+    "render_tracker_record",
+]
 
 _DAY_NS = 86_400_000_000_000
-_VIEW_TITLES = {
-    View.CATEGORY: "by category",
-    View.MODULE: "by module",
-    View.NODE: "by FX node",
-    View.LINE: "by source line",
-    View.GRAPH: "by graph",
-}
+_STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
 
 
 def render_text(summary: Summary, style: Style = PLAIN) -> str:
     """A report as text, ending in a newline."""
-    page = Page(style)
-    _header(page, summary)
-    render_out_of_memory(page, summary)
-    if summary.peak is not None:
-        _category(page, summary.views[View.CATEGORY])
-        _modules(page, summary.views[View.MODULE], summary.modules)
-        _nodes(page, summary)
-        _lines(page, summary.views[View.LINE])
-        _saved(page, summary)
-    _graphs(page, summary)
-    _trees(page, summary)
-    _ledger(page, summary)
-    render_dataflow(page, summary)
-    _remainder(page, summary)
-    render_advice(page, summary)
-    return page.text()
+    return render(sections.of_report(summary, style.show), style)
 
 
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
     """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
     dates if it is of more than one day."""
+    return render([replace(sections.of_ledger(profile, style.show), title="")], style)
+
+
+def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
+    """A tracker's record as text, ending in a newline."""
+    return render(sections.of_tracker(record, style.show, style.top), style)
+
+
+def render_accounts(accounts: Iterable[DeviceAccount], style: Style = PLAIN) -> str:
+    """Accounts as text, ending in a newline."""
+    return render((sections.of_account(a, style.show) for a in accounts), style)
+
+
+def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:
+    """The comparison of ranks as text."""
+    return render([sections.of_ranks(summary, style.show)], style)
+
+
+def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
+    """The comparison of two profiles as text."""
+    return render(sections.of_diff(diff), style)
+
+
+def render(said: Iterable[Section], style: Style = PLAIN) -> str:
+    """Sections as text, ending in a newline."""
     page = Page(style)
-    if not profile.ledger:
-        page.line("The ledger is empty: nothing was compiled.")
-        return page.text()
-    graphs = {g.id: g for g in profile.graphs}
-    days = {e.time_ns // _DAY_NS for e in profile.ledger}
-    stamp = "%H:%M:%S.%f" if len(days) == 1 else "%Y-%m-%d %H:%M:%S.%f"
-    table = page.table("time (UTC)", "what", "graph", ">count", "why", fold=True)
-    for e in profile.ledger:
-        graph = graphs[e.graph] if e.graph is not None else None
-        time = datetime.fromtimestamp(e.time_ns / 1e9, tz=timezone.utc)
-        table.add_row(
-            time.strftime(stamp)[:-3],
-            e.kind.value.replace("_", " "),
-            Text(graph.label if graph else e.tree.function if e.tree else "-"),
-            f"{e.count:,}",
-            Text(_why(e, graph)),
-        )
-    page.show(table)
+    for section in said:
+        if section:
+            _section(page, section.without("page"))
     return page.text()
 
 
-def _why(entry: LedgerEntry, graph: GraphRecord | None) -> str:
-    said = [short_reason(entry, graph)]
-    if entry.tree is not None and entry.tree.key:
-        said.append(f"sizes {', '.join(map(str, entry.tree.key))}")
-    if grown := pool_growth(entry):
-        said.append(f"the pool grew by {format_bytes(grown)}")
-    return "; ".join(said)
+def _section(page: Page, s: Section, indent: int = 0) -> None:
+    # A page begins without an empty line, and what has lines alone stays with what it belongs to.
+    if not page.is_empty and not indent:
+        page.line()
+    if s.title:
+        page.indented(s.title, indent, _STYLES.get(s.tone, "bold"))
+        indent += 2
+    for note in s.notes:
+        page.indented(note.text, indent, _STYLES.get(note.tone, _STYLES.get(s.tone, "")))
+    for i, table in enumerate(s.tables):
+        if i and not table.lines and (table.rows or table.foot):
+            page.line()
+        _table(page, table, s.tone, indent)
+    for part in s.parts:
+        brief = not part.parts and all(t.lines for t in part.tables)
+        _section(page, part, max(indent, 2) if brief else 0)
 
 
-def _header(page: Page, s: Summary) -> None:
-    m = s.machine
-    page.line(f"memprof {s.memprof} · torch {s.torch} · Python {s.python}", style="bold")
-    where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
-    where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else ""]
-    where += m.accelerators
-    if any(where):
-        page.line(" · ".join(w for w in where if w))
-    calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
-    if s.dropped_calls:
-        calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
-    page.line(calls)
-    render_process(page, s)
-    render_left_out(page, s)
-    if s.options:
-        page.line("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
-    page.line()
-    if s.peak is None:
-        page.line("No call of a compiled graph was recorded, so there is no peak.")
+def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
+    if t.caption and not t.folded:
+        page.indented(t.caption, indent, _STYLES.get(tone, ""))
+        indent += 2
+    if not t.rows and not t.foot:
+        if t.empty:
+            page.indented(t.empty, indent)
         return
-    p = s.peak
-    page.line(
-        f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)} ({p.nbytes:,} B)",
-        style="bold",
-    )
-    page.line(
-        f"  in call {p.call + 1:,} of {s.calls:,}, {p.graph}, {format_ns(p.after_ns)} after the "
-        "first call began"
-    )
-    if p.line:
-        at = f"  after line {p.line} of the generated code"
-        page.line(_crop(at + (f": {p.statement}" if p.statement else ""), page.width))
-    elif p.instant == 0:
-        page.line("  at the entry of the call")
-    if p.node:
-        source = f", {page.location(p.frame)}" if p.frame else ""
-        page.line(f"  for FX node {p.node}{source}")
-    others = {d: n for d, n in s.device_peaks.items() if d != s.device}
-    if others:
-        page.line(
-            "  other devices: " + ", ".join(f"{d} {format_bytes(n)}" for d, n in others.items())
-        )
-    if s.unobserved_calls:
-        page.line(
-            f"  {s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
-            "is not counted",
-            style="yellow",
-        )
-
-
-def _crop(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _category(page: Page, b: Breakdown) -> None:
-    _breakdown(page, b, ("category",), lambda p: (p.key.replace("_", " "),), limit=len(b.parts))
-
-
-def _nodes(page: Page, s: Summary) -> None:
-    labels = {row.id: row.label for row in s.table}
-    _breakdown(
-        page,
-        s.views[View.NODE],
-        ("FX node", "graph", "operator or name"),
-        lambda p: (p.key, labels.get(p.graph if p.graph is not None else -1, "-"), p.note or "-"),
-    )
-
-
-def _lines(page: Page, b: Breakdown) -> None:
-    def cells(p: Share) -> tuple[str, ...]:
-        if p.key.startswith("("):
-            return p.key, ""
-        file, _, line = p.key.rpartition(":")
-        return page.path(file, line), p.note
-
-    _breakdown(page, b, ("source line", "code"), cells)
-
-
-def _modules(page: Page, b: Breakdown, root: ModuleNode) -> None:
-    """The largest modules in tree order. A parent is never smaller than its children, so the
-    largest ones are a tree themselves."""
-    everything = sorted(_walk(root, 0), key=lambda n: (-n[0].nbytes, n[1]))
-    chosen = {id(n) for n, _ in everything[: page.top + 1]}
-    page.section(f"Live at the peak, {_VIEW_TITLES[b.view]}")
-    table = page.table(">with children", ">share", ">own", "module")
-    hidden = hidden_bytes = 0
-    for node, depth in _walk(root, 0):
-        if node is root and not node.nbytes:
-            continue
-        if id(node) not in chosen:
-            hidden += 1
-            hidden_bytes += node.own
-            continue
-        name = node.name if node is not root else "(root)"
-        table.add_row(
-            page.bytes(node.nbytes),
-            format_share(node.nbytes, b.total),
-            page.bytes(node.own),
-            Text("  " * depth + name),
-        )
-    if hidden:
-        table.add_row(
-            "", format_share(hidden_bytes, b.total), page.bytes(hidden_bytes), f"{hidden} smaller"
-        )
-    for part in b.parts:
-        if part.key.startswith("("):
-            share = format_share(part.nbytes, b.total)
-            table.add_row("", share, page.bytes(part.nbytes), Text(part.key))
-    _foot(page, table, b, lambda n, share, name: ("", share, n, name))
-    page.show(table)
-
-
-def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
-    yield node, depth
-    for child in node.children:
-        yield from _walk(child, depth + 1)
-
-
-def _breakdown(
-    page: Page,
-    b: Breakdown,
-    columns: tuple[str, ...],
-    cells: Callable[[Share], tuple[str, ...]],
-    limit: int | None = None,
-) -> None:
-    page.section(f"Live at the peak, {_VIEW_TITLES[b.view]}")
-    table = page.table(">bytes", ">share", ">storages", *columns)
-    limit = page.top if limit is None else limit
-    blank = ("",) * (len(columns) - 1)
-    for p in b.parts[:limit]:
-        row = (Text(c) for c in cells(p))
-        table.add_row(
-            page.bytes(p.nbytes), format_share(p.nbytes, b.total), f"{p.storages:,}", *row
-        )
-    rest = b.parts[limit:]
-    if rest:
-        n = sum(p.nbytes for p in rest)
-        count = sum(p.storages for p in rest)
-        table.add_row(
-            page.bytes(n), format_share(n, b.total), f"{count:,}", f"{len(rest)} smaller", *blank
-        )
-    _foot(page, table, b, lambda n, share, name: (n, share, "", name, *blank))
-    page.show(table)
-
-
-def _foot(
-    page: Page,
-    table: Table,
-    b: Breakdown,
-    row: Callable[[str, str, str], tuple[str, ...]],
-) -> None:
-    n = b.unattributed
-    table.add_row(
-        *row(page.bytes(n), format_share(n, b.total), "unattributed"),
-        style="yellow" if n else "dim",
-    )
-    table.add_row(*row(page.bytes(b.total), format_share(b.total, b.total), "total"))
-
-
-def _saved(page: Page, s: Summary) -> None:
-    page.section("Saved for the backward, by bytes x calls until it runs")
-    if not s.saved:
-        page.line("  nothing: no forward with a backward was observed")
+    if t.lines:
+        for row, _ in _shown(page, t):
+            page.indented(_line(page, t.columns, row), indent, _STYLES.get(tone, ""))
         return
-    table = page.table(">bytes", ">calls", "graph", "FX node", "module", "source line")
-    for a in s.saved[: page.top]:
-        table.add_row(
-            page.bytes(a.nbytes),
-            "-" if a.lifetime_calls is None else f"{a.lifetime_calls:g}",
-            a.graph,
-            Text(a.node or f"({a.op or 'unknown'})"),
-            Text("-" if a.module is None else a.module or "(root)"),
-            Text(page.location(a.frame)),
-        )
-    rest = s.saved[page.top :]
-    if rest:
-        n = page.bytes(sum(a.nbytes for a in rest))
-        table.add_row(n, "", "", f"{len(rest)} smaller", "", "")
-    page.show(table)
-
-
-def _graphs(page: Page, s: Summary) -> None:
-    page.section("Graphs, bytes of one call")
-    if not s.table:
-        page.line("  none was compiled")
-        return
-    table = page.table("graph", ">calls", ">median", ">allocated", ">peak", ">saved", ">programs")
-    rows = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
-    for r in rows[: max(page.top, 10)]:
-        table.add_row(
-            r.label,
-            f"{r.calls:,}",
-            "-" if r.median_ns is None else format_ns(r.median_ns),
-            *("-" if n is None else page.bytes(n) for n in (r.allocated, r.peak, r.saved)),
-            f"{r.programs}",
-        )
-    hidden = rows[max(page.top, 10) :]
-    if hidden:
-        calls = sum(r.calls for r in hidden)
-        table.add_row(f"{len(hidden)} more", f"{calls:,}", "", "", "", "", "")
-    page.show(table)
-    for u in s.unobserved[: page.top]:
-        label = next(r.label for r in s.table if r.id == u.graph)
-        page.line(f"{u.calls:,} calls of {label} were not observed: {u.reason}", "yellow")
-    if rest := s.unobserved[page.top :]:
-        n = sum(u.calls for u in rest)
-        page.line(f"{n:,} calls of {len(rest):,} more graphs were not observed", "yellow")
-
-
-def _trees(page: Page, s: Summary) -> None:
-    if not s.trees:
-        return
-    pools = ", ".join(f"{d} {page.bytes(n)}" for d, n in sorted(s.pools.items()))
-    page.section(f"Graph trees and arenas{f', largest pools: {pools}' if pools else ''}")
+    dated = _is_dated(t)
     table = page.table(
-        "function", "device", ">sizes", ">warm-ups", ">recorded", ">again", ">replays", ">pool"
+        *(f"{'>' if c.unit.is_number else ''}{c.title}" for c in t.columns),
+        fold=any(c.fold for c in t.columns),
     )
-    for f in s.trees[: page.top]:
-        table.add_row(
-            f.function,
-            f.device,
-            f"{f.keys:,}",
-            *(f"{n:,}" for n in (f.warm_ups, f.recordings, f.rerecordings)),
-            f"{f.replays:,}",
-            page.bytes(f.marginal_bytes),
-        )
-    if hidden := s.trees[page.top :]:
-        rest = page.bytes(sum(f.marginal_bytes for f in hidden))
-        table.add_row(f"{len(hidden)} more", "", "", "", "", "", "", rest)
+    name = next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
+    for row, depth in _shown(page, t):
+        cells = [_cell(page, c, v, dated) for c, v in zip(t.columns, row, strict=True)]
+        if depth:
+            cells[name] = Text("  " * depth + cells[name].plain)
+        table.add_row(*cells)
+    for foot in t.foot:
+        cells = [_cell(page, c, v) for c, v in zip(t.columns, foot.cells, strict=True)]
+        table.add_row(*cells, style=_STYLES.get(foot.tone, ""))
     page.show(table)
-    if any(f.device == "cpu" for f in s.trees):
-        page.line(
-            "  on the CPU a row's pool is scratch memory; the largest has blocks of outputs too"
-        )
-    reasons = sorted(((f, r) for f in s.trees for r in f.reasons), key=lambda x: -x[1].count)
-    for f, r in reasons[: page.top]:
-        kind = r.kind.value.replace("_", " ")
-        page.line(f"  {r.count:,} x {kind}: {r.reason} ({f.function})")
-    if len(reasons) > page.top:
-        page.line(f"  {len(reasons) - page.top} more reasons: memprof ledger FILE")
 
 
-def _ledger(page: Page, s: Summary) -> None:
-    page.section("Ledger")
-    c = s.ledger.counts
-    page.line(
-        f"  compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
-        f"cache {c['recompiled']:,}, observed {c['observed']:,}, reset {c['reset']:,}"
-    )
-    _reasons(page, "not observed", s.ledger.not_observed, "yellow")
-    _reasons(page, "compiled again past a cache", s.ledger.recompiled, "")
-    _reasons(page, "fallbacks to plain Inductor", s.ledger.fallbacks, "red")
+def _is_dated(t: Table) -> bool:
+    """Whether its times are of more than one day."""
+    at = [i for i, c in enumerate(t.columns) if c.unit is Unit.TIME]
+    return len({cast(int, row[i]) // _DAY_NS for row in t.rows for i in at}) > 1
 
 
-def _reasons(page: Page, title: str, reasons: tuple[Reason, ...], style: str) -> None:
-    if not reasons:
-        if "fallback" in title:
-            page.line(f"  no {title}")
-        return
-    page.line(f"  {title}: {sum(r.count for r in reasons):,}", style=style)
-    for r in reasons[: page.top]:
-        graphs = f" ({', '.join(r.graphs[:3])}{', …' if len(r.graphs) > 3 else ''})"
-        page.line(f"    {r.count:,} x {r.reason}{graphs if r.graphs else ''}")
-    if len(reasons) > page.top:
-        page.line(f"    {len(reasons) - page.top} more reasons: memprof ledger FILE")
+def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
+    """The rows that there is room for with their depths, and one more for all others."""
+    limit = min(max(page.top, t.least), t.most)
+    order = list(range(len(t.rows)))
+    largest = t.largest
+    if largest is not None:
+        order.sort(key=lambda i: -cast(int, t.rows[i][largest]))
+    for i in sorted(order[:limit]):
+        yield t.rows[i], t.depth[i] if t.depth else 0
+    if rest := order[limit:]:
+        out: list[Cell] = ["" for _ in t.columns]
+        for k, c in enumerate(t.columns):
+            if c.adds:
+                out[k] = sum(cast(int, t.rows[i][k] or 0) for i in rest)
+        name = next(k for k, c in enumerate(t.columns) if not c.unit.is_number)
+        out[name] = f"{len(rest):,} {t.rest}"
+        yield tuple(out), 0
 
 
-def _remainder(page: Page, s: Summary) -> None:
-    page.section("Unattributed")
-    page.line("  at the peak:")
-    for view, b in s.views.items():
-        left = f"{page.bytes(b.unattributed)} ({format_share(b.unattributed, b.total)})"
-        page.line(f"    {_VIEW_TITLES[view]:<16} {left}", "yellow" if b.unattributed else "")
-        _shares(page, 6, [(r.key, r.nbytes) for r in b.remainder])
-    c = s.coverage
-    page.line(
-        f"  of {page.bytes(c.allocated)} that compiled code allocates in one call of each program:"
-    )
-    page.line(f"    {format_share(c.to_node, c.allocated):>7} attributed to an FX node")
-    page.line(f"    {format_share(c.to_source, c.allocated):>7} to a source line or module")
-    _shares(page, 4, [*c.missing.items()])
-    if s.kept_bytes:
-        kept = page.bytes(s.kept_bytes)
-        page.line(f"  not counted: {kept} that libraries allocated in first calls and kept")
-    if s.without_scratch:
-        page.line(
-            f"  not counted: scratch memory inside kernels of {s.without_scratch:,} of "
-            f"{sum(r.programs for r in s.table):,} programs; another profiler ran when they were "
-            "observed",
-            "yellow",
-        )
-    page.line("  never seen: tensors that eager code makes or keeps outside compiled calls")
+def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str:
+    said = []
+    for c, value in zip(columns, row, strict=True):
+        if value is None or value == "" or (c.unit is Unit.TIMES and value == 1):
+            continue
+        text = _cell(page, c, value, True).plain
+        said.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
+    return " · ".join(said)
 
 
-def _shares(page: Page, indent: int, reasons: list[tuple[str, int]]) -> None:
-    """Reasons and their bytes, largest first; those there is no room for are added up."""
-    for reason, n in reasons[: page.top]:
-        page.line(f"{'':{indent}}{page.bytes(n)}: {reason}")
-    if rest := reasons[page.top :]:
-        page.line(f"{'':{indent}}{page.bytes(sum(n for _, n in rest))}: {len(rest)} more reasons")
+def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:
+    return Text(_words(page, c, value, dated), style=_color(c, value))
+
+
+def _color(c: Column, value: Cell) -> str:
+    if c.unit is not Unit.CHANGE or not isinstance(value, int):
+        return ""
+    return "red" if value > 0 else "green" if value < 0 else ""
+
+
+def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, SourceFrame):
+        return page.location(value)
+    if isinstance(value, str):
+        if c.unit is Unit.PATH:
+            return fit_path(value, page.width * 2 // 5)
+        return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
+    n = cast(int, value)
+    match c.unit:
+        case Unit.BYTES:
+            return page.bytes(n) if n >= 0 else f"-{page.bytes(-n)}"
+        case Unit.CHANGE:
+            return f"+{page.bytes(n)}" if n > 0 else f"-{page.bytes(-n)}" if n else page.bytes(0)
+        case Unit.SHARE:
+            return format_share(n, c.whole)
+        case Unit.NS:
+            return format_ns(n)
+        case Unit.TIME:
+            time = datetime.fromtimestamp(n / 1e9, tz=timezone.utc)
+            return time.strftime("%Y-%m-%d %H:%M:%S.%f" if dated else "%H:%M:%S.%f")[:-3]
+        case _:
+            return f"{n:,}" if isinstance(n, int) else f"{n:g}"

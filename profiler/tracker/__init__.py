@@ -2,12 +2,13 @@
 shutdown. ``docs/tracker.md`` says how it is used, what it costs and what it cannot see.
 
 Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (what allocators and
-the system say), ``snapshots.py`` (the two put together), ``operations.py`` with ``lanes.py`` and
-``tracked_operation.py`` (what the user names), ``operators.py`` and ``operator_calls.py`` (what
-torch runs), ``thinning.py`` (how it stays bounded), ``journal.py``
-and ``document.py`` (what is on the disk), ``read_journal.py``, ``writer.py`` and ``recovery.py``
-(what killed trackers left there), ``tracker.py`` (the whole), ``lifecycle.py`` (signals,
-exit, fork), ``api.py`` (what users call).
+the system say), ``sources.py`` and ``snapshots.py`` (all put together), ``operations.py`` with
+``operation_tree.py``, ``lanes.py`` and ``tracked_operation.py`` (what the user names),
+``operators.py`` and ``operator_calls.py`` (what torch runs), ``thinning.py`` (how it stays
+bounded), ``journal.py`` and ``document.py`` (what is on the disk), ``read_journal.py``,
+``writer.py`` and ``recovery.py`` (what killed trackers left there), ``recorder.py`` (all that is
+recorded), ``tracker.py`` (the tracker's life), ``lifecycle.py`` (signals, exit, fork), ``api.py``
+(what users call).
 
 ``document``, ``files``, ``journal``, ``read_journal``, ``recovery``, ``settings``, ``naming``,
 ``operator_calls``, ``ration``, ``thinning`` and ``writer`` need no torch.

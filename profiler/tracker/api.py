@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 from collections.abc import Mapping
 
+from ..process_hooks import ForkSafeLock
 from .lifecycle import LIFECYCLE
 from .settings import Configured, SettingsError, TrackerSettings, configured
 from .tracker import MemoryTracker
@@ -21,19 +21,10 @@ __all__ = [
 
 log = logging.getLogger("memprof")
 
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _tracker: MemoryTracker | None = None
 _owner = 0
 _told = False
-
-
-def _in_child() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
 
 
 def track(

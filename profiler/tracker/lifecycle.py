@@ -40,6 +40,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from memprof.profiler.model import RunState
+from memprof.profiler.process_hooks import on_fork
 
 from .tracker import MemoryTracker
 
@@ -69,8 +70,7 @@ class Lifecycle:
         if not self._registered:
             self._registered = True
             atexit.register(self._at_exit)
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self._in_child)
+            on_fork(self._in_child)
         if self._hook is None:
             self._hook, sys.excepthook = sys.excepthook, self._on_exception
         if threading.current_thread() is threading.main_thread():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memprof.profiler.model import OperatorRecord, OperatorShapes, OperatorStatistics, Span
+from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import _torch_compat
 from .operator_calls import Figures, HostEvent, MemoryEvent, Shapes, calls
@@ -47,7 +48,7 @@ class OperatorTable:
         self.added = 0
         self.peak_cpu_bytes: int | None = None
         # A signal's handler can write the record while this thread adds a window.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         # By operator: calls, and the sums of their figures.
         self._sums: dict[str, list[int]] = {}
         # By operator and input shapes: calls, host and device time.

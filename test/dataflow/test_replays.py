@@ -88,10 +88,10 @@ def test_the_arena_shows_the_memory_that_plain_calls_show() -> None:
 
 def test_a_replay_without_the_arenas_own_records_ends_by_rule() -> None:
     # GIVEN a trace of the arena, analysed where nobody knows the leases any more
-    from memprof.compile_backend import graphs_cpu
+    from memprof.compile_backend.cpu_arena.replay import POOL
 
     with_leases, _ = compiled_profile(large_mlp(), graphs=True)
-    graphs_cpu.POOL.ended.clear()
+    POOL.ended.clear()
     case = large_mlp()
     torch._dynamo.reset()
     compiled = torch.compile(case.model, backend="memprof", options={"graphs": True})
@@ -99,7 +99,7 @@ def test_a_replay_without_the_arenas_own_records_ends_by_rule() -> None:
     train(case, opt, 4, compiled)
     with profiled() as prof:
         train(case, opt, 2, compiled)
-    graphs_cpu.POOL.ended.clear()
+    POOL.ended.clear()
     from memprof.compile_backend.runtime import RUNTIME
 
     profile = profile_memory(

@@ -355,7 +355,8 @@ class TestContradictions:
         assert [f.time_ns for f in kept.failures] == [2, 22]
         text = render_text(summarize(Profile(dataflow=kept, perf_origin_ns=10**18)))
         assert "Out of memory: 2 times" in text
-        assert "aten::empty · cuda:0, 512 B live · 2001-09-09 01:46:40 UTC (torch.profiler)" in text
+        said = "aten::empty · cuda:0 · 512 B live · 2001-09-09 01:46:40.000 · torch.profiler"
+        assert said in text
 
     @pytest.mark.parametrize("seed", range(60))
     def test_every_view_of_a_contradictory_trace_has_the_same_bytes(self, seed: int) -> None:

@@ -19,11 +19,8 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
-from memprof.profiler.report.diff_text import render_diff
-from memprof.profiler.report.html.gantt_payload import gantt_payload
 from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.ranks_text import render_ranks
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_diff, render_ranks, render_tracker_record
 
 from .hostile import CONTROLS
 
@@ -82,9 +79,8 @@ def texts(profile: Profile) -> Iterator[str]:
 
 
 def pages(profile: Profile) -> None:
-    """The payloads of both pages."""
-    for payload in (ranks_payload([profile], None, "name"), gantt_payload(profile, "name")):
-        json.dumps(payload, allow_nan=False)
+    """The payload of the page."""
+    json.dumps(ranks_payload([profile], None, "name"), allow_nan=False)
 
 
 def exports(profile: Profile) -> None:

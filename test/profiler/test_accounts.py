@@ -14,7 +14,7 @@ from memprof.cli import main
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.file import read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Profile
-from memprof.profiler.report.device_text import render_accounts
+from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
 
@@ -43,7 +43,7 @@ def test_the_text_adds_up(account: DeviceAccount) -> None:
     assert "in the backward of step 2" in text
     for row in ("6.00 MiB   30.0 %  activation", "20.0 MiB  100.0 %  total reserved"):
         assert row in text
-    assert "out of memory: 7.00 MiB asked for 2 times" in text
+    assert "out of memory: 7.00 MiB asked for · 2 times" in text
     assert "The program looked at values 4 times" in text
 
 

@@ -64,7 +64,7 @@ Commands:
   ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
   merge     Put the profiles of several ranks into one file.
-  gantt     Write a page with operations, compiled calls and memory over time.
+  gantt     Write the page of a report, opened at operations and calls over...
   export    Write a profile in another tool's format.
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
@@ -200,7 +200,7 @@ def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
         "`$.graphs[0].programs[0].storages[0].origin`\n"
     )
     assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
-    assert "3 calls of 0/0 forward were not observed" in result.stdout
+    assert "3 calls · 0/0 forward" in result.stdout
     # AND nothing is left behind that would say it twice
     assert logging.getLogger("memprof").handlers == []
 

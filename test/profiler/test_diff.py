@@ -24,7 +24,7 @@ from memprof.profiler.model import (
     TreeDetail,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.diff_text import render_diff
+from memprof.profiler.report.text import render_diff
 
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""
@@ -170,7 +170,6 @@ class TestLook(TestCase):
             render_diff(diff, Style(ascii_only=True)),
             """\
 Memory on cpu
-
                                   before     after     change
 ----------------------------------------------------------------------
 peak of known live memory       26.0 MiB  30.0 MiB  +4.00 MiB  +15.4 %

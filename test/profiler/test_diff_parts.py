@@ -33,7 +33,7 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.diff_text import render_diff
+from memprof.profiler.report.text import render_diff
 
 
 def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> MemorySnapshot:
@@ -443,11 +443,12 @@ allocated at the end, cuda:0    20.0 MiB  21.0 MiB  +1.00 MiB   +5.0 %
 peak of the data flow, cuda:0   5.00 MiB  6.00 MiB  +1.00 MiB  +20.0 %
 
 Operations
+  5 figures did not change.
                                 before     after     change
 ---------------------------------------------------------------------
 kept by step, cuda:0          1.00 MiB  2.00 MiB  +1.00 MiB  +100.0 %
 peak of step/forward, cuda:0  28.0 MiB  29.0 MiB  +1.00 MiB    +3.6 %
-1 smaller changes, 5 figures without any
+1 smaller changes
 
 peak of the data flow, cuda:0: what changed, by category
    change    before     after  category

@@ -1,16 +1,15 @@
-"""What the Gantt page is given: bars in rows, how calls ran, bytes as in every other view."""
+"""What the page is given of operations and calls: bars in rows, how calls ran."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from browser.gantt_profiles import MS, ORIGIN, server, training_run
+from browser.gantt_profiles import server, training_run
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_builder import MIB, training
+from profile_builder import training
 
 from memprof.cli import main
 from memprof.profiler.call_modes import CallMode, call_modes
@@ -18,8 +17,7 @@ from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
 from memprof.profiler.repair import findings
 from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
-from memprof.profiler.report.html.gantt_payload import KINDS, gantt_payload
-from memprof.profiler.timeline import Timeline
+from memprof.profiler.report.html.payload_gantt import KINDS, gantt_payload
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
 
@@ -65,7 +63,8 @@ def test_tasks_take_the_first_free_rows() -> None:
 def test_the_page_of_a_training_run() -> None:
     profile = training_run(steps=3)
     assert findings(profile) == []
-    page = gantt_payload(profile, "run.memprof")
+    page = gantt_payload(profile)
+    assert page is not None
     assert [(lane["name"], lane["rows"], len(lane["start"])) for lane in page["lanes"]] == [
         ("MainThread", 3, 18),
         ("loader", 1, 3),
@@ -89,57 +88,39 @@ def test_the_page_of_a_training_run() -> None:
         ("0/0 forward", "recording", 2),
         ("0/0 forward", "forward replay", 2),
     ]
-    assert max(page["concurrency"]["count"]) == 2
-    assert page["concurrency"]["count"][-1] == 0
-    assert [m["name"] for m in page["marks"]] == ["warm up", "record", "replay", "skip", "epoch 1"]
-    assert [s["path"] for s in page["summary"]] == [
-        "load batch", "step", "step/forward", "step/backward",
-    ]  # fmt: skip
-
-
-def test_bytes_are_those_of_the_timeline() -> None:
-    profile = training()
-    timeline = Timeline(profile, "cpu")
-    (device,) = gantt_payload(profile)["devices"]
-    for k in range(len(timeline)):
-        kind = device["kinds"][device["kind"][k]]
-        n = len(timeline.changes(k)) + 1
-        assert kind["totals"] == [timeline.live_at(k, i).nbytes for i in range(n)]
-        assert kind["between"] == timeline.bytes_over_time().between[k]
-    assert max(max(kind["totals"]) for kind in device["kinds"]) == 26 * MIB
-    assert len(device["kinds"]) < len(timeline)
 
 
 def test_a_server_has_as_many_rows_as_requests_at_once() -> None:
-    (lane,) = gantt_payload(server(300))["lanes"]
+    page = gantt_payload(server(300))
+    assert page is not None
+    (lane,) = page["lanes"]
     assert lane["name"] == "tasks of MainThread"
     assert len(lane["start"]) == 1200
     assert 16 <= lane["rows"] <= 20
 
 
-def test_a_call_inside_a_task_does_not_count_twice() -> None:
-    # GIVEN a server whose thread runs compiled code, once in a request and once not
+def test_what_a_thread_runs_stands_above_its_tasks() -> None:
+    # GIVEN a server whose thread runs compiled code
     profile = server(1)
     calls = training(1)
     profile.graphs = calls.graphs
     profile.calls = calls.calls
-    profile.calls.start_ns[:] = [MS, 2 * MS, 90 * MS]
-    profile.calls.end_ns[:] = [MS + 9, 2 * MS + 9, 90 * MS + 9]
     assert profile.tracker is not None
     profile.tracker.metadata.lanes[0] = Lane(LaneKind.THREAD, "MainThread", 0, call_thread=0)
     page = gantt_payload(profile)
+    assert page is not None
     assert [lane["name"] for lane in page["lanes"]] == ["MainThread", "tasks of MainThread"]
-    assert page["concurrency"]["count"] == [1, 0, 1, 0]
 
 
 def test_nothing_and_parts() -> None:
-    page = gantt_payload(Profile())
-    assert (page["lanes"], page["end"], page["curves"]) == ([], 0, [])
-    page = gantt_payload(training(), "", 3, 5)
-    assert len(page["lanes"][0]["start"]) == 3
-    assert page["notes"] == ["Calls 4 to 6 of 9 are shown."]
-    with pytest.raises(IndexError, match="the log has calls 0 to 8"):
-        gantt_payload(training(), "", 3, 9)
+    assert gantt_payload(Profile()) is None
+    page = gantt_payload(training(), range(3, 6))
+    assert page is not None
+    # All calls are there, and those that were asked for are in sight first.
+    (lane,) = page["lanes"]
+    assert len(lane["start"]) == 9
+    assert page["calls"] == [lane["start"][3], lane["start"][5] + lane["duration"][5]]
+    assert gantt_payload(training())["calls"] is None  # type: ignore[index]
 
 
 # How calls ran
@@ -164,8 +145,9 @@ def test_without_a_common_clock_nothing_is_claimed() -> None:
     profile = training_run(steps=4)
     profile.perf_origin_ns = 0
     assert set(call_modes(profile)[0::3]) == {CallMode.REPLAY_OR_RUN}
-    assert gantt_payload(profile)["marks"][0]["name"] == "epoch 1"
-    assert ORIGIN
+    page = gantt_payload(profile)
+    assert page is not None
+    assert "compilation" not in [lane["name"] for lane in page["lanes"]]
 
 
 # The command

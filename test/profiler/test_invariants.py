@@ -11,7 +11,8 @@ from memprof.profiler.file import decode_profile, decode_profiles, encode_profil
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style, render_text, summarize
-from memprof.profiler.report.html.gantt_payload import gantt_payload
+from memprof.profiler.report.html.payload import report_payload
+from memprof.profiler.timeline import Timeline
 
 
 @settings(max_examples=40)
@@ -26,11 +27,12 @@ def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
         assert view.attributed + view.unattributed == view.total == peak
     modules = (p for p in summary.views[View.MODULE].parts if not p.key.startswith("("))
     assert summary.modules.nbytes == sum(part.nbytes for part in modules)
-    for device in gantt_payload(profile)["devices"]:
-        used = [device["kinds"][kind] for kind in device["kind"]]
-        highest = max((max(kind["totals"]) for kind in used), default=0)
+    for device in report_payload(profile)["devices"]:
+        highest = device["peak"][2] if device["peak"] else 0
         assert highest == summary.device_peaks[device["device"]]
-        assert all(min(*kind["totals"], kind["between"]) >= 0 for kind in used)
+        over_time = Timeline(profile, device["device"]).bytes_over_time()
+        assert max(over_time.peak, default=0) == highest
+        assert min((*over_time.entry, *over_time.exit, *over_time.between), default=0) >= 0
     for style in (Style(), Style(top=1, width=1, exact=True, ascii_only=True)):
         assert f"{peak:,} B" in render_text(summary, style) or summary.peak is None
 

@@ -14,7 +14,7 @@ import pytest
 
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.report.html import Page, build_page, write_page
-from memprof.profiler.report.html.page import ECHARTS, SHARED_SCRIPTS
+from memprof.profiler.report.html.page import SHARED_SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "profiler/report/html"
@@ -23,7 +23,7 @@ MAX_LINES = 520
 
 def test_a_page_holds_its_payload_and_the_hash_of_every_script() -> None:
     payload = {"text": "</script><!-- \udcff é", "n": [1, 2**53, None, 1.5]}
-    html = build_page(Page("a <b> & c", payload, [], charts=False, description='says "x"'))
+    html = build_page(Page("a <b> & c", payload, [], description='says "x"'))
     (packed,) = re.findall(r'id="payload">([A-Za-z0-9+/=]+)</script>', html)
     assert json.loads(gzip.decompress(base64.b64decode(packed))) == payload
     assert "<title>a &lt;b&gt; &amp; c</title>" in html
@@ -44,7 +44,7 @@ def test_what_has_no_json_form_is_refused() -> None:
 
 def test_pages_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "p.html"
-    page = Page("t \udcff", {}, [], charts=False)
+    page = Page("t \udcff", {}, [])
     assert write_page(page, out) == out.stat().st_size
     before = out.read_bytes()
     assert b"<title>t \\udcff</title>" in before
@@ -54,17 +54,6 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_page(page, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
     assert out.read_bytes() == before
-
-
-def test_echarts_is_as_published() -> None:
-    digest = hashlib.sha256((FOLDER / ECHARTS).read_bytes()).hexdigest()
-    text = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8")
-    assert digest in text
-    (version,) = re.findall(r"Apache ECharts ([\d.]+) ", text)
-    assert f't.version="{version}"' in (FOLDER / ECHARTS).read_text(encoding="utf-8")
-    assert {p.name for p in (FOLDER / ECHARTS).parent.iterdir()} == {
-        *("echarts.min.js", "LICENSE", "LICENSE-d3", "NOTICE")
-    }
 
 
 def test_an_installation_has_every_asset() -> None:

@@ -17,7 +17,7 @@ from memprof.profiler.file import read_profiles, write_profile
 from memprof.profiler.model import LedgerEntry, LedgerKind, Process, Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style
-from memprof.profiler.report.ranks_text import render_ranks
+from memprof.profiler.report.text import render_ranks
 
 
 def rank(r: int, world: int = 4, profile: Profile | None = None) -> Profile:
@@ -133,6 +133,7 @@ class TestLook(TestCase):
             render_ranks(compare_ranks(job()), Style(ascii_only=True)),
             """\
 4 of 4 ranks
+  The report of one rank: memprof report FILE --rank N
 
 By rank
 rank      peak  steps  median step  graphs  calls  recompiled  skips  device  host   pid
@@ -142,8 +143,9 @@ rank      peak  steps  median step  graphs  calls  recompiled  skips  device  ho
    2  30.0 MiB      2      6.00 ms       3      9           0      0  cpu     node1  102
    3  26.0 MiB      2      3.00 ms       3      9           0      0  cpu     node1  103
 
-Imbalance (categories: of the live set at each rank's peak)
-                   lowest  rank      mean   highest  rank  above the mean
+Imbalance
+  Categories are of the live set at each rank's peak.
+figure             lowest  rank      mean   highest  rank  above the mean
 -------------------------------------------------------------------------
 peak             26.0 MiB     0  27.0 MiB  30.0 MiB     2          11.1 %
 step              3.00 ms     0   3.75 ms   6.00 ms     2          60.0 %
@@ -153,8 +155,6 @@ temporary        6.00 MiB     0  6.00 MiB  6.00 MiB     0           0.0 %
 optimizer state  4.00 MiB     0  4.00 MiB  4.00 MiB     0           0.0 %
 autograd detail  1.00 MiB     0  1.00 MiB  1.00 MiB     0           0.0 %
 input            1.00 MiB     0  1.00 MiB  1.00 MiB     0           0.0 %
-
-The report of one rank: memprof report FILE --rank N
 """,
         )
 
@@ -188,7 +188,7 @@ def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     assert invoke("report", out).output == render_ranks(compare_ranks(job()))
     assert json.loads(invoke("report", out, "--json").output)["rows"][2]["peak"] == 30 * MIB
     one = invoke("report", out, "--rank", "2")
-    assert "rank 2 of 4 (local rank 2, host node1)" in one.output
+    assert "rank 2 of 4 (local rank 2, host node1, process 102)" in one.output
     assert one.output == invoke("report", files[1]).output
     assert invoke("ledger", out, "--rank", "0").exit_code == 0
 

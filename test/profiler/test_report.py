@@ -33,7 +33,7 @@ from memprof.profiler.report.format import (
 )
 from memprof.profiler.report.summary import Summary
 from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_tracker_record
 
 
 def troubled() -> Profile:
@@ -64,6 +64,7 @@ class TestLook(TestCase):
 memprof 0.1.0 | torch 2.13.0+cpu | Python 3.11.4
 Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
 3 graphs, 9 calls in 8.50 ms
+taken 2023-11-14 22:13:20 UTC
 
 Peak of known live memory on cpu: 26.0 MiB (27,262,976 B)
   in call 5 of 9, 0/0 backward, 4.00 ms after the first call began
@@ -118,13 +119,14 @@ Live at the peak, by source line
      0 B    0.0 %            unattributed
 26.0 MiB  100.0 %            total
 
-Saved for the backward, by bytes x calls until it runs
-   bytes  calls  graph        FX node    module  source line
+Saved activations, by bytes x calls until the backward
+   bytes  calls  FX node    graph        module  source line
 ---------------------------------------------------------------
-8.00 MiB      1  0/0 forward  mm         l1      zoo/model.py:3
-1.00 MiB      1  0/0 forward  primals_3  -       -
+8.00 MiB      1  mm         0/0 forward  l1      zoo/model.py:3
+1.00 MiB      1  primals_3  0/0 forward  -       -
+9.00 MiB         total
 
-Graphs, bytes of one call
+Graphs; bytes of one call of the most called program
 graph          calls  median  allocated      peak     saved  programs
 ---------------------------------------------------------------------
 0/0 forward        3  500 us   14.0 MiB  20.0 MiB  9.00 MiB         1
@@ -135,25 +137,28 @@ Ledger
   compiled 2, found in a cache 1, compiled again past a cache 0, observed 1, reset 0
   no fallbacks to plain Inductor
 
-Unattributed
-  at the peak:
-    by category      0 B (0.0 %)
-    by module        0 B (0.0 %)
-    by FX node       0 B (0.0 %)
-    by source line   0 B (0.0 %)
-    by graph         0 B (0.0 %)
-  of 24.5 MiB that compiled code allocates in one call of each program:
-     98.0 % attributed to an FX node
-     98.0 % to a source line or module
-    512 KiB: the generated code's buffer has no provenance
-  never seen: tensors that eager code makes or keeps outside compiled calls
+What is not counted
+  Of 24.5 MiB that compiled code allocates in one call of each program, 98.0 % have an FX node and
+  98.0 % a source line or module.
+  Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
+  gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
+  between calls is a lower bound.
+  A program is observed once and stands for all later calls with the same sizes, replays included:
+  their memory is reconstructed, not measured again.
+  unattributed at the peak by category: 0 B (0.0 %)
+  unattributed at the peak by module: 0 B (0.0 %)
+  unattributed at the peak by FX node: 0 B (0.0 %)
+  unattributed at the peak by source line: 0 B (0.0 %)
+  unattributed at the peak by graph: 0 B (0.0 %)
+  of what is allocated, without an FX node or a source line:
+    512 KiB | the generated code's buffer has no provenance
 
 What to change
   1. up to 8.00 MiB at the peak: mm in l1: kept for the backward
-     compute it again in the backward: call parts of the model through
-     torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
-     torch._functorch.config.activation_memory_budget below 1.0
-       8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
+    compute it again in the backward: call parts of the model through
+    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
+    torch._functorch.config.activation_memory_budget below 1.0
+    8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
 """,
         )
 
@@ -167,6 +172,7 @@ What to change
 memprof 0.1.0 | torch 2.13.0+cpu | Python 3.11.4
 Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
 3 graphs, 6 calls in 5.50 ms (40 earlier calls are no longer in the log)
+taken 2023-11-14 22:13:20 UTC
 options: observe_runs=3
 
 Peak of known live memory on cpu: 22.0 MiB (23,068,672 B)
@@ -215,48 +221,53 @@ Live at the peak, by source line
  8,388,608 B   36.4 %            unattributed
 23,068,672 B  100.0 %            total
 
-Saved for the backward, by bytes x calls until it runs
-      bytes  calls  graph        FX node    module  source line
+Saved activations, by bytes x calls until the backward
+      bytes  calls  FX node    graph        module  source line
 ---------------------------------------------------------------
-8,388,608 B      1  0/0 forward  mm         -       -
-1,048,576 B      1  0/0 forward  primals_3  -       -
+8,388,608 B      1  mm         0/0 forward  -       -
+1,048,576 B      1  primals_3  0/0 forward  -       -
+9,437,184 B         total
 
-Graphs, bytes of one call
+Graphs; bytes of one call of the most called program
 graph          calls  median     allocated          peak        saved  programs
 -------------------------------------------------------------------------------
 0/0 forward        2  500 us  14,680,064 B  20,971,520 B  9,437,184 B         1
 0/0 backward       2  500 us  10,485,760 B  20,971,520 B          0 B         1
 1/0 inference      2  500 us             -             -            -         0
-2 calls of 1/0 inference were not observed: generated code is C++ (cpp_wrapper)
+  Calls that were not observed: what they allocate is not counted
+    2 calls | 1/0 inference | generated code is C++ (cpp_wrapper)
 
 Ledger
   compiled 2, found in a cache 1, compiled again past a cache 0, observed 1, reset 1
   not observed: 2
-    2 x generated code is C++ (1/0 inference)
+    2 times | generated code is C++ | 1/0 inference
   fallbacks to plain Inductor: 1
-    1 x KeyError: 'buf7' [observe] (0/0 backward)
+    KeyError: 'buf7' [observe] | 0/0 backward
 
-Unattributed
-  at the peak:
-    by category      0 B (0.0 %)
-    by module        8,388,608 B (36.4 %)
-      8,388,608 B: the FX node belongs to no known module
-    by FX node       0 B (0.0 %)
-    by source line   8,388,608 B (36.4 %)
-      8,388,608 B: the FX node has no user source line
-    by graph         0 B (0.0 %)
-  of 25,165,824 B that compiled code allocates in one call of each program:
-    100.0 % attributed to an FX node
-     66.7 % to a source line or module
-    8,388,608 B: the FX node has no user source line
-  never seen: tensors that eager code makes or keeps outside compiled calls
+What is not counted
+  Of 25,165,824 B that compiled code allocates in one call of each program, 100.0 % have an FX node
+  and 66.7 % a source line or module.
+  Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
+  gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
+  between calls is a lower bound.
+  A program is observed once and stands for all later calls with the same sizes, replays included:
+  their memory is reconstructed, not measured again.
+  unattributed at the peak by category: 0 B (0.0 %)
+  unattributed at the peak by module: 8,388,608 B (36.4 %)
+    8,388,608 B | the FX node belongs to no known module
+  unattributed at the peak by FX node: 0 B (0.0 %)
+  unattributed at the peak by source line: 8,388,608 B (36.4 %)
+    8,388,608 B | the FX node has no user source line
+  unattributed at the peak by graph: 0 B (0.0 %)
+  of what is allocated, without an FX node or a source line:
+    8,388,608 B | the FX node has no user source line
 
 What to change
   1. up to 8,388,608 B at the peak: mm in an unknown module: kept for the backward
-     compute it again in the backward: call parts of the model through
-     torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
-     torch._functorch.config.activation_memory_budget below 1.0
-       8,388,608 B | mm, kept for 1 call | 0/0 forward | mm
+    compute it again in the backward: call parts of the model through
+    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
+    torch._functorch.config.activation_memory_budget below 1.0
+    8,388,608 B | mm, kept for 1 call | 0/0 forward | mm
 """,
         )
 
@@ -273,27 +284,30 @@ memprof 0.1.0 | torch 2.13.0 | Python 3.11
 
 No call of a compiled graph was recorded, so there is no peak.
 
-Graphs, bytes of one call
-  none was compiled
+Saved activations, by bytes x calls until the backward
+  No forward with a backward was observed, so nothing is saved from one to the other.
+
+Graphs; bytes of one call of the most called program
+  No graph was compiled while the profile was taken.
 
 Ledger
   compiled 0, found in a cache 0, compiled again past a cache 0, observed 0, reset 0
   no fallbacks to plain Inductor
 
-Unattributed
-  at the peak:
-    by category      0 B (-)
-    by module        0 B (-)
-    by FX node       0 B (-)
-    by source line   0 B (-)
-    by graph         0 B (-)
-  of 0 B that compiled code allocates in one call of each program:
-          - attributed to an FX node
-          - to a source line or module
-  never seen: tensors that eager code makes or keeps outside compiled calls
+What is not counted
+  Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
+  gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
+  between calls is a lower bound.
+  A program is observed once and stands for all later calls with the same sizes, replays included:
+  their memory is reconstructed, not measured again.
+  unattributed at the peak by category: 0 B (-)
+  unattributed at the peak by module: 0 B (-)
+  unattributed at the peak by FX node: 0 B (-)
+  unattributed at the peak by source line: 0 B (-)
+  unattributed at the peak by graph: 0 B (-)
 
 What to change
-  nothing found that would save 2 % of the peak or of a pool
+  Nothing was found that would save 2 % of the peak or of a pool.
 """,
         )
 
@@ -384,8 +398,10 @@ def test_outputs_of_which_the_same_is_said_are_one_reason() -> None:
     # THEN the report has a line for each, and the ledger names all outputs
     lines = [line for line in render_text(summarize(profile)).splitlines() if " held " in line]
     assert lines == [
-        "  60 x moved out: 30 outputs are held beyond their step: a gradient (0/0 backward)",
-        "  3 x invalidated: output 7 is held beyond its step; its use raises (0/0 forward)",
+        "    60 times · moved out · 30 outputs are held beyond their step: a gradient · "
+        "0/0 backward",
+        "    3 times · invalidated · output 7 is held beyond its step; its use raises · "
+        "0/0 forward",
     ]
     assert "output 29 is held" in render_ledger(profile)
 
@@ -436,20 +452,20 @@ def test_reasons_there_is_no_room_for_are_added_up() -> None:
     profile.ledger += [LedgerEntry(1, LedgerKind.SKIP, 0, f"why {i}", 1, tree) for i in range(5)]
     text = render_text(summarize(profile), Style(top=1))
     # THEN what is cut is said, so that everything adds up
-    assert "1.00 MiB: line 10 of the generated code computes no known buffer" in text
-    assert text.count("5.00 MiB: 5 more reasons") == 4  # nodes, modules, lines, and all programs
-    assert "3 calls of 0/0 backward were not observed" in text
-    assert "3 calls of 1 more graphs were not observed" in text
-    assert "  4 more reasons: memprof ledger FILE" in text
+    assert "1.00 MiB · line 10 of the generated code computes no known buffer" in text
+    assert text.count("5.00 MiB · 5 more reasons") == 4  # nodes, modules, lines, and all programs
+    assert "3 calls · 0/0 backward · " in text
+    assert "3 calls · 1 more graphs" in text
+    assert "4 times · 4 more reasons: memprof ledger FILE" in text
 
 
 def test_scratch_memory_that_was_not_measured_is_said_to_be_missing() -> None:
     profile = training()
     graph = profile.graphs[0]
     graph.programs = [dataclasses.replace(graph.programs[0], internal_observed=False)]
-    line = "  not counted: scratch memory inside kernels of 1 of 3 programs; another profiler ran"
+    line = "  Scratch memory inside kernels of 1 of 3 programs is not counted: another profiler ran"
     assert line in render_text(summarize(profile), Style(width=120))
-    assert "scratch memory inside kernels of" not in render_text(summarize(training()))
+    assert "Scratch memory inside kernels of" not in render_text(summarize(training()))
 
 
 # Whatever the profile, whatever the terminal

@@ -26,6 +26,7 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
+    DataFlowLeak,
     DataFlowStorage,
     GraphKind,
     GraphRecord,
@@ -46,7 +47,7 @@ from memprof.profiler.report import summarize
 from memprof.profiler.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.report.html import build_page, report_page, write_report
 from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.report.html.payload_parts import MAX_POINTS
+from memprof.profiler.report.html.payload_curves import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -317,9 +318,11 @@ def test_what_was_left_out_and_what_failed_is_said_first(page: Page, tmp_path: P
     lines = page.inner_text("#out-of-memory").splitlines()
     assert lines == [
         "Out of memory: 3 times",
-        "aten::mm · (root) · t.py:7 · cuda:0, 3.00 MiB live · 2001-09-09 01:46:40 UTC "
-        "(torch.profiler)",
-        "2 × tree failure of 0/0 forward · 1970-01-01 00:00:00 UTC (ledger): CUDA out of memory",  # noqa: RUF001
+        "aten::mm · (root) · t.py:7 · cuda:0 · 3.00 MiB live · 2001-09-09 01:46:40.000 · "
+        "torch.profiler",
+        "x",
+        "2 times · tree failure of 0/0 forward · 1970-01-01 00:00:00.000 · ledger · "
+        "CUDA out of memory",
     ]
     # AND both are on the page before anything else
     first = page.locator("#main .summary .notice").all_inner_texts()
@@ -536,7 +539,7 @@ def test_what_a_profile_says_stays_text(page: Page, tmp_path: Path) -> None:
     write_report(profile, tmp_path / "p.html", source=f"{evil}.json")
     show(page, tmp_path / "p.html")
     for tab in ("Category", "FX node", "Source line", "Storage"):
-        page.get_by_role("button", name=tab, exact=True).click()
+        page.locator(".live-rows").get_by_role("button", name=tab, exact=True).first.click()
         page.locator(".live-rows tbody tr").first.click()
     page.mouse.move(300, 300)
     assert page.locator("img").count() == 0
@@ -699,9 +702,18 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
         "l1",
         line,
     )
-    unknown = DataFlowStorage(5, Category.UNKNOWN)
+    unknown = DataFlowStorage(5, Category.UNKNOWN, why="no operator took a tensor in it")
     profile.dataflow = DataFlowColumns(
-        [DataFlowDevice("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made])]
+        [
+            DataFlowDevice(
+                *("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made]),
+                leaks=[DataFlowLeak(made, 3, 4)],
+                reserved=8 * MIB,
+                allocated=6 * MIB,
+                replay_reserved=MIB,
+            )
+        ],
+        notes=["0.5 s of compilation were not looked at"],
     )
     profile.tracker = TrackerRecord(
         TrackerMetadata(end_ns=9_000_000, state=RunState.EXIT, problems=["a problem <b>"]),
@@ -717,21 +729,30 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
     write_report(profile, tmp_path / "p.html")
     show(page, tmp_path / "p.html")
     flow, tracker = page.inner_text("#dataflow"), page.inner_text("#tracker")
-    assert f"cpu: peak {format_bytes(max(used))}" in flow
+    assert f"Data flow on cpu, eager code included: peak {format_bytes(max(used))}" in flow
     assert "y = a @ b" in flow
     assert "m.py:7" in flow
     assert "9,000 changes" in flow
-    assert "9 snapshots in 9.00 ms; ended: exit" in tracker
-    assert "a problem <b>" in tracker
-    assert "step/forward" in tracker
+    held, idle, pools = (format_bytes(n * MIB) for n in (8, 2, 1))
+    assert f"The allocator held {held} then, {idle} of it idle." in flow
+    assert f"Pools of CUDA graphs and the arena hold {pools} from the system" in flow
+    assert "0.5 s of compilation were not looked at." in flow
+    assert "no operator took a tensor in it" in flow
+    leak = page.locator("#dataflow table", has_text="steps it outlived").locator("tbody tr")
+    assert leak.count() == 1
+    assert leak.locator("td").all_inner_texts()[1:3] == ["3", "4"]
+    assert "9.00 ms from 1970-01-01 00:00:00 UTC, ended" in tracker
+    assert "problem: a problem <b>" in tracker
+    assert page.locator("#tracker tr", has_text="forward").count() == 1
     for box in page.locator(".curve").all():
         box.scroll_into_view_if_needed()
         assert distinct_colors(box.locator("canvas").screenshot()) > 5
     # Of 9,000 points those that a reader would miss are all there.
-    (curve,) = page.evaluate("memprof.report.payload.dataflow")
+    curve = page.evaluate("memprof.report.payload.curves['dataflow cpu']")
     assert len(curve["time_ns"]) <= MAX_POINTS + 2
-    assert curve["peak"][0] in curve["time_ns"]
-    assert max(curve["bytes"]["activation"]) == max(used)
+    assert curve["peak"] in curve["time_ns"]
+    (line,) = curve["lines"]
+    assert (line["name"], max(line["values"])) == ("activation", max(used))
 
 
 def test_the_same_profile_gives_the_same_page() -> None:
@@ -744,7 +765,7 @@ def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     result = CliRunner().invoke(main, ["report", str(tmp_path / "run.memprof"), "-o", str(out)])
     assert result.exit_code == 0, result.output
-    assert result.output.startswith(f"{out}: 1.")
+    assert result.output.startswith(f"{out}: 0.")
     show(page, out)
     assert page.title() == "Memory of run.memprof"
     refused = CliRunner().invoke(

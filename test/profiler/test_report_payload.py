@@ -36,8 +36,8 @@ from memprof.profiler.report.html.payload import (
     ranks_payload,
     report_payload,
 )
+from memprof.profiler.report.html.payload_curves import MAX_POINTS
 from memprof.profiler.report.html.payload_live import EVENT_KINDS, HOLDS
-from memprof.profiler.report.html.payload_parts import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 
@@ -190,17 +190,17 @@ def test_calls_without_a_program_have_what_others_left_behind() -> None:
     profile.calls = calls((0, 0), (1, -1), (2, 0))
     payload = report_payload(profile)
     check_everywhere(profile, payload)
-    assert payload["unobserved"] == [
-        {"graph": 1, "calls": 1, "reason": "no program was observed for the sizes of these calls"}
-    ]
+    (missing,) = payload["devices"][0]["sections"]["graphs"]["tables"][1]["rows"]
+    assert missing == [1, "0/0 backward", "no program was observed for the sizes of these calls"]
 
 
 def test_an_empty_profile() -> None:
     payload = report_payload(Profile())
     (device,) = payload["devices"]
     assert device["peak"] is None
-    assert device["calls"]["step"] == device["units"] == device["saved"] == []
-    assert payload["header"]["calls"] == 0
+    assert device["calls"]["step"] == device["units"] == []
+    assert device["sections"]["saved"]["tables"][0]["rows"] == []
+    assert payload["header"]["notes"][1][1] == "0 graphs, 0 calls in 0 ns"
 
 
 def test_of_many_ranks_the_page_has_the_highest() -> None:
@@ -211,12 +211,16 @@ def test_of_many_ranks_the_page_has_the_highest() -> None:
         profiles.append(profile)
     payload = ranks_payload(profiles[::-1])
     assert payload["ranks"] is not None
-    assert [r["rank"] for r in payload["ranks"]["rows"]] == list(range(MAX_RANKS + 4))
+    (table,) = payload["ranks"]["section"]["parts"][0]["tables"]
+    assert [row[0] for row in table["rows"]] == list(range(MAX_RANKS + 4))
     shown = payload["ranks"]["shown"]
     odd = [r for r in range(MAX_RANKS + 4) if r % 2]
     assert shown == sorted([*odd, *range(0, 2 * (MAX_RANKS - len(odd)), 2)])
-    found = [p["header"]["process"]["rank"] for p in payload["profiles"]]
-    assert found == shown
+    of = [
+        next(text for _, text in p["header"]["notes"] if "rank " in text)
+        for p in payload["profiles"]
+    ]
+    assert [int(text.split()[1]) for text in of] == shown
     alone = ranks_payload(profiles[:1])
     assert alone["ranks"] is None
     assert len(alone["profiles"]) == 1
@@ -251,11 +255,11 @@ def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> Non
         1234, resident_bytes=2234, devices={"cuda:0": DeviceMemory(allocated_bytes=99)}
     )
     profile = Profile(tracker=TrackerRecord(snapshots=snapshots))
-    tracker = report_payload(profile)["tracker"]
+    tracker = report_payload(profile)["curves"]["tracker"]
     assert len(tracker["time_ns"]) <= MAX_POINTS
-    (allocated,) = (c["values"] for c in tracker["curves"] if c["name"] == "cuda:0 allocated")
+    (allocated,) = (c["values"] for c in tracker["lines"] if c["name"] == "cuda:0 allocated")
     assert (max(allocated), allocated.index(99)) == (99, tracker["time_ns"].index(1234))
-    (resident,) = (c["values"] for c in tracker["curves"] if c["name"] == "resident")
+    (resident,) = (c["values"] for c in tracker["lines"] if c["name"] == "resident")
     assert (resident[0], resident[-1]) == (1000, 1000 + 3 * MAX_POINTS - 1)
 
 
@@ -266,10 +270,10 @@ def test_the_ledger_keeps_the_latest_entries() -> None:
         for k in range(MAX_LEDGER + 3)
     ]
     payload = report_payload(profile)
-    ledger = payload["ledger"]
-    assert ledger["left_out"] == 3
-    assert ledger["time_ms"][0] == 3
-    assert payload["strings"][ledger["reason"][-1]] == f"number {MAX_LEDGER + 2}"
+    (ledger,) = (s for s in payload["sections"] if s["id"] == "ledger")
+    assert ledger["notes"][0][1].startswith("3 earlier entries are left out here")
+    rows = ledger["tables"][0]["rows"]
+    assert (rows[0][0], rows[-1][-1]) == (3_000_000, f"number {MAX_LEDGER + 2}")
 
 
 def test_recorded_nodes() -> None:

@@ -15,7 +15,7 @@ from memprof.profiler.errors import ProfileMergedError, ProfileUnreadableError
 from memprof.profiler.file import write_profile, write_profiles
 from memprof.profiler.model import Process
 from memprof.profiler.report import render_text, summarize
-from memprof.profiler.report.diff_text import render_diff
+from memprof.profiler.report.text import render_diff
 
 
 @pytest.fixture

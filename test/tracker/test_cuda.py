@@ -25,7 +25,7 @@ def tracker(tmp_path: Path) -> MemoryTracker:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._log._readings = Allowance(1e12)
+    found._recorder.operations._readings = Allowance(1e12)
     return found
 
 
@@ -94,7 +94,7 @@ def test_pools(tracker: MemoryTracker) -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-    tracker._sources.accelerators._pools._next = 0
+    tracker._recorder.sources.accelerators._pools._next = 0
     tracker.snapshot(SnapshotKind.PERIODIC)
     pools = tracker.record().snapshots[-1].devices["cuda:0"].pools
     found = {p.id: p for p in pools}

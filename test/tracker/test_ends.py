@@ -74,12 +74,12 @@ def test_sigterm(tmp_path: Path) -> None:
 def test_a_signal_while_the_file_is_written(tmp_path: Path, end: str) -> None:
     program = f"""
         tracker = memprof.track()
-        write = tracker._write_file
+        write = tracker._recorder.write_file
         def signalled():
             os.kill(os.getpid(), 15)
             time.sleep(0.05)
             write()
-        tracker._write_file = signalled
+        tracker._recorder.write_file = signalled
         {end}
         time.sleep(600)
         """

@@ -20,7 +20,7 @@ from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import api
 from memprof.profiler.tracker import operations as operations_module
-from memprof.profiler.tracker import tracker as tracker_module
+from memprof.profiler.tracker import recorder as recorder_module
 from memprof.profiler.tracker.operations import CURRENT
 from memprof.profiler.tracker.ration import Allowance
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
@@ -341,7 +341,7 @@ def test_a_tracker_that_cannot_start(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(MemoryTracker, "_open", broken)
+    monkeypatch.setattr(recorder_module.Recorder, "_open", broken)
     tracker = memprof.track(tmp_path)
     with tracker.track_operation("work"):
         memprof.checkpoint("x")
@@ -378,7 +378,7 @@ def test_a_tracker_that_fails_inside(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(tracker_module, "take_snapshot", broken)
+    monkeypatch.setattr(recorder_module, "take_snapshot", broken)
     for _ in range(3):
         tracker.checkpoint("x")
     tracker.stop()
@@ -405,7 +405,7 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
 ) -> None:
     tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     tracker.start(thread=False)
-    log = tracker._log
+    log = tracker._recorder.operations
     log._readings, log._counts = Allowance(1e12), Allowance(1e12)
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
     monkeypatch.setattr(operations_module, "MAX_WAITING", 0)

@@ -33,7 +33,10 @@ def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._log._readings, found._log._counts = Allowance(1e12), Allowance(1e12)
+    found._recorder.operations._readings, found._recorder.operations._counts = (
+        Allowance(1e12),
+        Allowance(1e12),
+    )
     yield found
     found.stop()
 
@@ -253,7 +256,10 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     mib = 1 << 20
     # GIVEN an operation that sets a new highest mark, whatever other tests have left it at,
     # and one that stays below it
-    highest, resident = tracker._sources.process.highest(), tracker._sources.process.resident()
+    highest, resident = (
+        tracker._recorder.sources.process.highest(),
+        tracker._recorder.sources.process.resident(),
+    )
     assert highest is not None
     assert resident is not None
     size = 400 * mib + highest - resident
@@ -291,10 +297,10 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     # However little time is between two edges.
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
-    sources = dataclasses.replace(tracker._sources, accelerators=devices)  # type: ignore[arg-type]
+    sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
     log = OperationLog(sources, 100)
     log._readings = Allowance(1e12)
-    tracker._log = log
+    tracker._recorder.operations = log
     with tracker.track_operation("first"):
         with tracker.track_operation("inner"):
             devices.use(100)
@@ -341,14 +347,14 @@ class Timed:
             clock=self.clock,
         )
         self.tracker.start(thread=False)
-        look = self.tracker._sources.tensors.look
+        look = self.tracker._recorder.sources.tensors.look
 
         def timed(*args: int) -> bool:
             self.looks += 1
             self.clock.now += look_ns
             return look(*args)
 
-        monkeypatch.setattr(self.tracker._sources.tensors, "look", timed)
+        monkeypatch.setattr(self.tracker._recorder.sources.tensors, "look", timed)
 
     @contextlib.contextmanager
     def operation(self, name: str, lasts_ns: int) -> Iterator[None]:
@@ -365,7 +371,7 @@ def test_every_operation_that_lasts_has_figures(
 ) -> None:
     # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    monkeypatch.setattr(timed.tracker._log._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
     # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
     kept = []
     for _ in range(60):
@@ -389,7 +395,7 @@ def test_how_long_is_long_enough_follows_from_the_share(
 ) -> None:
     # GIVEN operations that last as long as the setting asks for, and a little less than half
     timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    monkeypatch.setattr(timed.tracker._log._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
     enough = round(100 * US / (share * (1 - operations_module.READINGS_PART))) + 1
     for _ in range(200):
         with timed.operation("long enough", enough):
@@ -406,7 +412,7 @@ def test_short_operations_take_no_more_than_the_share(
 ) -> None:
     timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
     # GIVEN that what was saved is spent
-    while timed.tracker._log._counts._of_all.next_ns <= timed.clock.now:
+    while timed.tracker._recorder.operations._counts._of_all.next_ns <= timed.clock.now:
         with timed.operation("a", 10 * US):
             pass
     # WHEN a loop does nothing else for a second
@@ -443,7 +449,7 @@ def test_a_few_operations_have_figures_however_short_they_are(
 
 def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    log = timed.tracker._log
+    log = timed.tracker._recorder.operations
     with timed.operation("a", MS):
         # GIVEN that everything is used up while an operation runs whose beginning was read
         for allowance in (log._readings, log._counts):
@@ -465,14 +471,14 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTracker) -> None:
     # GIVEN a snapshot that has found many tensors and pauses after the first ones
     new = [torch.empty(10) for _ in range(10 * tensors_module.SLICE)]
-    before = tracker._sources.tensors.sums()
+    before = tracker._recorder.sources.tensors.sums()
     paused, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
         paused.set()
         go_on.wait(60)
 
-    thread = threading.Thread(target=lambda: tracker._sources.tensors.look(-1, pause))
+    thread = threading.Thread(target=lambda: tracker._recorder.sources.tensors.look(-1, pause))
     thread.start()
     assert paused.wait(60)
     # WHEN an operation begins and ends meanwhile
@@ -483,7 +489,7 @@ def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTrack
     # THEN it has its figures, and all that the snapshot had found
     (a,) = tracker.record().operation_summary
     assert (a.tensor_bytes_delta, a.tensors_delta, a.tensors_measured) == (4000, 1, 1)
-    assert tracker._sources.tensors.sums() == (
+    assert tracker._recorder.sources.tensors.sums() == (
         before[0] + len(new) * 40 + 4000,
         before[1] + len(new) + 1,
     )
@@ -497,7 +503,7 @@ def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with tracker._sources.tensors.lock:
+        with tracker._recorder.sources.tensors.lock:
             held.set()
             release.wait(60)
 
@@ -516,7 +522,7 @@ def test_edges_that_nobody_asks_for_do_not_pile_up(tracker: MemoryTracker) -> No
     for _ in range(3 * operations_module.MAX_WAITING):
         with tracker.track_operation("a"):
             pass
-        assert len(tracker._log._waiting) <= operations_module.MAX_WAITING + 1
+        assert len(tracker._recorder.operations._waiting) <= operations_module.MAX_WAITING + 1
     assert tracker.record().operation_summary[0].count == 3 * operations_module.MAX_WAITING
 
 
@@ -537,7 +543,7 @@ def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
 def test_where_it_cannot_be_known_it_is_not_said(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker._log._counts, "allows", lambda *_: False)
+    monkeypatch.setattr(tracker._recorder.operations._counts, "allows", lambda *_: False)
     with tracker.track_operation("a"):
         kept = torch.empty(40_000_000)
         tracker.snapshot()
@@ -582,7 +588,7 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     for i in range(3_000):
         with tracker.track_operation("a"), tracker.track_operation("b"):
             pass
-        assert len(tracker._log._rows) <= 4 * 100 + 66
+        assert len(tracker._recorder.operations._rows) <= 4 * 100 + 66
         if i % 500 == 0:
             tracker.snapshot()
     record = tracker.record()
@@ -592,14 +598,14 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     assert dropped == 6_000 - len(record.operation_allocations)
     assert [s.count for s in record.operation_summary] == [3_000, 3_000]
     tracker.stop()
-    assert len(tracker._log._rows) <= 100 + 100 // 8 + 8
+    assert len(tracker._recorder.operations._rows) <= 100 + 100 // 8 + 8
 
 
 def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:
     for _ in range(10):
         with tracker.track_operation("a"):
             pass
-    assert not tracker._log.running()
+    assert not tracker._recorder.operations.running()
     gc.collect()
     assert sum(isinstance(o, Operation) for o in gc.get_objects()) == 10
 
@@ -664,7 +670,7 @@ def test_an_operation_that_was_open_at_a_fork_ends_in_the_child(tracker: MemoryT
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with tracker._log._lock:
+        with tracker._recorder.operations._lock:
             held.set()
             release.wait(30)
 

@@ -31,7 +31,7 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.tracker_text import render_tracker_record
+from memprof.profiler.report.text import render_tracker_record
 
 MIB = 1 << 20
 SECOND = 10**9
@@ -133,26 +133,26 @@ disabled for 2.00 s, 10.0 s in
 problem: cannot write x: No space left on device
 
 Memory over time
+  4 of 5 snapshots; * is the highest.
  after  snapshot              live tensors     bytes  resident    cuda:0  in operation
 ──────────────────────────────────────────────────────────────────────────────────────
   0 ns  start                            1  1.00 MiB   500 MiB  1.00 MiB  -
 20.0 s  periodic                        30  30.0 MiB   500 MiB  30.0 MiB  step
 30.0 s  checkpoint epoch 1 *            90  90.0 MiB   500 MiB  90.0 MiB  -
 60.0 s  end                             10  10.0 MiB   500 MiB  10.0 MiB  -
-1 more in the file; * is the highest, see `memprof gantt`
 
 Largest tensors, 30.0 s in: 90.0 MiB in live tensors
+  88.0 MiB are in tensors that the snapshot does not describe.
    bytes  share  device  dtype    shape        what                               made in
 ──────────────────────────────────────────────────────────────────────────────────────────────
 2.00 MiB  2.2 %  cuda:0  float32  [512, 1024]  head.weight, primals_1, parameter  step/forward
-all others 88.0 MiB
 
 Operations
-operation          times   total    mean     max   tensors grew  memory grew  highest inside
+  Memory is allocated on cuda:0; figures are of as many times as `in N` says.
+operation  times  failed   total    mean     max   tensors grew  memory grew  highest inside
 ────────────────────────────────────────────────────────────────────────────────────────────
-step       10 (1 failed)  10.0 s  1.00 s  2.00 s  4.00 MiB in 3     8.00 MiB        96.0 MiB
-  forward             10  6.00 s  600 ms  1.00 s              -            -               -
-memory is allocated on cuda:0; figures are of as many times as `in N` says
+step          10       1  10.0 s  1.00 s  2.00 s  4.00 MiB in 3     8.00 MiB        96.0 MiB
+  forward     10       0  6.00 s  600 ms  1.00 s              -            -               -
 
 PyTorch operators in a window of 2.00 s, at most 3.00 MiB of CPU memory
 operator   calls  self CPU      CPU  CPU bytes  most frequent shapes
@@ -175,7 +175,11 @@ memprof  · torch  · Python
 0 ns from 1970-01-01 00:00:00 UTC, it has not ended: the process runs, or was killed
 0 snapshots, one every 0 ns; 0 operations; the tracker's own time 0 ns (-)
 
-No snapshot was taken
+Memory over time
+  No snapshot was taken.
+
+Operations
+  No operation was tracked: put tracker.track_operation(name) around what you want to see.
 """,
         )
 

@@ -34,15 +34,14 @@ from torch import Tensor
 from memprof import compiled_autograd
 from memprof.cudagraph_trees import entry
 from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
-from memprof.cudagraph_trees.device import cpu, cuda
-from memprof.cudagraph_trees.function import Function
+from memprof.cudagraph_trees.device import cuda
 
 from .compiled_blocks import HOW, KINDS, WIDTH, Model
 
 BATCHES = (4, 6, 9)
 STEPS = 30
 
-Pool = cuda.CudaPool | cpu.CpuPool
+Pool = cuda.CudaPool
 
 
 class Program:
@@ -495,12 +494,12 @@ def run(
 @contextlib.contextmanager
 def without_graphs() -> Iterator[None]:
     """Compiled code runs as it is."""
-    call = entry.GraphedFunction.__call__
-    entry.GraphedFunction.__call__ = lambda self, inputs: list(self.model(inputs))  # type: ignore[method-assign]
+    call = entry.ShapeDispatcher.__call__
+    entry.ShapeDispatcher.__call__ = lambda self, inputs: list(self.model(inputs))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        entry.GraphedFunction.__call__ = call  # type: ignore[method-assign]
+        entry.ShapeDispatcher.__call__ = call  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -509,21 +508,16 @@ def failing(program: Program) -> Iterator[None]:
     before = {name: getattr(cuda.CudaPool, name) for name in ("warm_up", "capture")}
 
     def patched(name: str) -> Callable[..., Any]:
-        def run(pool: Pool, function: Function, inputs: list[Any]) -> Any:
+        def run(pool: Pool, model: Any, inputs: list[Any], **how: Any) -> Any:
             if program.fault != name:
-                return before[name](pool, function, inputs)
+                return before[name](pool, model, inputs, **how)
             program.fault = ""
-            model = function.model
 
             def fails(args: list[Any]) -> Any:
                 model(args)
                 raise ArithmeticError("on purpose, when all was done")
 
-            function.model = fails
-            try:
-                return before[name](pool, function, inputs)
-            finally:
-                function.model = model
+            return before[name](pool, fails, inputs, **how)
 
         return run
 

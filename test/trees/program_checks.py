@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees.container import get_manager
 from memprof.cudagraph_trees.liveness import held as held_outputs
-from memprof.cudagraph_trees.path_state import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.simulated_cuda.control import simulated
 
 from .program_functions import storage_of
@@ -71,7 +71,7 @@ def check_values(machine: Machine) -> list[tuple[int, Held]]:
 def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
     """What the trees take for live is what the program holds."""
     manager = get_manager(machine.device, create_if_none_exists=False)
-    node = None if manager is None else manager.current_node
+    node = None if manager is None else manager.path.node
     if manager is None or node is None or machine.on_cpu:
         return
     refs = [r for refs in node.path_weakrefs for r in refs if r is not None]
@@ -96,10 +96,10 @@ def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
 def check_books(machine: Machine) -> None:
     """After a warm-up or a recording the pool has what its path knows of, and nothing else."""
     manager = get_manager(machine.device, create_if_none_exists=False)
-    node = None if manager is None else manager.current_node
+    node = None if manager is None else manager.path.node
     if manager is None or node is None or machine.on_cpu:
         return
-    if manager.path_state not in (ExecutionState.RECORDING, ExecutionState.WARMUP):
+    if manager.path.state not in (ExecutionState.RECORDING, ExecutionState.WARMUP):
         return
     known = {r.address for r in node.path_live_weakrefs()}
     lost = manager.pool.live_addresses() - known

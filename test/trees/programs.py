@@ -39,9 +39,10 @@ from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.path_state import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
+from . import cpu_device as cpu_device  # registers itself
 from .program_checks import Leftovers, check_books, check_liveness, check_values
 from .program_functions import (
     BACKWARD,
@@ -262,7 +263,7 @@ class Machine:
         """In a warm-up or a capture."""
         capturing = not self.on_cpu and torch.cuda.is_current_stream_capturing()
         manager = get_manager(self.device, create_if_none_exists=False)
-        if not capturing and (manager is None or manager.active_warm_up is None):
+        if not capturing and (manager is None or manager.recorder.active_warm_up is None):
             return
         fault, self.fault = self.fault, ""
         if fault == "an interrupt":
@@ -303,7 +304,7 @@ class Machine:
     def count_call(self) -> None:
         """A call came back."""
         manager = get_manager(self.device, create_if_none_exists=False)
-        if manager is not None and manager.path_state is ExecutionState.EXECUTION:
+        if manager is not None and manager.path.state is ExecutionState.EXECUTION:
             self.replays += 1
 
     def note(self, what: str, values: list[float]) -> None:

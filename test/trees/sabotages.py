@@ -17,26 +17,26 @@ from typing import Any
 
 import torch
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import (
-    _torch_compat as compat,
-)
-from memprof.cudagraph_trees import (
-    budget,
-    hand_out,
+    capture,
     inputs,
     liveness,
-    node_replay,
-    node_warmup,
-    path_end,
-    places,
+    output_cache,
+    pool_owner,
+    record_policy,
     recovery,
+    replay,
+    step_end,
 )
 from memprof.cudagraph_trees.arena import LeasePool
-from memprof.cudagraph_trees.device import cpu, cuda
-from memprof.cudagraph_trees.function import CompilationMode, Function
-from memprof.cudagraph_trees.generations import Generations
+from memprof.cudagraph_trees.device import cuda
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
-from memprof.cudagraph_trees.node_recorded import CUDAGraphNode
+from memprof.cudagraph_trees.node import CUDAGraphNode
+from memprof.cudagraph_trees.path import TreePath
+from memprof.cudagraph_trees.spec import CompilationMode, GraphSpec
+
+from . import cpu_device as cpu
 
 OPERATIONS = 8000
 """So many are run with each sabotage."""
@@ -101,7 +101,7 @@ def _() -> None:
 def _() -> None:
     from memprof.cudagraph_trees import manager
 
-    _set(manager, "end_path_quickly", lambda *args: False)
+    _set(manager, "end_quickly", lambda *args: False)
     _set(cuda.CudaPool, "invalidate", _nothing)
 
 
@@ -112,13 +112,13 @@ def _() -> None:
 
 @sabotage("no step ever waits for a pending backward")
 def _() -> None:
-    _set(Generations, "may_begin", lambda self: self.moved())
+    _set(TreePath, "step_may_begin", TreePath.generation_moved)
     _wrap(
         CUDAGraphTreeManager,
         "call",
         lambda call: (
             lambda self, function, inputs: (
-                setattr(self._generations, "pending_backward", False),
+                setattr(self.path, "pending_backward", False),
                 call(self, function, inputs),
             )[1]
         ),
@@ -127,38 +127,30 @@ def _() -> None:
 
 @sabotage("a call without a graph does not belong to the step that runs")
 def _() -> None:
-    _set(CUDAGraphTreeManager, "ran_outside", _nothing)
+    _set(TreePath, "ran_without_graph", _nothing)
 
 
 @sabotage("arguments that the ending step made are not cloned")
 def _() -> None:
-    _set(path_end, "_arguments_in", lambda inputs, pointer: [])
+    _set(step_end, "_arguments_in", lambda inputs, pointer: [])
 
 
 @sabotage("what the next call writes to is not moved out")
 def _() -> None:
-    _wrap(
-        path_end,
-        "_end_output",
-        lambda end: (
-            lambda manager, pointer, outputs, inputs, function: end(
-                manager, pointer, outputs, [], None
-            )
-        ),
-    )
+    _set(step_end, "_lying_in", lambda values, pointer: [])
 
 
 @sabotage("gradients stay in the pool")
 def _() -> None:
-    _set(path_end, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
-    _set(hand_out, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
+    _set(step_end, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
+    _set(output_cache, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
 
 
 @sabotage("what moves out of the pool gets other memory, and not its content")
 def _() -> None:
     _set(cuda, "compat", _Changed(cuda.compat, swap_storage=_swap_with_nothing))
     _wrap(
-        path_end,
+        step_end,
         "_copies",
         lambda copies: lambda pool, tensors: [torch.zeros_like(t) for t in copies(pool, tensors)],
     )
@@ -182,11 +174,13 @@ def _swap_with_nothing(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None
 
 @sabotage("a function's own clone_outputs is forgotten", needs=compat.can_swap_storage)
 def _() -> None:
-    _wrap(
-        Function,
-        "__post_init__",
-        lambda made: lambda self: (made(self), setattr(self, "clone_outputs", False)),
-    )
+    def function(self: Any, *args: Any, **how: Any) -> Any:
+        spec = made(self, *args, **how)
+        spec.clone_outputs = False
+        return spec
+
+    made = GraphSpec.function
+    _set(GraphSpec, "function", function)
 
 
 # ---- what a replay compares
@@ -194,7 +188,7 @@ def _() -> None:
 
 @sabotage("a recording fits whatever the addresses are")
 def _() -> None:
-    _set(node_replay, "_pointers_equal", lambda inputs, pointers, which: True)
+    _set(replay, "_pointers_equal", lambda inputs, pointers, which: True)
 
 
 @sabotage("static inputs are not compared, managed ones are")
@@ -222,12 +216,12 @@ def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
 
 @sabotage("what must be dead before a replay is not looked at")
 def _() -> None:
-    _set(node_replay, "all_dead", lambda refs: True)
+    _set(replay, "all_dead", lambda refs: True)
 
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(node_replay, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _wrap(replay, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
 
 
 class _OnceCopied:
@@ -242,13 +236,13 @@ class _OnceCopied:
 
 @sabotage("inputs that a graph copies may be written to")
 def _() -> None:
-    _set(places.Places, "_look", lambda *args: "")
+    _set(record_policy.RecordPolicy, "_look", lambda *args: "")
 
 
 @sabotage("an input of an output's storage dies before the output is made")
 def _() -> None:
     _wrap(
-        node_replay.Replay,
+        replay.Replay,
         "__init__",
         lambda init: (
             lambda self, *a, **k: (init(self, *a, **k), setattr(self, "keep_inputs", []))[0]
@@ -261,7 +255,7 @@ def _() -> None:
     def found(pool: Any, specs: Any, refs: Any) -> Any:
         return {i: pool.tensor_at(spec) for i, spec in specs.items()}
 
-    _set(node_replay, "inputs_again", found)
+    _set(replay, "inputs_again", found)
     _set(recovery, "inputs_again", found)
 
 
@@ -285,13 +279,13 @@ def _detached(refs: Any) -> bool:
 
 @sabotage("what was done to an output stays on it when it is handed out again")
 def _() -> None:
-    _set(hand_out.HandOut, "_clean", _nothing)
-    _set(hand_out.HandOut, "_look_at_sizes", _nothing)
+    _set(output_cache.OutputCache, "_clean", _nothing)
+    _set(output_cache.OutputCache, "_look_at_sizes", _nothing)
 
 
 @sabotage("an output made in inference mode is handed out outside of it")
 def _() -> None:
-    _set(hand_out.HandOut, "_look_at_sizes", _nothing)
+    _set(output_cache.OutputCache, "_look_at_sizes", _nothing)
 
 
 @sabotage("outputs that share a storage are handed out apart")
@@ -301,7 +295,7 @@ def _() -> None:
         self.refs[i].rebind(t)
         return t
 
-    _set(hand_out.HandOut, "_rebuild", rebuild)
+    _set(output_cache.OutputCache, "_rebuild", rebuild)
 
 
 @sabotage("an output that a later graph returns as well is cached all the same")
@@ -348,7 +342,7 @@ def _() -> None:
 
 @sabotage("the trees do not know what a warm-up returned")
 def _() -> None:
-    _set(node_warmup, "StorageWeakRefWrapper", _Forgets)
+    _set(capture, "StorageWeakRefWrapper", _Forgets)
 
 
 class _Forgets:
@@ -381,29 +375,12 @@ def _() -> None:
 
 @sabotage("a pool beyond its budget is dropped while its last step's outputs lie in it")
 def _() -> None:
-    _wrap(
-        budget.Budget,
-        "spent",
-        lambda spent: (
-            lambda self, function, reserved: _starts_over(spent(self, function, reserved))
-        ),
-    )
-    _wrap(
-        CUDAGraphTreeManager,
-        "spent",
-        lambda spent: (
-            lambda self, function: (
-                spent(self, function),
-                self.pool.restore(self.pool.checkpoint(), [], self.pool.live_addresses())
-                if self.budget.over is not None
-                else None,
-            )[0]
-        ),
-    )
+    def check(self: pool_owner.PoolOwner, function: Any) -> None:
+        checked(self, function)
+        self.pool.restore(self.pool.checkpoint(), [], self.pool.live_addresses())
 
-
-def _starts_over(over: bool) -> bool:
-    return over
+    checked = pool_owner.PoolOwner.check_budget
+    _set(pool_owner.PoolOwner, "check_budget", check)
 
 
 # ---- failures
@@ -411,7 +388,7 @@ def _starts_over(over: bool) -> bool:
 
 @sabotage("what a failed warm-up wrote is not put back", on=("cuda", "cpu"))
 def _() -> None:
-    _set(recovery.Attempt, "_copy_written", lambda self, which, inputs: 0)
+    _set(recovery.InputBackup, "_copy_written", lambda self, which, inputs: 0)
 
 
 @sabotage("the generator is not put back after a capture or a failure")
@@ -433,7 +410,7 @@ def _() -> None:
         for i, spec in self.in_pool.items():
             self.inputs[i] = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device)
 
-    _set(recovery.Attempt, "_find_again", find)
+    _set(recovery.InputBackup, "_find_again", find)
 
 
 @sabotage("a failed capture leaves the allocator as it was")
@@ -445,7 +422,7 @@ def _() -> None:
     "a function that failed is called again with what is left of its inputs", on=("cuda", "cpu")
 )
 def _() -> None:
-    _set(recovery.Attempt, "inputs_again", lambda self, error: list(self.inputs))
+    _set(recovery.InputBackup, "inputs_again", lambda self, error: list(self.inputs))
 
 
 # ---- random numbers
@@ -491,9 +468,9 @@ def _() -> None:
 def _() -> None:
     def call(self: Any, function: Any, inputs: Any) -> Any:
         before = compat.rng_state(self.pool.device)
-        recorded = self.path_state.name == "RECORDING"
+        recorded = self.path.state.name == "RECORDING"
         out = theirs(self, function, inputs)
-        if self.path_state.name == "RECORDING" and not recorded:
+        if self.path.state.name == "RECORDING" and not recorded:
             compat.set_rng_state(before, self.pool.device)
         return out
 

@@ -18,6 +18,7 @@ import torch
 from memprof.cudagraph_trees import container
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+from memprof.cudagraph_trees.node import CUDAGraphNode
 from memprof.simulated_cuda.control import simulated
 
 SIMULATED = simulated()
@@ -85,6 +86,16 @@ def manager(device: int = 0) -> CUDAGraphTreeManager:
 def no_manager(device: int = 0) -> bool:
     """Whether there is none."""
     return container.get_manager(device, create_if_none_exists=False) is None
+
+
+def roots(device: int = 0) -> list[CUDAGraphNode]:
+    """The recordings that nothing precedes."""
+    return [n for nodes in manager(device).tree.roots.values() for n in nodes]
+
+
+def descendants(node: CUDAGraphNode) -> int:
+    """Number of recordings below this one."""
+    return sum(1 + descendants(n) for nodes in node.children.values() for n in nodes)
 
 
 def pool_segments() -> list[dict[str, Any]]:

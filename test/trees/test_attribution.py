@@ -8,11 +8,11 @@ import torch
 from memprof.cudagraph_trees._torch_compat import torch_version
 from memprof.cudagraph_trees.attribution import explain_pool, explain_replay
 from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 from memprof.profiler.model import Category, EventKind, Origin
 
-from .support import graphed, manager, next_step, pool_segments
+from .support import graphed, manager, next_step, pool_segments, roots
 
 pytestmark = pytest.mark.simgpu
 
@@ -31,7 +31,7 @@ def test_between_calls() -> None:
         a, b = f([torch.ones(1001, device="cuda")])
         (c,) = g([a])
         parts = explain_pool(manager())
-        states.add(manager().path_state)
+        states.add(manager().path.state)
         # THEN three outputs are live, two of the first node and one of the second
         assert sorted(parts.nodes.values()) == [4004, 8008]
         assert parts.rounding == 3 * (4096 - 4004)
@@ -57,7 +57,7 @@ def test_inside_a_replay() -> None:
         next_step()
         f([torch.ones(n, device="cuda")])
     assert not torch._C._cuda_isHistoryEnabled()
-    (root,) = manager().get_roots()
+    (root,) = roots()
     program = root.program
     assert program is not None
     assert [s.origin for s in program.storages].count(Origin.INPUT) == 1
@@ -78,7 +78,7 @@ def test_workspaces_that_a_library_keeps_are_a_part_of_their_own() -> None:
     for _ in range(3):
         next_step()
         f([weight, torch.ones(32, 64, device="cuda")])
-    (root,) = manager().get_roots()
+    (root,) = roots()
     program = root.program
     assert program is not None
     parts = [explain_replay(root, i) for i in range(len(program.events) + 1)]
@@ -113,7 +113,7 @@ def test_the_users_memory_history_stays_as_it_is(junk: int) -> None:
         assert torch._C._cuda_isHistoryEnabled()
         sizes = [e["size"] for e in torch.cuda.memory._snapshot()["device_traces"][0]]
         assert 12345 in sizes
-        (root,) = manager().get_roots()
+        (root,) = roots()
         assert root.program is not None
         assert root.program.allocated_bytes == 2 * 256
         del mark
@@ -146,4 +146,4 @@ def test_compiled_training_is_attributed() -> None:
         assert peak.attributed >= 0.99 * (live - peak.workspace)
         assert any(s.name.startswith("buf") for s in node.program.storages)
     # The backward's peak includes what the forward saved for it.
-    assert set(explain_replay(nodes[1]).nodes) == {nodes[0].id.id, nodes[1].id.id}
+    assert set(explain_replay(nodes[1]).nodes) == {nodes[0].number, nodes[1].number}

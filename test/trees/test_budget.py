@@ -8,7 +8,7 @@ import torch
 from memprof.cudagraph_trees.settings import configure, parse_bytes
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, pool_segments, same
+from .support import graphed, manager, next_step, pool_segments, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -40,7 +40,7 @@ def test_sizes_that_do_not_come_back_are_dropped() -> None:
     for _ in range(4):
         run(f, MIB)
     assert reserved() <= 64 * MIB
-    assert manager().current_node in list(manager().get_roots())
+    assert manager().path.node in roots()
 
 
 def test_a_working_set_that_does_not_fit_runs_without_graphs() -> None:
@@ -59,7 +59,7 @@ def test_a_working_set_that_does_not_fit_runs_without_graphs() -> None:
     assert not any("failed" in r for r in reasons)
     assert reserved() <= 16 * MIB
     # The small function still has its graph.
-    assert [r.replays > 3 for r in manager().get_roots()] == [True]
+    assert [r.replays > 3 for r in roots()] == [True]
 
 
 def test_a_pool_starts_with_one_segment() -> None:

@@ -13,10 +13,10 @@ import torch
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import InductorTrees, use_in_inductor
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import VALUES, manager, same
+from .support import VALUES, manager, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -82,7 +82,7 @@ def test_training(graph_break: bool, micro_batches: int, marks: bool) -> None:
             recorded.append(len(list(manager().nodes())))
     # Pure replay: no recording after step 3.
     assert len(set(recorded)) == 1
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 def test_dynamic_batch_sizes() -> None:
@@ -187,7 +187,7 @@ def test_writing_to_an_input_runs_without_a_graph() -> None:
         x = torch.ones(4, device="cuda")
         same(f(x), torch.full((4,), 4.5))
         same(x, torch.full((4,), 3.0))
-    assert list(manager().get_roots()) == []
+    assert roots() == []
     assert counters["inductor"]["cudagraph_skips"] == 1
     (skip,) = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
     assert skip.count == 4
@@ -207,7 +207,7 @@ def test_writing_to_a_graphs_output_is_graphed() -> None:
         z = g(y)
         same(y, torch.full((4,), 3.0 * (i + 1)))
         same(z, torch.full((4,), 3.0 * (i + 1) + 1))
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 def test_other_parameters_are_another_recording_and_come_back() -> None:
@@ -221,7 +221,7 @@ def test_other_parameters_are_another_recording_and_come_back() -> None:
             model.weight = weight
             for _ in range(4):
                 same(compiled(x), x @ weight.T + model.bias)
-    assert len(list(manager().get_roots())) == 2
+    assert len(roots()) == 2
 
 
 def test_unsafe_operators_between_partitions() -> None:

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 
 from memprof.cudagraph_trees.container import all_managers, get_manager, reset_cudagraph_trees
-from memprof.cudagraph_trees.device.cpu import CpuPool
 from memprof.cudagraph_trees.device.protocol import TensorSpec
 from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from . import programs
+from .cpu_device import CpuPool
 from .test_model import MODEL, PROGRAM
 
 CPU = torch.device("cpu")
@@ -88,8 +88,8 @@ def test_outputs_are_fresh_for_ever() -> None:
         assert torch.equal(b, x + 1)
     manager = get_manager(CPU)
     assert manager is not None
-    assert manager.path_state is ExecutionState.EXECUTION
-    kinds = [e.kind for e in manager.ledger.entries(n for ns in manager.roots.values() for n in ns)]
+    assert manager.path.state is ExecutionState.EXECUTION
+    kinds = [e.kind for e in manager.entries()]
     assert set(kinds) == {LedgerKind.WARM_UP, LedgerKind.RECORD, LedgerKind.REPLAY}
     # AND the manager holds none of them
     dead = [weakref.ref(a) for _, (a, b) in held]
@@ -112,7 +112,7 @@ def test_a_moved_static_input_needs_no_new_recording() -> None:
         assert torch.equal(run([torch.ones(4, 4), w])[0], torch.ones(4, 4) @ w)
     manager = get_manager(CPU)
     assert manager is not None
-    assert sum(len(nodes) for nodes in manager.roots.values()) == 1
+    assert sum(len(nodes) for nodes in manager.tree.roots.values()) == 1
 
 
 @pytest.mark.usefixtures("quick_collections")

@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
-from memprof.compile_backend import graphs_cpu
-from memprof.compile_backend.arena_code import read_wrapper
-from memprof.compile_backend.graphs_cpu import POOL, SCRATCHES
+from memprof.compile_backend.cpu_arena import page_faults, steady_state
+from memprof.compile_backend.cpu_arena.replay import POOL, SCRATCHES
+from memprof.compile_backend.cpu_arena.wrapper_code import read_wrapper
 from memprof.compile_backend.pools import explain_pools
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.cudagraph_trees.settings import configure, restore_settings
@@ -38,7 +38,7 @@ def nothing_left() -> Iterator[None]:
     """Each test begins with an empty arena and leaves none."""
     torch._dynamo.reset()
     gc.collect()
-    graphs_cpu.reset()
+    POOL.trim()
     abandoned = SCRATCHES.abandoned
     torch.manual_seed(0)
     yield
@@ -46,7 +46,7 @@ def nothing_left() -> Iterator[None]:
     gc.collect()
     # Dynamo keeps what it compiled after a graph break for as long as the user's module, and
     # tells a backend of a reset only once for each torch.compile.
-    graphs_cpu.reset()
+    POOL.trim()
     assert POOL.leased() == {}
     assert POOL.reserved_bytes == 0
     assert SCRATCHES.abandoned == abandoned, "a temporary escaped"
@@ -569,21 +569,21 @@ def test_small_graphs_skip_by_themselves() -> None:
 def test_large_graphs_join_by_themselves() -> None:
     compiled = torch.compile(chain, backend="memprof", dynamic=False)
     x = torch.randn(16384, 1024)
-    for _ in range(2 + graphs_cpu.TRIAL_CALLS + 2):
+    for _ in range(2 + steady_state.TRIAL_CALLS + 2):
         y = compiled(x)
         del y
     assert planned() == 1
-    faults = graphs_cpu._torch_compat.minor_page_faults
+    faults = page_faults.minor_page_faults
     before = faults()
     compiled(x)
     assert faults() - before < 64 << 20 >> 12 >> 3
 
 
-def test_the_price_of_a_fault_is_measured_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_price_of_a_fault_is_measured_unseen() -> None:
     # GIVEN a decision about an arena while the user profiles
-    monkeypatch.setattr(graphs_cpu, "_price", [])
+    page_faults.nanoseconds_per_fault.cache_clear()
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as prof:
-        price = graphs_cpu.nanoseconds_per_fault()
+        price = page_faults.nanoseconds_per_fault()
     # THEN the profile has no operators and no memory of memprof's own
     assert price > 0
     assert [e.name for e in prof.events() if e.name.startswith(("aten::", "[memory]"))] == []
@@ -664,7 +664,7 @@ def test_reading_a_wrapper() -> None:
     # A custom operator got a view of buf0; a branch got buf5.
     unsafe = {n for n in code.unsafe if n.startswith("buf")}
     assert unsafe == {"buf0", "buf1", "buf3", "buf5"}
-    from memprof.compile_backend.arena_code import evaluate
+    from memprof.compile_backend.cpu_arena.wrapper_code import evaluate
 
     sizes = evaluate(code, {"torch": torch}, [0], [7])
     assert [sizes[line][0] for line in sorted(sizes)] == [(7, 4), (7, 4), (4,)]

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.simgpu
 
 def books() -> tuple[object, ...]:
     m = manager()
-    counted = {n.id.id: n.replays for n in m.nodes()}
-    return m.step, m.path_state, m.current_node, counted, m.current_gen
+    counted = {n.number: n.replays for n in m.nodes()}
+    return m.path.step, m.path.state, m.path.node, counted, m.path.generation
 
 
 def failing(call: Callable[[], Any]) -> None:
@@ -62,11 +62,11 @@ def test_of_one_that_begins_a_step() -> None:
     failing(lambda: f([x]))
     # THEN no step has begun, and nothing counts it
     assert (books()[0], books()[3], books()[4]) == (step, counted, generation)
-    assert manager().current_node is None
+    assert manager().path.node is None
     # AND the next one begins it.
     (y,) = f([x])
     same(y, torch.full((4,), 2.0))
-    assert manager().step == step + 1
+    assert manager().path.step == step + 1
     (replayed,) = [e for e in manager().entries() if e.kind is LedgerKind.REPLAY]
     assert replayed.count == 3
 
@@ -83,7 +83,7 @@ def test_a_backward_that_fails_is_still_awaited() -> None:
     next_step()
     (y,) = f([x])
     failing(lambda: b([y]))
-    assert manager().running_forwards_with_pending_backwards
+    assert manager().path.pending_backward
     (g,) = b([y])
     same(g, torch.full((4,), 4.0))
-    assert not manager().running_forwards_with_pending_backwards
+    assert not manager().path.pending_backward

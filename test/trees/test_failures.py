@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.manager import ExecutionState
-from memprof.cudagraph_trees.recovery import Attempt
+from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.recovery import InputBackup
 from memprof.profiler.model import LedgerKind
 
 from .support import (
@@ -21,6 +21,7 @@ from .support import (
     next_step,
     no_manager,
     pool_segments,
+    roots,
     same,
 )
 
@@ -52,7 +53,7 @@ def program() -> tuple[ExecutionState | None, bool]:
     if no_manager():
         return None, False
     failed = any(e.kind is LedgerKind.TREE_FAILURE for e in manager().entries())
-    return manager().path_state, failed
+    return manager().path.state, failed
 
 
 def clean() -> None:
@@ -134,7 +135,7 @@ def test_an_operation_that_cannot_be_captured() -> None:
     assert __file__ in failure.reason
     skips = [e for e in manager().entries() if e.kind is LedgerKind.SKIP]
     assert sum(e.count for e in skips) == 3
-    assert list(manager().get_roots()) == []
+    assert roots() == []
 
 
 def test_a_failure_below_a_replayed_node_leaves_its_outputs_alone() -> None:
@@ -217,14 +218,14 @@ def test_a_function_none_of_whose_calls_returns() -> None:
             f([torch.ones(4, device="cuda")])
     # THEN it is one function, which is warmed up no more after two failures
     assert runs == [False, True, False, True, True, True]
-    assert len(manager().ids_to_funcs) == 2
+    assert len(manager().functions) == 2
     # WHEN nobody has it any more, THEN nothing is left of it
     del f, foo, constant
     gc.collect()
     assert gone() is None
     next_step()
     graphed(lambda x: [x + 2], [torch.ones(4, device="cuda")])([torch.ones(4, device="cuda")])
-    assert 1 not in {id.id for id in manager().ids_to_funcs}
+    assert 1 not in {f.number for f in manager().functions}
 
 
 def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
@@ -261,7 +262,7 @@ def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
             same(b, torch.full((4,), i + 2.0))
             del a, b
         assert captures == [False, True]
-        assert manager().path_state is ExecutionState.EXECUTION
+        assert manager().path.state is ExecutionState.EXECUTION
         clean()
         assert live_blocks() == 0
 
@@ -300,7 +301,7 @@ def test_a_warm_up_before_which_nothing_could_be_copied(monkeypatch: pytest.Monk
         raise MemoryError
 
     with monkeypatch.context() as m:
-        m.setattr(Attempt, "warm_up", fails)
+        m.setattr(InputBackup, "warm_up", fails)
         with pytest.raises(MemoryError):
             f([buffer])
     assert runs == []

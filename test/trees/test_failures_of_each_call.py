@@ -17,7 +17,7 @@ import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import frozen, graphed, live_blocks, manager, next_step, pool_segments, same
@@ -82,8 +82,8 @@ def train(guard: Guard, n: int) -> bool:
         out.append(torch.stack([seen.reshape(()), g1.reshape(()), g2.reshape(())]).cpu())
         del g1, g2, gx, seen, saved1, saved2
     same(torch.stack(out), expected())
-    assert manager().path_state is ExecutionState.EXECUTION
-    assert all(function in manager().warmed_up_functions for function in manager().ids_to_funcs)
+    assert manager().path.state is ExecutionState.EXECUTION
+    assert all(state.warmed_up for state in manager().functions.values())
     return any(e.kind is LedgerKind.TREE_FAILURE for e in manager().entries())
 
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.generators import GeneratorStates
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import VALUES, graphed, manager, next_step, same
@@ -88,7 +88,7 @@ def test_a_generator_among_the_inputs() -> None:
     both = Both(lambda x, a, b: draw(draw(draw(x, a), b), None), 1, 1)
     seen = [both.call() for _ in range(6)]
     assert failures() == []
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
     assert not VALUES or len({float(t.sum()) for t in seen}) == 6
 
 
@@ -105,7 +105,7 @@ def test_the_default_generator_with_the_state_of_another() -> None:
     both = Both(lambda x, a: draw(draw_swapped(x, a, lambda: None), None), 1)
     seen = [both.call() for _ in range(6)]
     assert failures() == []
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
     assert not VALUES or len({float(t.sum()) for t in seen}) == 6
 
 
@@ -192,7 +192,7 @@ def test_the_driver_fails_in_a_recording(api: str, error: int) -> None:
     # THEN nothing was drawn twice, which ``Both`` looks at, and recordings can be made
     for _ in range(4):
         both.call()
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
     # AND the user's graph draws from where the generators are
     expected = default().get_offset() + 4, both.ours[0].get_offset() + 4
     theirs.replay()

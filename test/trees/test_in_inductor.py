@@ -108,10 +108,10 @@ def test_a_backward_without_a_graph_finds_the_manager_when_it_runs() -> None:
         f([torch.ones(4)])
         manager = get_manager(CPU)
         assert manager is not None
-        assert manager.running_forwards_with_pending_backwards
+        assert manager.path.pending_backward
         # WHEN it runs, THEN the manager that there is now knows
         backward.current_callable([1])
-        assert not manager.running_forwards_with_pending_backwards
+        assert not manager.path.pending_backward
         reset_cudagraph_trees()
 
 

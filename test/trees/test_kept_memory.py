@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees import configure
 from memprof.cudagraph_trees.errors import UntrackedMemory
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.pool_check import check_pool, memory_kept
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerEntry, LedgerKind
@@ -121,7 +121,7 @@ def test_one_that_fills_a_cache_is_recorded() -> None:
         del y, z
     # THEN it is found, and once: both are replayed in another pool
     assert [e.count for e in failures()] == [1]
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
     assert len(recorded()) == 2
     assert live_blocks() == 1
     cache.clear()
@@ -159,7 +159,7 @@ def test_a_tensor_in_a_reference_cycle_is_not_kept() -> None:
         same(y, ones(2.0 * i))
         del y
     assert failures() == []
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 def test_the_check_itself() -> None:

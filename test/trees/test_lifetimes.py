@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees.function import Function
+from memprof.cudagraph_trees.spec import FunctionSpec
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, pool_segments, same
@@ -72,7 +72,7 @@ def test_model_recordings_and_constants_go_with_their_function(calls: int) -> No
     run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
     assert torch.cuda.memory_allocated() == before
     assert {n.wrapped_function.label for n in manager().nodes()} == {"inference function 0"}
-    assert all(f.compile_id != "5/0" for f in manager().ids_to_funcs.values())
+    assert all(f.compile_id != "5/0" for f in manager().functions)
     # and the other one is replayed as before.
     run(g, 2)
     assert [n.replays for n in manager().nodes()] == [4]
@@ -134,21 +134,21 @@ def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.Mon
     f = [graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]) for _ in range(2)]
     for function in f:
         run(function, 2)
-    forget = manager().forget
+    forget = manager().policy.forget_function
 
-    def forget_and_collect(function: Function) -> None:
+    def forget_and_collect(function: FunctionSpec) -> None:
         f.clear()  # the second dies, if it has not died
         gc.collect()
         forget(function)
 
     # GIVEN one that died, WHEN another one dies while that is buried
-    monkeypatch.setattr(manager(), "forget", forget_and_collect)
+    monkeypatch.setattr(manager().policy, "forget_function", forget_and_collect)
     del f[0], function
     gc.collect()
     for _ in range(2):
         run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
     # THEN nothing is known of either
-    assert {i.id for i in manager().ids_to_funcs} & {1, 2} == set()
+    assert {f.number for f in manager().functions} & {1, 2} == set()
     run(g, 1)
 
 

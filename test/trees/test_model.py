@@ -51,7 +51,7 @@ def test_random_programs(outputs: str, marks: bool) -> None:
 
 BROKEN = {
     "paths end although outputs are held": (
-        "from memprof.cudagraph_trees.node_recorded import CUDAGraphNode as c\n"
+        "from memprof.cudagraph_trees.node import CUDAGraphNode as c\n"
         "c.all_outputs_are_dead = lambda self: True"
     ),
     "the allocator's books are never restored": (
@@ -59,23 +59,23 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.node_replay as m\n"
+        "import memprof.cudagraph_trees.replay as m\n"
         "m._pointers_equal = lambda inputs, pointers, which: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "import memprof.cudagraph_trees.node_replay as m\nm.all_dead = lambda refs: True"
+        "import memprof.cudagraph_trees.replay as m\nm.all_dead = lambda refs: True"
     ),
     "no output is invalidated when its step is over": (
         "from memprof.cudagraph_trees.device.cuda import CudaPool as c\n"
         "c.invalidate = c.invalidate_tensor = lambda self, *args: None"
     ),
     "gradients stay in the pool": (
-        "from memprof.cudagraph_trees.function import CompilationMode as m\n"
-        "import memprof.cudagraph_trees.path_end as p\n"
+        "from memprof.cudagraph_trees.spec import CompilationMode as m\n"
+        "import memprof.cudagraph_trees.step_end as p\n"
         "p.CompilationMode = type('M', (), {'BACKWARD': m.INFERENCE})"
     ),
     "what a failed warm-up wrote is not put back": (
-        "from memprof.cudagraph_trees.recovery import Attempt as c\n"
+        "from memprof.cudagraph_trees.recovery import InputBackup as c\n"
         "c._copy_written = lambda self, which, inputs: 0"
     ),
     "generators are not put back after a failure": (
@@ -83,15 +83,19 @@ BROKEN = {
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "import memprof.cudagraph_trees.node_replay as m\n"
+        "import memprof.cudagraph_trees.replay as m\n"
         "import memprof.cudagraph_trees.recovery as n\n"
         "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
         "    i: pool.tensor_at(spec) for i, spec in specs.items()}"
     ),
     "a function's own clone_outputs is forgotten": (
-        "from memprof.cudagraph_trees.function import Function as c\n"
-        "made = c.__post_init__\n"
-        "c.__post_init__ = lambda self: (made(self), setattr(self, 'clone_outputs', False))"
+        "from memprof.cudagraph_trees.spec import GraphSpec as c\n"
+        "made = c.function\n"
+        "def function(self, *args, **how):\n"
+        "    spec = made(self, *args, **how)\n"
+        "    spec.clone_outputs = False\n"
+        "    return spec\n"
+        "c.function = function"
     ),
 }
 NEEDS_SWAPPED_STORAGE = {"a function's own clone_outputs is forgotten"}

@@ -13,7 +13,7 @@ from torch._inductor import config
 
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.path_state import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
 from .support import graphed, live_blocks, manager, next_step, pool_segments, same
@@ -75,7 +75,7 @@ def test_what_keeps_moving_is_not_recorded_from_the_fourth_step_on() -> None:
     assert found == [0, 1, 2, *[2] * 7]
     assert list(manager().nodes()) == []
     assert pool_segments() == []
-    assert manager().path_state is ExecutionState.NONE
+    assert manager().path.state is ExecutionState.NONE
     # and one entry says so
     (entry,) = caused(TreeCause.KEEPS_MOVING)
     assert (entry.kind, entry.count) == (LedgerKind.SKIP, 7)
@@ -278,7 +278,7 @@ def test_outputs_of_a_step_in_which_the_pool_is_given_back_are_right() -> None:
         same(y, torch.full((4,), 2.0 * (i + 1)))
         same(a[:2], torch.full((2,), i + 1.0))
         same(b[-2:], torch.full((2,), i + 2.0))
-        kept.append(manager().path_state)
+        kept.append(manager().path.state)
         del a, b, y
     assert caused(TreeCause.KEEPS_MOVING) != []
     assert ExecutionState.NONE in kept

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+from memprof.cudagraph_trees.tree import RecordingTree
 
 
 class Recorded(list[Any]):
@@ -40,8 +40,9 @@ def test_recordings_that_are_added_meanwhile_do_not_end_the_walk() -> None:
 
     parent.children.update({0: Recorded([node("b")], record), 1: Recorded([node("c")], record)})
     roots.update({0: Recorded([parent], record), 1: Recorded([node("d")], record)})
-    manager: Any = SimpleNamespace(roots=roots)
+    tree: Any = RecordingTree()
+    tree.roots = roots
     # WHEN they are listed THEN all that were there are found, parents first
-    found = [n.name for n in CUDAGraphTreeManager.nodes(manager)]
+    found = [n.name for n in tree.nodes()]
     assert {"a", "b", "c", "d"} <= set(found)
     assert found.index("a") < min(found.index("b"), found.index("c"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.cudagraph_trees import capture_lock
 from memprof.cudagraph_trees.attribution import explain_pool
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.history import replay_memory
-from memprof.cudagraph_trees.locks import is_held
 
 from .support import graphed
 
@@ -26,9 +26,11 @@ def test_the_lock_is_held(read: Callable[[Any], object], monkeypatch: pytest.Mon
     assert manager is not None
     held: list[bool] = []
     segments = manager.pool.segments
-    monkeypatch.setattr(manager.pool, "segments", lambda: held.append(is_held()) or segments())
+    monkeypatch.setattr(
+        manager.pool, "segments", lambda: held.append(capture_lock._inside.depth > 0) or segments()
+    )
     # WHEN the pool is read by somebody who is in no call
-    assert not is_held()
+    assert not capture_lock._inside.depth
     read(manager)
     # THEN with the lock
     assert held

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .random_programs import (
@@ -164,7 +164,7 @@ class Fails:
         moved = torch.cuda.default_generators[0].get_offset()
         assert self.moved in (-1, moved), "numbers were drawn twice, or not at all"
         (manager,) = all_managers()
-        assert manager.path_state is ExecutionState.EXECUTION
+        assert manager.path.state is ExecutionState.EXECUTION
         return moved
 
     def calls(self, api: str) -> int:

@@ -11,8 +11,8 @@ import torch
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import recovery
 from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.function import CompilationMode, Function, FunctionID
-from memprof.cudagraph_trees.leaves import Leaves
+from memprof.cudagraph_trees.parameter_refs import ParameterRefs
+from memprof.cudagraph_trees.spec import CompilationMode, FunctionSpec
 from memprof.profiler.model import LedgerKind
 from memprof.simulated_cuda import control
 
@@ -81,7 +81,7 @@ def test_inputs_that_died_in_the_warm_up_are_had_again() -> None:
         same(y, torch.full((N,), 4.0 * i - 1))
         del y, made
     assert [r.partition(":")[0] for r in failures()] == ["warm-up failed"]
-    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]
+    assert manager().path.node in [n for n in manager().nodes() if n.parent is not None]
     gc.collect()
     assert live_blocks() == 0
 
@@ -115,7 +115,7 @@ def test_inputs_that_are_too_large_to_be_kept(
         (y,) = g(made)
         same(y, torch.full((N,), 2.0 * i + 2 if written else i + 1.0))
         del y, made
-    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]
+    assert manager().path.node in [n for n in manager().nodes() if n.parent is not None]
 
 
 def test_what_is_kept_to_call_again_takes_no_device_memory() -> None:
@@ -147,9 +147,11 @@ def test_what_is_kept_to_call_again_takes_no_device_memory() -> None:
 
 @pytest.mark.skipif(compat.can_swap_storage(), reason="this torch can swap storages")
 def test_parameters_are_remembered_for_as_long_as_they_live() -> None:
-    leaves = Leaves()
+    leaves = ParameterRefs()
     parameters = [torch.nn.Parameter(full(i)) for i in range(3)]
-    function = Function(FunctionID(0), list, CompilationMode.FORWARD, (0, 1, 2))
+    function = FunctionSpec(
+        number=0, label="f", model=list, mode=CompilationMode.FORWARD, static_input_idxs=(0, 1, 2)
+    )
     for _ in range(2):
         leaves.remember(function, list(parameters))
     assert {id(p) for p in leaves} == {id(p) for p in parameters}
@@ -175,4 +177,4 @@ def test_a_launch_that_fails_reaches_the_user_and_later_calls_are_right() -> Non
         (y,) = g(made)
         same(y, torch.full((N,), 2.0 * (i + 1)))
         del y, made
-    assert manager().current_node in [n for n in manager().nodes() if n.parent is not None]
+    assert manager().path.node in [n for n in manager().nodes() if n.parent is not None]

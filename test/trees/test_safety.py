@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import liveness, path_end
-from memprof.cudagraph_trees.path_state import ExecutionState
+from memprof.cudagraph_trees import liveness, step_end
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 from memprof.cudagraph_trees.storage_ref import StorageWeakRefWrapper
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, live_blocks, manager, next_step, same
+from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -93,7 +93,7 @@ def test_an_output_that_the_collector_takes_while_its_step_ends(
         gc.collect()
         return found
 
-    monkeypatch.setattr(path_end, "held", held_then_collected)
+    monkeypatch.setattr(step_end, "held", held_then_collected)
     next_step()
     # THEN nothing is moved, and the call is right
     same(f([torch.zeros(4, device="cuda")])[0], torch.ones(4))
@@ -293,14 +293,14 @@ def test_a_pending_backward_holds_the_step() -> None:
         out1, saved1 = f([torch.full((4,), float(i), device="cuda")])
         next_step()
         out2, saved2 = f([torch.full((4,), float(10 * i), device="cuda")])
-        assert manager().running_forwards_with_pending_backwards
+        assert manager().path.pending_backward
         # THEN the first one's tensors are intact
         same(out1, torch.full((4,), i + 1.0))
         (grad2,) = g([out2, saved2])
         (grad1,) = g([out1, saved1])
         same(grad2, torch.full((4,), 20.0 * i + 3))
         same(grad1, torch.full((4,), 2.0 * i + 3))
-        assert not manager().running_forwards_with_pending_backwards
+        assert not manager().path.pending_backward
         del out1, saved1, out2, saved2, grad1, grad2
 
 
@@ -329,7 +329,7 @@ def test_a_backward_without_a_graph_leaves_another_pending_one_its_step() -> Non
         same(h, torch.full((4,), 2.0 * i * 9 * (i + 1)))
         same(y, torch.full((4,), i + 1.0))
         del y, saved, z, g, h
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 def test_a_marked_step_ends_even_with_a_backward_pending() -> None:
@@ -414,7 +414,7 @@ def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
 
     for i in range(4):
         run(float(i), hold=False)
-    (root,) = manager().get_roots()
+    (root,) = roots()
     ((child,),) = root.children.values()
     assert child.expected_dead_indices_after_graph == [(0, 0)]
     # WHEN the input is held
@@ -424,7 +424,7 @@ def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
     ((_, other),) = root.children.values()
     assert other.expected_dead_indices_after_graph == []
     run(7.0, hold=False)
-    assert root.num_descendants() == 2
+    assert descendants(root) == 2
 
 
 def test_what_such_a_call_was_given_is_there_until_it_was_read() -> None:
@@ -498,8 +498,8 @@ def test_stale_autograd_graphs_hold_nothing() -> None:
         next_step()
         Compiled.apply(p)
     # THEN each call starts from the root: what only the trees hold counts as dead
-    (root,) = manager().get_roots()
-    assert root.num_descendants() == 0
+    (root,) = roots()
+    assert descendants(root) == 0
     assert root.replays == 4
 
 
@@ -530,7 +530,7 @@ def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
             same(y, torch.full((4,), 3.0 * i))
         del y
     # THEN it comes back, and begins at the root as well: what only the trees hold is dead
-    assert [root.num_descendants() for root in manager().get_roots()] == [0, 0]
+    assert [descendants(root) for root in roots()] == [0, 0]
 
 
 def test_reset_in_the_middle_of_a_step() -> None:
@@ -574,7 +574,7 @@ def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:
         (y,) = f([torch.ones(4, device="cuda"), s])
         same(y, torch.full((4,), float(i)))
     # THEN it is recorded all the same
-    (root,) = manager().get_roots()
+    (root,) = roots()
     assert root.replays == 3
     assert entries(LedgerKind.SKIP) == []
 

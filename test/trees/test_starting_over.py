@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure, recording
+from memprof.cudagraph_trees import configure, pool_owner
 from memprof.cudagraph_trees.device.protocol import Pool
 from memprof.cudagraph_trees.generators import GeneratorStates
-from memprof.cudagraph_trees.manager import ExecutionState
-from memprof.cudagraph_trees.recovery import Attempt
+from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.recovery import InputBackup
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, same
@@ -78,7 +78,7 @@ def test_there_is_no_memory_for_another_pool(
     assert skips.get("there is no pool", 0) == (1 if failures == 4 else 0)
     # AND both are replayed at last
     assert not manager().pool.damaged
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
     assert len(list(manager().nodes())) == 2
 
 
@@ -103,7 +103,7 @@ def test_forwards_without_a_backward_are_recorded_again() -> None:
         # THEN nothing is recorded while it is
         assert i > 5 or not list(manager().nodes())
     # AND from then on both are recorded, and replayed
-    assert not manager().resting
+    assert not manager().owner.resting
     assert [n.replays for n in manager().nodes()] == [3, 2]
 
 
@@ -176,7 +176,7 @@ def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
     # WHEN what the call needs to be made again cannot be had, which raises something else
     with monkeypatch.context() as m:
         if what == "inputs":
-            m.setattr(Attempt, "inputs_again", lost)
+            m.setattr(InputBackup, "inputs_again", lost)
         else:
             m.setattr(GeneratorStates, "restore", lost)
         with pytest.raises(error, match="mine") as e:
@@ -192,7 +192,7 @@ def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
         (y,) = f([ones(i)])
         same(y, ones(i + 1))
         del y
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at(
@@ -210,7 +210,7 @@ def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at
     runs: list[int] = []
     f = graphed(fails_once, [ones()])
     with monkeypatch.context() as m:
-        m.setattr(recording, "memory_kept", lost)
+        m.setattr(pool_owner, "memory_kept", lost)
         (y,) = f([ones()])
     same(y, ones(2))
     # AND that pool is not used any more
@@ -221,4 +221,4 @@ def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at
         same(y, ones(i + 1))
         del y
     assert manager().pool is not before
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION

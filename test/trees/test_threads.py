@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from memprof.cudagraph_trees.capture_lock import capturing
 from memprof.cudagraph_trees.container import (
     all_managers,
     family,
@@ -18,16 +19,17 @@ from memprof.cudagraph_trees.container import (
     reset_cudagraph_trees,
 )
 from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.locks import capturing
 
 from .support import (
     VALUES,
     collect,
+    descendants,
     graphed,
     live_blocks,
     manager,
     next_step,
     pool_segments,
+    roots,
     same,
 )
 
@@ -48,7 +50,7 @@ def test_each_user_thread_has_its_own_trees() -> None:
                 same(y, torch.full((4,), 2.0 * (100 * k + i) + 1))
                 next_step()
             families.append(family())
-            assert manager().step >= 8
+            assert manager().path.step >= 8
         except BaseException as e:
             errors.append(e)
             barrier.abort()
@@ -76,8 +78,8 @@ def test_autograds_threads_find_the_trees_of_their_forward() -> None:
     assert {ident for ident, _ in seen} != {threading.get_ident()}
     assert {f for _, f in seen} == {id(family())}
     assert len(all_managers()) == 1
-    (root,) = manager().get_roots()
-    assert root.num_descendants() == 1  # the backward is below its forward
+    (root,) = roots()
+    assert descendants(root) == 1  # the backward is below its forward
 
 
 def test_a_backward_called_by_a_thread_without_trees() -> None:
@@ -253,7 +255,7 @@ for i in range(5):
             assert y.tolist() == [2.0 * (i + d)] * 4
 assert get_manager(0) is not get_manager(1)
 assert [len(list(get_manager(d).nodes())) for d in range(2)] == [1, 1]
-assert [r.replays for d in range(2) for r in get_manager(d).get_roots()] == [3, 3]
+assert [r.replays for d in range(2) for r in get_manager(d).nodes()] == [3, 3]
 """
 
 

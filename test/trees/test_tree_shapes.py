@@ -9,10 +9,11 @@ import weakref
 import pytest
 import torch
 
-from memprof.cudagraph_trees.manager import ExecutionState
+from memprof.cudagraph_trees.node import path_to
+from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, live_blocks, manager, next_step, no_manager, same
+from .support import descendants, graphed, live_blocks, manager, next_step, no_manager, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -37,7 +38,7 @@ def test_a_function_is_warmed_up_recorded_and_replayed() -> None:
         x = torch.full((4,), float(i), device="cuda")
         (out,) = f([x])
         same(out, torch.full((4,), 2.0 * i + 1))
-        states.append(manager().path_state)
+        states.append(manager().path.state)
         del out
     # THEN its code ran twice, and the last two calls were replays of one recording
     assert len(runs) == 2
@@ -47,9 +48,9 @@ def test_a_function_is_warmed_up_recorded_and_replayed() -> None:
         ExecutionState.EXECUTION,
         ExecutionState.EXECUTION,
     ]
-    (root,) = manager().get_roots()
+    (root,) = roots()
     assert root.replays == 2
-    assert root.num_descendants() == 0
+    assert descendants(root) == 0
 
 
 def test_each_combination_of_integers_is_a_function_of_its_own() -> None:
@@ -65,7 +66,7 @@ def test_each_combination_of_integers_is_a_function_of_its_own() -> None:
         (out,) = f([n, torch.ones(n, device="cuda")])
         same(out, torch.full((n,), float(n)))
     assert runs == [2, 2, 3, 3]
-    assert [root.wrapped_function.key for root in manager().get_roots()] == [(2,), (3,)]
+    assert [root.wrapped_function.key for root in roots()] == [(2,), (3,)]
 
 
 def test_functions_of_one_step_form_a_path() -> None:
@@ -77,11 +78,11 @@ def test_functions_of_one_step_form_a_path() -> None:
         (z,) = g([y])
         same(z, torch.full((4,), (i + 1.0) * 3))
         del y, z
-    (root,) = manager().get_roots()
-    assert root.num_descendants() == 1
+    (root,) = roots()
+    assert descendants(root) == 1
     (child,) = next(iter(root.children.values()))
     # The first output is an input of the second function, where it is.
-    assert child.cudagraph_managed_idxs == [0]
+    assert child.input_plan.managed == [0]
     assert child.parent is root
 
 
@@ -95,7 +96,7 @@ def test_the_same_function_after_different_predecessors_is_recorded_twice() -> N
         (z,) = tail([y])
         same(z, torch.full((4,), (i + (1.0 if i % 2 else 2.0)) * 2))
         del y, z
-    assert sorted(r.num_descendants() for r in manager().get_roots()) == [1, 1]
+    assert sorted(descendants(r) for r in roots()) == [1, 1]
 
 
 def test_another_pattern_of_live_outputs_is_another_node() -> None:
@@ -112,7 +113,7 @@ def test_another_pattern_of_live_outputs_is_another_node() -> None:
             same(q, torch.full((4,), i + 2.0))
             del q
         del p, z
-    (root,) = manager().get_roots()
+    (root,) = roots()
     (children,) = root.children.values()
     assert len(children) == 2
     assert [c.expected_dead_indices_before_graph for c in children] == [[(0, 1)], []]
@@ -126,7 +127,7 @@ def test_a_child_is_recorded_after_a_replay_of_its_parent() -> None:
         f([torch.ones(4, device="cuda")])
     next_step()
     p, q = f([torch.ones(4, device="cuda")])
-    assert manager().debug_checkpointing_counter == 0
+    assert manager().owner.restored == 0
     del q
     # WHEN another function follows in the same step
     g = graphed(lambda x: x * 3, [p])
@@ -134,7 +135,7 @@ def test_a_child_is_recorded_after_a_replay_of_its_parent() -> None:
     del p
     (z,) = g(args)
     # THEN the books are restored first, and what has died since is free
-    assert manager().debug_checkpointing_counter == 1
+    assert manager().owner.restored == 1
     same(z, torch.full((4,), 6.0))
     assert live_blocks() == 1
     del z
@@ -151,8 +152,8 @@ def test_warm_ups_are_only_followed_by_warm_ups() -> None:
     (y,) = g([torch.ones(4, device="cuda")])
     (z,) = f([y])
     # THEN f is run, not recorded, since y is where no later call will put it
-    assert list(manager().get_roots()) == []
-    assert manager().path_state is ExecutionState.WARMUP
+    assert roots() == []
+    assert manager().path.state is ExecutionState.WARMUP
     same(z, torch.full((4,), 3.0))
 
 
@@ -164,8 +165,8 @@ def test_a_path_ends_when_nobody_holds_its_outputs() -> None:
         (y,) = f([torch.ones(4, device="cuda")])
         del y
     # THEN the function is a root again each time
-    (root,) = manager().get_roots()
-    assert root.num_descendants() == 0
+    (root,) = roots()
+    assert descendants(root) == 0
     assert root.replays == 3
 
 
@@ -213,7 +214,7 @@ def test_the_last_function_dies_while_another_is_called_for_the_first_time() -> 
         (y,) = g([torch.full((4,), float(i), device="cuda")])
         same(y, torch.full((4,), i + 2.0))
     # THEN the manager is the one that there was
-    assert manager().path_state is ExecutionState.EXECUTION
+    assert manager().path.state is ExecutionState.EXECUTION
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
@@ -338,9 +339,9 @@ def test_a_compiled_optimizer_belongs_to_the_step_whose_gradients_it_takes(marke
         optimizer([w, gradient[0]])
         same(w, torch.full((4,), 7.0 - i))
         # THEN all of a step is one path, unless the program says otherwise
-        node = manager().current_node
+        node = manager().path.node
         assert node is not None
-        assert len(list(node._path_from_root)) == (1 if marked else 3)
+        assert len(path_to(node)) == (1 if marked else 3)
         del gradient
     # AND a gradient is read where the backward has put it
     moved = [e for e in manager().entries() if e.kind is LedgerKind.MOVED_OUT]

@@ -32,10 +32,8 @@ from typing import Any
 
 from ...writing import write_whole
 
-__all__ = ["ECHARTS", "SHARED_SCRIPTS", "SHARED_STYLES", "Page", "build_page", "write_page"]
+__all__ = ["SHARED_SCRIPTS", "SHARED_STYLES", "Page", "build_page", "write_page"]
 
-ECHARTS = "vendor/echarts/echarts.min.js"
-"""Apache ECharts, as published; see docs/dependencies.md. Defines ``echarts``."""
 SHARED_STYLES = ("assets/base.css", "assets/table.css")
 SHARED_SCRIPTS = (
     "assets/format.js",
@@ -62,7 +60,6 @@ class Page:
         scripts: likewise; the last one calls ``memprof.start``.
         body: markup of the page's ``<main>``, written by us: nothing of a profile goes here.
         description: one sentence on the content, for the page's metadata.
-        charts: whether the page draws with ECharts (1.1 MB of the file).
     """
 
     title: str
@@ -71,7 +68,6 @@ class Page:
     styles: Sequence[str] = ()
     body: str = ""
     description: str = ""
-    charts: bool = True
 
 
 def build_page(page: Page) -> str:
@@ -81,10 +77,7 @@ def build_page(page: Page) -> str:
         ValueError: an asset would end its own element, or the payload has no JSON form.
         FileNotFoundError: there is no such asset.
     """
-    scripts = [
-        _script(path)
-        for path in (*([ECHARTS] if page.charts else []), *SHARED_SCRIPTS, *page.scripts)
-    ]
+    scripts = [_script(path) for path in (*SHARED_SCRIPTS, *page.scripts)]
     styles = "".join(_style(path) for path in (*SHARED_STYLES, *page.styles))
     hashes = " ".join(f"'sha256-{digest}'" for _, digest in scripts)
     policy = (

@@ -1,44 +1,36 @@
-"""What the report page knows: a profile as plain data. No torch, no HTML.
+"""What the page knows: a profile as plain data. No torch, no HTML.
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What does not depend on the reader is a section (``section.py``), decided and worded in Python: the
+page draws its tables and notes and knows nothing of them.
+
 The page shows the live set of any instant of any call, and there are millions of instants, so
 live sets are not in the payload. What they are made of is, each once (``payload_live.py``): for
 every distinct *step* of the timeline what is live when such a call begins and what is between it
 and the next, for every program its events. The page replays events. Everything that takes
 knowledge to decide is decided here: a storage's place in each view is a number in ``sites``, so the
-page adds up and never attributes.
+page adds up and never attributes; and the columns of the tables that it fills are in ``templates``.
 
 Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, times nanoseconds.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...attribution import Attribution, View
 from ...devices import timelines
 from ...model import Category, Profile
 from ...ranks import compare_ranks, ranks_of
-from ...trees import RecordedNode, recorded_nodes
-from ..summary import (
-    SavedActivation,
-    Summary,
-    coverage,
-    graph_rows,
-    saved_activations,
-    summarize,
-)
-from .payload_live import Sites, Strings, live_payload
-from .payload_parts import (
-    account_payload,
-    dataflow_payload,
-    finding_payload,
-    placement_payload,
-    tracker_payload,
-)
+from .. import sections
+from ..format import format_bytes
+from ..section import Note, Section
+from ..summary import Summary, on_device, summarize
+from .payload_curves import dataflow_curves, tracker_curve
+from .payload_gantt import gantt_payload
+from .payload_live import Sites, Strings, live_payload, placement_payload
 
 __all__ = ["MAX_RANKS", "ranks_payload", "report_payload"]
 
@@ -49,9 +41,15 @@ MAX_RANKS = 16
 """Ranks in one page with all their views: of more, those with the highest peaks. The comparison
 has all."""
 
+_SNAPSHOTS = 12
+"""Of the tracker in the page's table; its curve has more."""
+
 
 def ranks_payload(
-    profiles: Sequence[Profile], device: str | None = None, source: str = ""
+    profiles: Sequence[Profile],
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
 ) -> dict[str, Any]:
     """The page's payload: one report a process, and how they compare.
 
@@ -59,35 +57,42 @@ def ranks_payload(
         profiles: one a process, at least one.
         device: which one the page shows first; by default as in ``summarize``.
         source: name of the file that they come from.
+        calls: the page opens at its bars, with these calls; of a single process.
 
     Raises:
         ValueError: no program of one of them uses ``device``.
     """
     if len(profiles) == 1:
-        return {"ranks": None, "profiles": [report_payload(profiles[0], device, source)]}
+        alone = report_payload(profiles[0], device, source, calls)
+        opens_at = None if calls is None else "operations"
+        return {"ranks": None, "profiles": [alone], "opens_at": opens_at}
     compared = compare_ranks(profiles, device)
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
     shown = sorted(r.rank for r in highest)
     return {
         "ranks": {
-            **dataclasses.asdict(compared),
-            "imbalance": [
-                {**dataclasses.asdict(i), "excess": i.excess} for i in compared.imbalance
-            ],
+            "section": sections.of_ranks(compared, format_bytes).plain(),
             "shown": shown,
+            "first": shown.index(highest[0].rank),
         },
         "profiles": [report_payload(profiles[numbers.index(r)], device, source) for r in shown],
     }
 
 
-def report_payload(profile: Profile, device: str | None = None, source: str = "") -> dict[str, Any]:
-    """Everything the report page says about ``profile``, as JSON values.
+def report_payload(
+    profile: Profile,
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
+) -> dict[str, Any]:
+    """Everything the page says about ``profile``, as JSON values.
 
     Args:
         profile: a valid one.
         device: which one the page shows first; by default as in ``summarize``.
         source: name of the file that it comes from, for the header.
+        calls: those that the bars show first; by default everything.
 
     Raises:
         ValueError: no program uses ``device``.
@@ -101,26 +106,25 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
     devices = []
     for name in names:
         timeline = found[name]
-        saved = saved_activations(timeline, attribution)
+        of = on_device(summary, timeline, attribution)
+        said = sections.of_device(of, format_bytes)
         devices.append(
             {
                 "device": name,
                 **live_payload(timeline, sites, strings),
-                "saved": [_saved(a, sites, strings) for a in saved],
-                "table": [dataclasses.asdict(row) for row in graph_rows(timeline)],
-                "coverage": dataclasses.asdict(coverage(timeline, attribution)),
+                "figures": sections.figures(of, format_bytes),
+                "sections": {s.id: s.plain() for s in said},
             }
         )
     start = min(profile.calls.start_ns, default=0) or _first_time(profile)
     return {
-        "header": _header(summary, source),
-        "out_of_memory": [
-            {**dataclasses.asdict(e), "frame": sites.frame(e.frame)} for e in summary.out_of_memory
-        ],
-        "advice": [finding_payload(f, sites) for f in summary.advice],
-        "accounts": [account_payload(a, sites) for a in profile.accounts],
-        "dataflow": dataflow_payload(profile, start, sites),
-        "tracker": tracker_payload(profile.tracker, summary, start),
+        "source": source,
+        "header": sections.header(summary).plain(),
+        "sections": [s.plain() for s in _sections(profile, summary) if s],
+        "templates": {n: t.plain() for n, t in sections.live_templates().items()},
+        "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
+        "gantt": gantt_payload(profile, calls),
+        "peaks": summary.device_peaks,
         "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
@@ -128,20 +132,43 @@ def report_payload(profile: Profile, device: str | None = None, source: str = ""
         "placements": [
             placement_payload(g.id, p, sites, strings) for g in profile.graphs for p in g.placements
         ],
+        "no_addresses": sections.why_no_addresses(profile),
         "sites": sites.columns(),
         "frames": sites.frames,
-        "ledger": _ledger(profile, strings),
-        "trees": [_node(n) for n in recorded_nodes(profile.ledger)],
-        "functions": [
-            {**dataclasses.asdict(f), "reasons": [dataclasses.asdict(r) for r in f.reasons]}
-            for f in summary.trees
-        ],
-        "pools": summary.pools,
-        "unobserved": [dataclasses.asdict(u) for u in summary.unobserved],
-        "kept_bytes": summary.kept_bytes,
-        "without_scratch": summary.without_scratch,
         "strings": strings.all,  # last: everything above adds to it
     }
+
+
+def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
+    """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
+    accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
+    yield Section("accounts", "Device memory", parts=accounts)
+    yield sections.advice(summary, format_bytes)
+    yield from sections.of_instant(profile)
+    yield _operations(profile)
+    saved, graphs, not_counted = sections.of_device(summary, format_bytes)
+    yield from (saved, graphs)
+    yield sections.trees(summary, format_bytes)
+    yield sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+    if profile.dataflow is not None:
+        labels = {g.id: g.label for g in profile.graphs}
+        flows = {d.device: d for d in profile.dataflow.devices}
+        yield sections.dataflow(summary.dataflow, format_bytes, flows, labels)
+    if profile.tracker is not None:
+        parts = tuple(filter(None, sections.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)))
+        view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
+        yield Section("tracker", "Tracker", parts=parts, view=view)
+    yield not_counted
+
+
+def _operations(profile: Profile) -> Section:
+    tracked = profile.tracker is not None and profile.tracker.operation_summary
+    title = "Operations and calls" if tracked else "Calls"
+    dropped = profile.calls.dropped
+    said = f"{dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(said),) if dropped else ()
+    anything = tracked or len(profile.calls)
+    return Section("operations", title, notes, view="gantt" if anything else "")
 
 
 def _first_time(profile: Profile) -> int:
@@ -150,27 +177,6 @@ def _first_time(profile: Profile) -> int:
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
     return min(times, default=0)
-
-
-def _header(s: Summary, source: str) -> dict[str, Any]:
-    return {
-        "process": dataclasses.asdict(s.process) if s.process else None,
-        "complete": s.complete,
-        "left_out": s.left_out,
-        "source": source,
-        "memprof": s.memprof,
-        "torch": s.torch,
-        "python": s.python,
-        "machine": dataclasses.asdict(s.machine),
-        "created_ns": s.created_ns,
-        "options": s.options,
-        "graphs": s.graphs,
-        "calls": s.calls,
-        "dropped_calls": s.dropped_calls,
-        "unobserved_calls": s.unobserved_calls,
-        "span_ns": s.span_ns,
-        "peaks": s.device_peaks,
-    }
 
 
 def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
@@ -190,50 +196,3 @@ def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
             }
         )
     return out
-
-
-def _saved(a: SavedActivation, sites: Sites, strings: Strings) -> dict[str, Any]:
-    return {
-        "nbytes": a.nbytes,
-        "lifetime": a.lifetime_calls,
-        "cost": a.cost,
-        "graph": a.graph,
-        "node": a.node,
-        "op": a.op,
-        "module": a.module,
-        "frame": sites.frame(a.frame),
-    }
-
-
-def _ledger(profile: Profile, strings: Strings) -> dict[str, Any]:
-    entries = profile.ledger[-MAX_LEDGER:]
-    labels = {g.id: g.label for g in profile.graphs}
-    return {
-        "left_out": len(profile.ledger) - len(entries),
-        "time_ms": [e.time_ns // 1_000_000 for e in entries],
-        "kind": [strings(e.kind.value) for e in entries],
-        "graph": [
-            strings(labels[e.graph] if e.graph is not None else e.tree.function if e.tree else "")
-            for e in entries
-        ],
-        "reason": [strings(e.reason) for e in entries],
-        "count": [e.count for e in entries],
-    }
-
-
-def _node(n: RecordedNode) -> dict[str, Any]:
-    return {
-        "device": n.device,
-        "node": n.node,
-        "parent": n.parent,
-        "function": n.function,
-        "key": list(n.key),
-        "graph": n.graph,
-        "replays": n.replays,
-        "marginal": n.marginal_bytes,
-        "rerecorded": n.rerecorded,
-        "reason": n.reason,
-        "evicted": n.evicted,
-        "record_ns": n.record_ns,
-        "step": n.step,
-    }

@@ -19,14 +19,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..._units import Unit
+from ..._programs import PreparedProgram
 from ...attribution import Attribution, Site, View
 from ...live import Hold, LiveItem
-from ...model import Category, EventKind, SourceFrame, Storage
+from ...model import (
+    Category,
+    EventKind,
+    Origin,
+    PlacedBlock,
+    Placement,
+    SourceFrame,
+    Storage,
+)
 from ...timeline import Timeline
 from ..format import shorten_path
 
-__all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload"]
+__all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload", "placement_payload"]
 
 EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
 """An event's kind in the payload is its position here."""
@@ -234,7 +242,9 @@ def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str
     }
 
 
-def _unit(unit: Unit, device: str | None, items: Items, strings: Strings) -> dict[str, Any]:
+def _unit(
+    unit: PreparedProgram, device: str | None, items: Items, strings: Strings
+) -> dict[str, Any]:
     """A program. Events of other devices stay, so that instants have the same numbers."""
     storages = unit.program.storages
     there = [device is None or s.device == device for s in storages]
@@ -257,3 +267,34 @@ def _unit(unit: Unit, device: str | None, items: Items, strings: Strings) -> dic
         "storages": len(storages),
         "events": columns,
     }
+
+
+def placement_payload(
+    graph: int, placement: Placement, sites: Sites, strings: Strings
+) -> dict[str, Any]:
+    """Where a graph's replays have their memory; each block with its site."""
+    return {
+        "graph": graph,
+        "pool": placement.pool,
+        "key": list(placement.key),
+        "node": placement.node,
+        "segments": [list(s) for s in placement.segments],
+        "lines": list(placement.lines),
+        "blocks": {
+            **{
+                name: [getattr(b, name) for b in placement.blocks]
+                for name in ("address", "nbytes", "begin", "end", "node")
+            },
+            "owner": [strings(b.owner) for b in placement.blocks],
+            "site": [_site(b, placement, sites) for b in placement.blocks],
+        },
+    }
+
+
+def _site(b: PlacedBlock, placement: Placement, sites: Sites) -> int:
+    # What attribution asks of a storage: where it came in, if no code made it.
+    origin = Origin.BUFFER if b.line else Origin.INPUT
+    device = placement.pool.partition(" ")[0]
+    name = b.owner or ""
+    storage = Storage(0, b.nbytes, device, origin, name, b.category, inputs=b.inputs)
+    return sites.of(b.graph, storage, b.owner, b.line)

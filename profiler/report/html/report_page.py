@@ -11,26 +11,29 @@ from .payload import ranks_payload
 
 __all__ = ["report_page", "write_report"]
 
-_STYLES = ("assets/report.css",)
+_STYLES = ("assets/report.css", "assets/gantt.css")
 _SCRIPTS = (
     "assets/model.js",
+    "assets/plot.js",
     "assets/columns.js",
     "assets/timeline.js",
     "assets/treemap.js",
     "assets/liveset.js",
-    "assets/sections.js",
-    "assets/trees.js",
     "assets/placement.js",
     "assets/addresses.js",
-    "assets/parts.js",
-    "assets/accounts.js",
-    "assets/ranks.js",
+    "assets/curve.js",
+    "assets/gantt_model.js",
+    "assets/gantt_lanes.js",
+    "assets/gantt.js",
     "assets/report.js",
 )
 
 
 def report_page(
-    profile: Profile | Sequence[Profile], device: str | None = None, source: str = ""
+    profile: Profile | Sequence[Profile],
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
 ) -> Page:
     """The report of a profile as a page.
 
@@ -39,6 +42,7 @@ def report_page(
         device: which one the page shows first; by default the one with the highest peak,
             accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
+        calls: the page opens at its bars, with these calls of the log in sight; of one profile.
 
     Raises:
         ValueError: no program uses ``device``.
@@ -47,7 +51,7 @@ def report_page(
     profiles = [profile] if isinstance(profile, Profile) else profile
     return Page(
         title=f"Memory of {name}" if name else "Memory of compiled code",
-        payload=ranks_payload(profiles, device, name),
+        payload=ranks_payload(profiles, device, name, calls),
         scripts=_SCRIPTS,
         styles=_STYLES,
         description="Where the memory of compiled PyTorch code goes, taken by memprof.",
@@ -59,6 +63,7 @@ def write_report(
     path: str | os.PathLike[str],
     device: str | None = None,
     source: str = "",
+    calls: range | None = None,
 ) -> int:
     """Write the report as one HTML file, whole or not at all, and return its bytes.
 
@@ -66,4 +71,4 @@ def write_report(
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
         ValueError: no program uses ``device``.
     """
-    return write_page(report_page(profile, device, source), path)
+    return write_page(report_page(profile, device, source, calls), path)

@@ -4,15 +4,14 @@
 
   const { el, fill, oncePerFrame } = memprof.dom;
   const { bytes, exactBytes, count, share } = memprof.format;
-  const { table, bytesCell } = memprof.table;
-  const { byteStep } = memprof.columns;
+  const { table } = memprof.table;
+  const { byteStep } = memprof;
   const HEIGHT = 360;
   const PLOT = { left: 70, right: 14, top: 8, bottom: 22 };
   const GAP = 10;
 
   function addresses(state, root) {
     const { payload } = state;
-    if (!payload.placements.length) return root.append(el("p.empty", {}, whyNone(payload)));
     const placements = payload.placements.map((_, i) => new memprof.Placement(payload, i));
     const choice = el(
       "select",
@@ -21,17 +20,13 @@
       placements.map((p) => el("option", { value: p.index }, p.name)),
     );
     const title = el("p", { id: "address-title" });
-    const canvas = el("canvas.addresses", { role: "img", tabindex: "-1" });
+    const drawing = new memprof.Canvas("addresses", "Address map");
+    const canvas = drawing.node;
     const cursor = el("div.address-cursor");
     const picture = el("div.address-picture", {}, canvas, cursor);
     const rows = el("div");
     fill(
       root,
-      el(
-        "p.help",
-        {},
-        "Bottom to top: addresses, each segment on its own scale. Left to right: the instants of one replay. Each box is a block from its allocation to its release; what is empty is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces that libraries took while a graph was recorded are in it, so its sum is not that of the live set.",
-      ),
       el("label.choice", {}, "Show the memory ", choice),
       title,
       picture,
@@ -64,7 +59,7 @@
         title,
         own.length || choice.value !== ""
           ? null
-          : el("span.warn", {}, `${whyNotThis(payload, model, call)} Shown instead: `),
+          : el("span.warn", {}, `${whyNot(payload, model, call)} Shown instead: `),
         el(
           "strong.num",
           { title: exactBytes(use.used), data: { bytes: use.used } },
@@ -90,50 +85,18 @@
 
     function list(use) {
       const { blocks } = shown.data;
-      fill(
-        rows,
-        table({
-          caption: "Blocks at this instant, by address",
-          quietCaption: true,
-          rows: use.live,
-          limit: 8,
-          empty: "Nothing is there at this instant.",
-          onPick: (b) => state.showDetail([], nameOf(b), describe(b)),
-          columns: [
-            {
-              label: "Address",
-              number: true,
-              value: (b) => blocks.address[b],
-              cell: (b) => el("span.code", {}, addressText(blocks.address[b])),
-            },
-            {
-              label: "Bytes",
-              number: true,
-              value: (b) => blocks.nbytes[b],
-              cell: (b) => bytesCell(blocks.nbytes[b]),
-            },
-            {
-              label: "What",
-              wide: true,
-              cell: (b) => {
-                const d = describe(b)[0];
-                return [
-                  el("i.swatch", {
-                    style: { "--swatch": `var(--cat-${d.category.replaceAll("_", "-")})` },
-                  }),
-                  el("span.code", {}, nameOf(b)),
-                  el(
-                    "span.dim",
-                    {},
-                    ` ${[d.category.replaceAll("_", " "), d.module === "" ? "(root)" : d.module, d.node ?? d.outside, d.location].filter(Boolean).join(" · ")}`,
-                  ),
-                ];
-              },
-            },
-          ],
-          foot: use.live.length ? [["", bytesCell(use.used), "total"]] : [],
-        }),
-      );
+      const template = payload.templates.addresses;
+      const found = use.live.map((b) => {
+        const d = describe(b)[0];
+        const where = [d.category, d.module === "" ? "(root)" : d.module, d.node ?? d.outside];
+        const code = d.location ? [d.location] : [null];
+        return [blocks.address[b], blocks.nbytes[b], nameOf(b), ...where, ...code];
+      });
+      const foot = use.live.length ? [["", use.used, "total"]] : [];
+      const columns = template.columns.map((c) => ({ ...c, relative: shown.data.node === null }));
+      const pick = (_, i) => state.showDetail([], nameOf(use.live[i]), describe(use.live[i]));
+      const title = "Blocks at this instant, by address";
+      fill(rows, table({ ...template, columns }, { rows: found, foot, limit: 8, title, onPick: pick }));
     }
 
     function nameOf(b) {
@@ -148,7 +111,7 @@
     }
 
     function addressText(address) {
-      return shown.data.node === null ? `+${count(address)}` : `0x${address.toString(16)}`;
+      return memprof.format.address(address, shown.data.node === null);
     }
 
     // ---- the picture
@@ -187,15 +150,8 @@
     function paint() {
       if (!shown || !picture.clientWidth) return;
       layout = lay();
-      const ratio = devicePixelRatio || 1;
-      canvas.width = picture.clientWidth * ratio;
-      canvas.height = HEIGHT * ratio;
-      canvas.style.height = `${HEIGHT}px`;
-      const g = canvas.getContext("2d");
-      g.scale(ratio, ratio);
+      const g = drawing.begin(picture.clientWidth, HEIGHT);
       const { color, category } = memprof.theme;
-      g.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-      g.textBaseline = "middle";
       for (const s of layout.places) {
         g.fillStyle = color("--panel");
         g.fillRect(PLOT.left, s.bottom - s.height, layout.width, s.height);
@@ -275,37 +231,13 @@
     state.onDevice(() => (choice.value = ""));
   }
 
-  function reasons(payload, graph) {
-    const { ledger, strings } = payload;
-    const out = new Set();
-    ledger.kind.forEach((kind, i) => {
-      const named = ["not_graphed", "skip", "tree_failure"].includes(strings[kind]);
-      if (named && (graph === null || strings[ledger.graph[i]] === graph))
-        out.add(strings[ledger.reason[i]]);
-    });
-    return [...out].slice(0, 3);
-  }
-
-  function whyNone(payload) {
-    const why = reasons(payload, null);
-    return (
-      "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph and none has an arena" +
-      (why.length ? `. The ledger says: ${why.join("; ")}.` : ".")
-    );
-  }
-
-  function whyNotThis(payload, model, call) {
+  function whyNot(payload, model, call) {
     const { label } = model.graph(call);
-    const why = reasons(payload, label);
-    return (
-      `${label} has no fixed addresses` +
-      (why.length
-        ? `: ${why.join("; ")}.`
-        : model.unit(call)
-          ? " for the sizes of this call."
-          : ": this call was not observed.")
-    );
+    const why = payload.no_addresses[label];
+    if (why) return `${label} has no fixed addresses: ${why}.`;
+    const reason = model.unit(call) ? " for the sizes of this call." : ": this call was not observed.";
+    return `${label} has no fixed addresses${reason}`;
   }
 
-  memprof.sections.addresses = addresses;
+  memprof.addresses = addresses;
 })((globalThis.memprof ??= {}));

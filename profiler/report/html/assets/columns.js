@@ -6,15 +6,6 @@
   // Columns by which an edge may be off: what only touches a column does not fall into it.
   const ROUNDING = 1e-6;
 
-  /** A round distance between at most `most` marks from 0 to `top` bytes, in binary units. */
-  function byteStep(top, most) {
-    const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(top, 1)) / 10));
-    const raw = top / most / unit;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const factor = [1, 2, 5, 10].find((f) => f * power >= raw * (1 - 1e-9));
-    return Math.max(1, factor * power * unit);
-  }
-
   /** The share of the run in which compiled calls were under way. */
   function busyShare(model) {
     const axis = new Axis(model, "time");
@@ -143,5 +134,5 @@
     return categories;
   }
 
-  memprof.columns = { Axis, columns, byteStep, busyShare };
+  memprof.columns = { Axis, columns, busyShare };
 })((globalThis.memprof ??= {}));

@@ -50,16 +50,6 @@
     return node;
   }
 
-  /** An SVG element; `attributes` as they are. */
-  function svg(tag, attributes, ...children) {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(attributes ?? {})) {
-      if (value !== null && value !== undefined) node.setAttribute(key, String(value));
-    }
-    append(node, children);
-    return node;
-  }
-
   /** Says `text` to screen readers, politely. */
   function announce(text) {
     let region = document.getElementById("announcer");
@@ -85,5 +75,5 @@
     };
   }
 
-  memprof.dom = { el, svg, fill, announce, oncePerFrame };
+  memprof.dom = { el, fill, announce, oncePerFrame };
 })((globalThis.memprof ??= {}));

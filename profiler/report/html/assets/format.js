@@ -58,7 +58,9 @@
   /** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */
   function tick(n, span) {
     if (n === 0) return "0";
-    const [scale, unit] = n < 1e3 ? [1, "ns"] : n < 1e6 ? [1e3, "us"] : n < 1e9 ? [1e6, "ms"] : [1e9, "s"];
+    const size = Math.abs(n);
+    const units = [[1, "ns"], [1e3, "us"], [1e6, "ms"], [1e9, "s"]];
+    const [scale, unit] = units.findLast(([least]) => size >= least) ?? units[0];
     const finest = Math.round(Math.log10(scale));
     const needed = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / scale));
     return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
@@ -78,10 +80,23 @@
     return n === null || n === undefined ? "-" : grouped(n, 0);
   }
 
+  /** The day of a time in nanoseconds since 1970, and the time of that day, both in UTC. */
+  function day(time) {
+    return new Date(time / 1e6).toISOString().slice(0, 10);
+  }
+  function clock(time) {
+    return new Date(time / 1e6).toISOString().slice(11, 23);
+  }
+
+  /** An address; in an arena from its beginning. */
+  function address(n, relative) {
+    return relative ? `+${count(n)}` : `0x${n.toString(16)}`;
+  }
+
   /** The end of a path, at most `width` characters: the file name says most. */
   function path(text, width) {
     return text.length <= width ? text : `…${text.slice(text.length - width + 1)}`;
   }
 
-  memprof.format = { bytes, exactBytes, ns, tick, share, count, path };
+  memprof.format = { bytes, exactBytes, ns, tick, share, count, path, address, day, clock };
 })((globalThis.memprof ??= {}));

@@ -1,20 +1,9 @@
-// The payload as things to look up: what is where in a lane, and bytes at a time.
+// Operations and compiled calls as bars: what is where in a lane, in which colour, and what is known
+// of each. Bars come placed in rows (gantt_lanes.py), so that no two of a row overlap.
 (function (memprof) {
   "use strict";
 
   const OPERATION_COLORS = 7;
-
-  /** The first index whose value in a sorted array is above `x`. */
-  function above(sorted, x) {
-    let low = 0;
-    let high = sorted.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] <= x) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
 
   /** An instant: of a long run with more digits than a duration needs. */
   function instant(ns) {
@@ -36,7 +25,7 @@
 
     /** Position in this row of the bar at `time`, or of the nearest within `slack`; else -1. */
     find(time, slack) {
-      const after = above(this.start, time);
+      const after = memprof.above(this.start, time);
       if (after > 0 && this.end[after - 1] > time) return after - 1;
       const before = after > 0 ? time - this.end[after - 1] : Infinity;
       const next = after < this.start.length ? this.start[after] - time : Infinity;
@@ -56,91 +45,11 @@
     }
   }
 
-  /** Live bytes of one device by call; calls of a kind share a row of instants. */
-  class Live {
-    constructor(payload, data) {
-      this.device = data.device;
-      this.kind = data.kind;
-      this.kinds = data.kinds.map(({ totals, between }) => ({
-        totals,
-        between,
-        // A program can have more instants than a call has room for arguments.
-        high: totals.reduce((a, b) => Math.max(a, b)),
-        low: totals.reduce((a, b) => Math.min(a, b)),
-      }));
-      const n = data.kind.length;
-      this.start = new Float64Array(n + 1);
-      this.end = new Float64Array(n);
-      let last = 0;
-      for (let k = 0; k < n; k++) {
-        // Calls are in order of return; memory of one that ran beside another is shown after it.
-        this.start[k] = Math.max(payload.calls.start[k], last);
-        last = this.end[k] = Math.max(payload.calls.end[k], this.start[k]);
-      }
-      this.start[n] = Math.max(last, payload.end);
-    }
-
-    /** Bytes at a time, null before the first call. */
-    at(time) {
-      const k = above(this.start, time) - 1;
-      if (k < 0 || !this.kind.length) return null;
-      const call = Math.min(k, this.kind.length - 1);
-      const { totals, between } = this.kinds[this.kind[call]];
-      if (time >= this.end[call]) return between;
-      const part = (time - this.start[call]) / (this.end[call] - this.start[call] || 1);
-      return totals[Math.min(totals.length - 1, Math.floor(part * totals.length))];
-    }
-
-    /** Calls `put(from, to, lowest, highest)` for everything between two times. */
-    each(from, to, smallest, put) {
-      const n = this.kind.length;
-      for (let k = Math.max(0, above(this.start, from) - 1); k < n && this.start[k] <= to; k++) {
-        const kind = this.kinds[this.kind[k]];
-        const a = this.start[k];
-        const b = this.end[k];
-        if (b - a < smallest) {
-          put(a, b, kind.low, kind.high);
-        } else {
-          const { totals } = kind;
-          const width = (b - a) / totals.length;
-          for (let i = 0; i < totals.length; i++) {
-            put(a + i * width, a + (i + 1) * width, totals[i], totals[i]);
-          }
-        }
-        if (this.start[k + 1] > b) put(b, this.start[k + 1], kind.between, kind.between);
-      }
-    }
-  }
-
-  /** A measured curve: steps, or samples with nothing known between them. */
-  class Curve {
-    constructor(data, end) {
-      Object.assign(this, data);
-      this.time = Float64Array.from(data.time);
-      this.last = end;
-    }
-
-    at(time) {
-      const i = above(this.time, time) - 1;
-      if (i < 0) return null;
-      if (this.step) return this.value[i];
-      // Between samples the nearest is the best that is known.
-      const j = Math.min(i + 1, this.time.length - 1);
-      return time - this.time[i] <= this.time[j] - time ? this.value[i] : this.value[j];
-    }
-
-    each(from, to, _smallest, put) {
-      const n = this.time.length;
-      for (let i = Math.max(0, above(this.time, from) - 1); i < n && this.time[i] <= to; i++) {
-        const until = i + 1 < n ? this.time[i + 1] : this.step ? this.last : this.time[i];
-        put(this.time[i], until, this.value[i], this.value[i]);
-      }
-    }
-  }
-
-  class Model {
-    constructor(payload) {
+  class GanttModel {
+    /** `state` of the report has the live bytes of calls. */
+    constructor(payload, state) {
       this.payload = payload;
+      this.state = state;
       this.end = Math.max(1, payload.end);
       this.found = null;
       this.lanes = [];
@@ -152,10 +61,6 @@
       }
       this.bars = this.lanes.reduce((n, lane) => n + lane.start.length, 0);
       this.chooseColors();
-      const { time, count } = payload.concurrency;
-      this.concurrency = new Curve({ name: "at once", step: true, time, value: count }, this.end);
-      this.live = payload.calls.start.length ? payload.devices.map((d) => new Live(payload, d)) : [];
-      this.curves = payload.curves.map((c) => new Curve(c, this.end));
     }
 
     /**
@@ -213,16 +118,6 @@
         this._order.sort(([a, i], [b, j]) => a.start[i] - b.start[j] || a.top - b.top || i - j);
       }
       return this._order;
-    }
-
-    /** The largest tensors of the snapshot nearest to `time`, if one is within `slack`. */
-    largestNear(time, slack) {
-      const { time: times, tensors } = this.payload.largest;
-      const after = above(times, time);
-      const [best] = [after - 1, after]
-        .filter((i) => i >= 0 && i < times.length && Math.abs(times[i] - time) <= slack)
-        .sort((a, b) => Math.abs(times[a] - time) - Math.abs(times[b] - time));
-      return best === undefined ? [] : tensors[best].map(([t, n]) => [this.payload.strings[t], n]);
     }
 
     /** Looks for bars by a part of their name; "" ends it. The number found. */
@@ -285,21 +180,28 @@
       }
     }
 
-    callFacts(i, rows) {
+    callFacts(k, rows) {
       const { format } = memprof;
-      const { calls, strings } = this.payload;
-      rows.push(["Call", `${format.count(calls.first + i + 1)} of ${format.count(calls.logged)}`], ["Ran as", strings[calls.mode[i]]]);
-      for (const live of this.live) {
-        const { totals, between, high } = live.kinds[live.kind[i]];
-        const where = this.live.length > 1 ? ` on ${live.device}` : "";
-        if (!high && !between) continue;
-        rows.push([`Live at entry${where}`, format.bytes(totals[0])]);
-        rows.push([`Peak inside${where}`, format.bytes(high)]);
+      const { modes, strings } = this.payload;
+      const { models } = this.state;
+      rows.push(["Call", `${format.count(k + 1)} of ${format.count(modes.length)}`]);
+      rows.push(["Ran as", strings[modes[k]]]);
+      for (const model of models) {
+        const { totals, highest, rest, between } = model.extent(k);
+        if (!(rest + totals[highest]) && !between) continue;
+        const where = models.length > 1 ? ` on ${model.name}` : "";
+        rows.push([`Live at entry${where}`, format.bytes(rest + totals[0])]);
+        rows.push([`Peak inside${where}`, format.bytes(rest + totals[highest])]);
         rows.push([`Left behind${where}`, format.bytes(between)]);
       }
     }
+
+    /** The call that a bar is, null for other bars. */
+    call(lane, i) {
+      const kind = this.kind(lane, i);
+      return kind.endsWith("operation") || kind === "compilation" ? null : lane.detail[i];
+    }
   }
 
-  memprof.GanttModel = Model;
-  Object.assign(memprof, { above, instant });
+  Object.assign(memprof, { GanttModel, instant });
 })((globalThis.memprof ??= {}));

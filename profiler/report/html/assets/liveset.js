@@ -4,6 +4,7 @@
 
   const { el, fill } = memprof.dom;
   const { bytes, exactBytes, share, count } = memprof.format;
+  const { table, swatch } = memprof.table;
   const VIEWS = [
     ["category", "Category"],
     ["module", "Module"],
@@ -38,146 +39,56 @@
       fill(holder, view === "storage" ? storages() : breakdown());
     }
 
+    /** The table that Python describes, with shares of so many bytes. */
+    function show(rows, foot, total, onPick) {
+      const template = state.payload.templates[view];
+      const columns = template.columns.map((c) => ({ ...c, whole: total }));
+      const title = `Live set by ${VIEWS.find(([v]) => v === view)[1].toLowerCase()}`;
+      const drawn = table({ ...template, columns }, { rows, foot, limit: 14, title, onPick });
+      const last = drawn.querySelector("tfoot tr:last-child .num");
+      last?.setAttribute("id", "live-total");
+      if (last) last.dataset.bytes = total;
+      return drawn;
+    }
+
     function breakdown() {
       const b = state.model.breakdown(state.live, view);
-      return memprof.table.table({
-        caption: `Live set by ${VIEWS.find(([v]) => v === view)[1].toLowerCase()}`,
-        quietCaption: true,
-        rows: b.parts,
-        limit: 14,
-        onPick: (part) => state.showDetail(part.items, nameOf(part)),
-        columns: [
-          {
-            label: "Bytes",
-            number: true,
-            value: (p) => p.nbytes,
-            cell: (p) => memprof.table.bytesCell(p.nbytes),
-          },
-          {
-            label: "Share",
-            number: true,
-            cell: (p) => memprof.table.bar(p.nbytes, b.total, colorOf(p)),
-          },
-          {
-            label: "Storages",
-            number: true,
-            value: (p) => p.storages,
-            cell: (p) => count(p.storages),
-          },
-          {
-            label: VIEWS.find(([v]) => v === view)[1],
-            wide: true,
-            value: (p) => p.key,
-            cell: nameCell,
-          },
-        ],
-        foot: [
-          ...b.remainder.map((r) => [
-            memprof.table.bytesCell(r.nbytes),
-            share(r.nbytes, b.total),
-            count(r.storages),
-            `unattributed: ${r.key}`,
-          ]),
-          ...(b.remainder.length ? [] : [[bytes(0), share(0, b.total), count(0), "unattributed"]]),
-          [
-            el(
-              "span",
-              { id: "live-total", title: exactBytes(b.total), data: { bytes: b.total } },
-              bytes(b.total),
-            ),
-            share(b.total, b.total),
-            "",
-            "total",
-          ],
-        ],
+      const graph = (p) => (p.graph >= 0 ? state.model.graphs.get(p.graph)?.label : "");
+      const more = { node: (p) => [graph(p), p.note], line: (p) => [p.note] }[view] ?? (() => []);
+      const rows = b.parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...more(p)]);
+      const left = b.remainder.length ? b.remainder : [{ nbytes: 0, storages: 0 }];
+      const foot = left.map((r) => {
+        const why = r.key ? `unattributed: ${r.key}` : "unattributed";
+        return [r.nbytes, r.nbytes, r.storages, why];
       });
+      foot.push([b.total, b.total, "", "total"]);
+      return show(rows, foot, b.total, (_, i) =>
+        state.showDetail(b.parts[i].items, nameOf(b.parts[i]).replaceAll("_", " ")),
+      );
     }
 
     function nameOf(part) {
-      if (view === "module") return part.key || "(root)";
-      if (view === "category") return part.key.replaceAll("_", " ");
-      return part.key;
-    }
-
-    /** Of a path, the end: the file's name says most. */
-    function shortName(part) {
-      return view === "line" ? memprof.format.path(nameOf(part), 36) : nameOf(part);
-    }
-
-    function colorOf(part) {
-      return view === "category" ? `var(--cat-${part.key.replaceAll("_", "-")})` : undefined;
-    }
-
-    function nameCell(part) {
-      const graph =
-        view === "node" && part.graph >= 0 ? state.model.graphs.get(part.graph)?.label : null;
-      return [
-        el(view === "category" ? "span" : "span.code", { title: part.key }, shortName(part)),
-        (graph || part.note) &&
-          el("div.dim.code", {}, [graph, part.note].filter(Boolean).join(" · ")),
-      ];
+      return view === "module" ? part.key || "(root)" : part.key;
     }
 
     function storages() {
       const { items } = state.model.device;
-      const rows = [...state.live].map(([item, copies]) => ({
-        item,
-        copies,
-        nbytes: items.nbytes[item] * copies,
-      }));
-      rows.sort((a, b) => b.nbytes - a.nbytes || a.item - b.item);
-      const all = rows.reduce((n, r) => n + r.nbytes, 0);
-      return memprof.table.table({
-        caption: "Every live storage",
-        quietCaption: true,
-        rows,
-        limit: 14,
-        onPick: (r) =>
-          state.showDetail([r.item], state.model.describe(r.item).owner ?? "scratch memory"),
-        columns: [
-          {
-            label: "Bytes",
-            number: true,
-            value: (r) => r.nbytes,
-            cell: (r) => memprof.table.bytesCell(r.nbytes),
-          },
-          { label: "Share", number: true, cell: (r) => memprof.table.bar(r.nbytes, all) },
-          { label: "Copies", number: true, value: (r) => r.copies, cell: (r) => count(r.copies) },
-          {
-            label: "Storage",
-            wide: true,
-            cell: (r) => {
-              const d = state.model.describe(r.item);
-              return [
-                el("span.code", {}, d.owner ?? "(scratch memory of a kernel)"),
-                el(
-                  "div.dim",
-                  {},
-                  swatch(d.category),
-                  [d.category.replaceAll("_", " "), d.graph?.label, d.node, d.fqn]
-                    .filter(Boolean)
-                    .join(" · "),
-                ),
-              ];
-            },
-          },
-        ],
-        foot: [
-          [
-            el("span", { id: "live-total", data: { bytes: all } }, bytes(all)),
-            share(all, all),
-            count(rows.reduce((n, r) => n + r.copies, 0)),
-            "total",
-          ],
-        ],
+      const found = [...state.live].map(([item, copies]) => [item, copies, items.nbytes[item] * copies]);
+      found.sort((a, b) => b[2] - a[2] || a[0] - b[0]);
+      const all = found.reduce((n, r) => n + r[2], 0);
+      const rows = found.map(([item, copies, nbytes]) => {
+        const d = state.model.describe(item);
+        const owner = d.owner ?? "(scratch memory of a kernel)";
+        return [nbytes, nbytes, copies, owner, d.category, d.graph?.label, d.node, d.fqn];
+      });
+      const copies = found.reduce((n, r) => n + r[1], 0);
+      return show(rows, [[all, all, copies, "total"]], all, (_, i) => {
+        const [item] = found[i];
+        state.showDetail([item], state.model.describe(item).owner ?? "scratch memory");
       });
     }
 
     state.onSelect(draw);
-  }
-
-  function swatch(category) {
-    return el("i.swatch", { style: { "--swatch": `var(--cat-${category.replaceAll("_", "-")})` } });
   }
 
   /** One part of the live set: what it is, where it comes from, why it is live. */

@@ -174,7 +174,7 @@
       "Device",
       state.models.map((m, i) => [
         String(i),
-        `${m.name} · peak ${bytes(state.payload.header.peaks[m.name])}`,
+        `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`,
       ]),
       (i) => state.setDevice(state.models[Number(i)]),
     );
@@ -182,38 +182,7 @@
     state.onDevice(() => tabs.set(String(state.models.indexOf(state.model))));
   }
 
-  const SECTIONS = [
-    ["accounts", "Device memory", (s, root) => memprof.sections.accounts(s, root)],
-    ["advice", "What to change", (s, root) => memprof.sections.advice(s, root)],
-    ["over-time", "Memory over time", overTime],
-    ["live-set", "Live set", liveSet],
-    ["addresses", "Address map", addressMap],
-    ["saved", "Saved activations", (s, root) => memprof.sections.saved(s, root)],
-    ["graphs", "Graphs", (s, root) => memprof.sections.graphs(s, root)],
-    ["trees", "Trees of graphs", (s, root) => memprof.sections.trees(s, root)],
-    ["ledger", "Ledger", (s, root) => memprof.sections.ledger(s, root)],
-    ["dataflow", "Data flow, eager code included", (s, root) => memprof.sections.dataflow(s, root)],
-    ["tracker", "Tracker", (s, root) => memprof.sections.tracker(s, root)],
-    ["notes", "What is not counted", (s, root) => memprof.sections.notes(s, root)],
-  ];
-
-  function overTime(state, root) {
-    if (!state.model.length) {
-      return root.append(
-        el(
-          "p.empty",
-          {},
-          "No call of a compiled graph was recorded: nothing that torch.compile made ran while the profile was taken.",
-        ),
-      );
-    }
-    const holder = el("div");
-    root.append(holder);
-    memprof.timeline(state, holder);
-  }
-
   function liveSet(state, root) {
-    if (!state.model.length) return (root.hidden = true);
     const map = el("div.live-map");
     const rows = el("div.live-rows");
     const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
@@ -223,54 +192,117 @@
     memprof.detail(state, more);
   }
 
-  function addressMap(state, root) {
-    if (!state.model.length) return (root.hidden = true);
-    memprof.sections.addresses(state, root);
+  /** What Python leaves to the page: the interactive views, by the names that sections have. */
+  const VIEWS = {
+    timeline: (state, root) => memprof.timeline(state, root),
+    live: liveSet,
+    addresses: (state, root) => memprof.addresses(state, root),
+    gantt: (state, root) => memprof.gantt(state, root),
+  };
+
+  function view(state, name) {
+    if (name.startsWith("curve ")) return memprof.curve(state.payload.curves[name.slice(6)]);
+    const root = el("div");
+    VIEWS[name](state, root);
+    return root;
   }
 
-  function draw({ ranks, profiles }) {
-    const chosen = memprof.ranks.chosen(ranks);
+  /** Versions and machine, what went wrong, and the numbers that matter most. */
+  function header(state, root) {
+    const { header: said } = state.payload;
+    const facts = el("dl.kpis");
+    const plain = said.notes.filter(([tone]) => tone !== "warn").map(([, text]) => el("span", {}, text));
+    const rest = { ...said, notes: said.notes.filter(([tone]) => tone === "warn") };
+    fill(root, el("p.meta", {}, plain), memprof.table.section(rest), facts);
+    state.onDevice(() => {
+      const figure = ([label, value, note]) =>
+        el(
+          "div.kpi",
+          {},
+          el("dt", {}, label),
+          el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)),
+        );
+      fill(facts, state.model.device.figures.map(figure));
+    });
+  }
+
+  /** Position of the profile that the address asks for (`?rank=3`), else of the highest peak. */
+  function chosenRank(ranks) {
+    if (!ranks) return 0;
+    const asked = Number(new URLSearchParams(location.search).get("rank") ?? NaN);
+    return ranks.shown.includes(asked) ? ranks.shown.indexOf(asked) : ranks.first;
+  }
+
+  /** How ranks compare, and which one the rest of the page is about. */
+  function job(ranks, chosen) {
+    const { section, shown } = ranks;
+    const all = section.parts[0].tables[0].rows.length;
+    const left = `The page has the reports of the ${count(shown.length)} ranks with the highest peaks.`;
+    const pick = {
+      limit: 16,
+      onPick: ([rank]) => {
+        if (shown.includes(rank)) location.search = `?rank=${rank}`;
+      },
+      isPicked: ([rank]) => rank === shown[chosen],
+    };
+    const [compared, ...rest] = section.parts;
+    return el(
+      "div.job",
+      {},
+      el("h2", {}, section.title),
+      memprof.table.section({ ...section, parts: [] }),
+      memprof.table.section(compared, pick),
+      all > shown.length && el("p.help", {}, left),
+      memprof.table.section({ ...section, notes: [], parts: rest }),
+      el("h2.whose", {}, `Rank ${shown[chosen]}`),
+    );
+  }
+
+  /** A section of the page; what differs between devices is drawn again for each. */
+  function drawn(state, data) {
+    const body = el("div");
+    const id = `${data.id}-title`;
+    const title = el("h2", { id }, data.title);
+    const node = el("section", { id: data.id, "aria-labelledby": id }, title, body);
+    if (state.model.device.sections[data.id]) {
+      state.onDevice(() => fill(body, memprof.table.section(state.model.device.sections[data.id])));
+    } else {
+      body.append(memprof.table.section(data));
+    }
+    return node;
+  }
+
+  function draw({ ranks, profiles, opens_at: opensAt }) {
+    const chosen = chosenRank(ranks);
     const state = new State(profiles[chosen]);
+    memprof.report = state;
+    memprof.views = { draw: (name) => view(state, name) };
     const main = document.getElementById("main");
     const head = el("div.summary");
     const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
     const choice = el("div.devices");
-    const sections = SECTIONS.map(([id, title, make]) => {
-      const body = el("div");
-      const section = el(
-        "section",
-        { id, "aria-labelledby": `${id}-title` },
-        el("h2", { id: `${id}-title` }, title),
-        body,
-      );
-      return { id, title, make, body, section };
-    });
-    const nav = el("nav.contents", { "aria-label": "Contents" });
-    const job = el("div.job", { hidden: !ranks });
-    if (ranks) memprof.ranks.draw(ranks, chosen, job);
-    main.append(job, head, nav, choice, ...sections.map((s) => s.section));
-    memprof.sections.header(state, head);
+    // What stands before the first comma names a section well enough for a list.
+    const nav = el(
+      "nav.contents",
+      { "aria-label": "Contents" },
+      state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
+    );
+    main.append(el("div", {}, ranks && job(ranks, chosen)), head, nav, choice);
+    header(state, head);
     devices(state, choice);
+    for (const data of state.payload.sections) main.append(drawn(state, data));
     if (state.model.length) {
       document.getElementById("live-set").before(bar);
       instantBar(state, bar);
     }
-    for (const s of sections) {
-      s.make(state, s.body);
-      s.section.hidden = s.body.hidden;
-    }
-    fill(
-      nav,
-      sections.filter((s) => !s.section.hidden).map((s) => el("a", { href: `#${s.id}` }, s.title)),
-    );
     addEventListener("keydown", (event) => {
       const typing =
         event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
-      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key.toLowerCase() === "p") state.selectPeak();
     });
-    memprof.report = state;
     state.setDevice(state.model);
+    if (opensAt) document.getElementById(opensAt)?.scrollIntoView();
   }
 
   memprof.start(draw);

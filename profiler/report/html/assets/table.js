@@ -1,187 +1,278 @@
-// Tables of data: numbers to the right, sortable, a bounded number of rows at a time, and at
-// phone width one block a row with every cell under its column's name.
+// Sections and tables as Python describes them (profiler/report/section.py): numbers to the right,
+// sortable, a bounded number of rows at a time, and at phone width one block a row with every cell
+// under its column's name. Nothing here knows what a table is about.
 (function (memprof) {
   "use strict";
 
   const { el, fill } = memprof.dom;
+  const { format } = memprof;
   const narrow = matchMedia("(max-width: 720px)");
+  const NUMBERS = new Set("bytes change count times ns share figure address".split(" "));
+  const LINES = 50;
+
+  const words = (text) => text.replaceAll("_", " ");
+  const missing = (value) => value === null || value === undefined || value === "";
+
+  /** The text of a cell. */
+  function text(column, value) {
+    if (missing(value)) return value === "" ? "" : "-";
+    if (Array.isArray(value)) return `${value[0]}:${value[1]}`;
+    if (typeof value === "string") return column.unit === "category" ? words(value) : value;
+    switch (column.unit) {
+      case "bytes":
+        return format.bytes(value);
+      case "share":
+        return format.share(value, column.whole);
+      case "ns":
+        return format.ns(value);
+      case "address":
+        return format.address(value, column.relative);
+      case "time":
+        return `${format.day(value)} ${format.clock(value)}`;
+      default:
+        return format.count(value);
+    }
+  }
+
+  /** A cell as what stands in a row: bytes with all digits on hover, shares as bars. */
+  function show(column, value) {
+    const said = text(column, value);
+    // In a foot, words may stand where a number would.
+    if (missing(value) || (typeof value === "string" && NUMBERS.has(column.unit))) return said;
+    switch (column.unit) {
+      case "bytes":
+        return el("span", { title: format.exactBytes(value) }, said);
+      case "share": {
+        const percent = column.whole ? Math.min(100, (100 * value) / column.whole) : 0;
+        return el("span.bar", { style: { "--bar": `${percent}%` } }, said);
+      }
+      case "category":
+        return [swatch(value), said];
+      case "time":
+        return el("span.num", { title: said }, column.dated ? said : format.clock(value));
+      case "path":
+        return el("span.code", { title: said }, format.path(said, 36));
+      case "frame":
+        if (!Array.isArray(value)) return said;
+        return [value[3] && el("span.code", {}, value[3]), el("div.dim.code", {}, said)];
+      case "code":
+        return el("span.code", {}, said);
+      default:
+        return said;
+    }
+  }
+
+  /** The colour of a category, nothing for other words. */
+  function swatch(category) {
+    if (!memprof.STACK.includes(category)) return null;
+    return el("i.swatch", { style: { "--swatch": `var(--cat-${category.replaceAll("_", "-")})` } });
+  }
+
+  /** Columns with those that stand below them: [column, index, [[column, index], …]]. */
+  function grouped(columns) {
+    const out = [];
+    columns.forEach((column, i) => {
+      if (column.below && out.length) out[out.length - 1][2].push([column, i]);
+      else out.push([column, i, []]);
+    });
+    return out;
+  }
 
   /**
-   * @typedef {object} Column
-   * @property {string} label
-   * @property {function(row): (Node|string|number|null)} cell what stands there
-   * @property {function(row): (number|string|null)} [value] what to sort by; without it the
-   *   column does not sort
-   * @property {boolean} [number] right-aligned, tabular digits
-   * @property {boolean} [wide] takes what width is left and wraps
-   * @property {boolean} [code] monospace
-   * @property {string} [title] longer explanation of the column
-   */
-
-  /**
-   * A table.
+   * A table of Python's.
    *
-   * @param {object} options
-   * @param {string} options.caption what it is, for everyone
-   * @param {boolean} [options.quietCaption] the caption is for screen readers alone
-   * @param {Column[]} options.columns
-   * @param {Array} options.rows in their first order
+   * @param {object} data see Table.plain() in section.py
+   * @param {object} [options]
+   * @param {string} [options.title] for screen readers, where there is no caption
+   * @param {function(Array, number)} [options.onPick] makes rows buttons; gets the cells and which
+   * @param {function(Array): boolean} [options.isPicked]
+   * @param {Array} [options.rows] instead of the table's, and so `options.foot`
    * @param {number} [options.limit] rows shown until more are asked for, 12 by default,
    *   at phone width 6 at most
-   * @param {Array<Array>} [options.foot] rows of cells below, e.g. the remainder and the total
-   * @param {function(row)} [options.onPick] makes rows buttons
-   * @param {function(row): boolean} [options.isPicked]
-   * @param {boolean} [options.fit] no wider than it needs to be
-   * @param {string} [options.empty] said instead of a table without rows
    */
-  function table(options) {
-    const { columns, rows, caption, foot = [], empty = "Nothing." } = options;
-    const limit = Math.min(options.limit ?? 12, narrow.matches ? 6 : Infinity);
+  function table(data, options = {}) {
+    const rows = options.rows ?? data.rows;
+    const foot = options.foot ?? data.foot;
+    if (data.lines) return lines(data);
     const root = el("div.table-wrap");
     if (!rows.length && !foot.length) {
-      root.append(el("p.empty", {}, empty));
+      if (data.empty) root.append(el("p.empty", {}, data.empty));
       return root;
     }
-    let order = rows;
+    const groups = grouped(data.columns);
+    const days = new Set();
+    data.columns.forEach((c, i) => {
+      if (c.unit === "time") for (const r of rows) days.add(format.day(r[i]));
+      c.dated = days.size > 1;
+    });
+    const main = groups.find(([c, , below]) => c.fold || below.length)?.[0];
+    const name = groups.find(([c]) => !NUMBERS.has(c.unit))?.[0];
+    const limit = Math.min(options.limit ?? 12, narrow.matches ? 6 : Infinity);
+    const all = rows.map((row, i) => ({ row, i, depth: data.depth[i] ?? 0 }));
+    let chosen = all;
+    let order = all;
     let sorted = null;
     let shown = limit;
     const body = el("tbody");
-    const heads = columns.map((column, i) => head(column, i));
+    const heads = groups.map(([column, i]) => head(column, i));
     const more = el("p.table-more");
+    if (data.filtered !== null) root.append(filters());
     root.append(
       el(
         "table.data",
-        { class: options.fit ? "data fit" : "data" },
-        el("caption", { class: options.quietCaption && "visually-hidden" }, caption),
+        { class: main ? "data" : "data fit" },
+        el("caption", { class: !data.caption && "visually-hidden" }, data.caption || options.title),
         el("thead", {}, el("tr", {}, heads)),
         body,
-        foot.length > 0 &&
-          el(
-            "tfoot",
-            {},
-            foot.map((cells) => el("tr", {}, cells.map(footCell))),
-          ),
+        foot.length > 0 && el("tfoot", {}, foot.map((cells) => el("tr", {}, groups.map(cell(cells, 0))))),
       ),
       more,
     );
     draw();
     return root;
 
+    function classes(column) {
+      const wide = column === (main ?? name);
+      return [NUMBERS.has(column.unit) && "num", wide && "wide"].filter(Boolean).join(" ") || null;
+    }
+
     function head(column, i) {
-      const properties = { scope: "col", class: classes(column), title: column.title };
-      if (!column.value) return el("th", properties, column.label);
-      const button = el(
-        "button.sort",
-        { type: "button", on: { click: () => sortBy(i) } },
-        column.label,
-      );
-      return el("th", { ...properties, "aria-sort": "none" }, button);
+      const title = column.title.charAt(0).toUpperCase() + column.title.slice(1);
+      const properties = { scope: "col", class: classes(column), title: column.help || null };
+      if (column.unit === "figure") return el("th", properties, title);
+      const press = el("button.sort", { type: "button", on: { click: () => sortBy(i) } }, title);
+      return el("th", { ...properties, "aria-sort": "none", data: { column: i } }, press);
     }
 
     function sortBy(i) {
-      const down = sorted?.column === i ? !sorted.down : Boolean(columns[i].number);
+      const down = sorted?.column === i ? !sorted.down : NUMBERS.has(data.columns[i].unit);
       sorted = { column: i, down };
-      const { value } = columns[i];
-      const sign = down ? -1 : 1;
-      order = [...rows].sort((a, b) => {
-        const x = value(a);
-        const y = value(b);
-        if (x === null || y === null) return (x === null) - (y === null);
-        return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
-      });
-      heads.forEach((h, j) => {
-        if (columns[j].value) {
-          h.setAttribute("aria-sort", j !== i ? "none" : down ? "descending" : "ascending");
-        }
-      });
-      draw();
-    }
-
-    function draw() {
-      fill(body, order.slice(0, shown).map(row));
-      fill(more);
-      const left = order.length - shown;
-      if (left > 0) {
-        const next = Math.min(left, Math.max(limit * 4, 50));
-        more.append(
-          el(
-            "button.quiet",
-            {
-              type: "button",
-              on: {
-                click: () => {
-                  shown += next;
-                  draw();
-                },
-              },
-            },
-            `Show ${memprof.format.count(next)} more of ${memprof.format.count(order.length)}`,
-          ),
-        );
+      apply();
+      for (const h of heads) {
+        const direction = Number(h.dataset.column) !== i ? "none" : down ? "descending" : "ascending";
+        if (h.dataset.column) h.setAttribute("aria-sort", direction);
       }
     }
 
-    function row(data) {
-      const cells = columns.map((column, i) =>
-        el(
-          i === 0 && options.rowHeads ? "th" : "td",
-          {
-            class: classes(column),
-            scope: i === 0 && options.rowHeads ? "row" : null,
-            data: { label: column.label },
-          },
-          column.cell(data),
-        ),
-      );
+    function apply() {
+      order = chosen;
+      if (sorted) {
+        const sign = sorted.down ? -1 : 1;
+        const value = ({ row }) => row[sorted.column];
+        order = [...chosen].sort((a, b) => {
+          const [x, y] = [value(a), value(b)];
+          if (missing(x) || missing(y)) return missing(x) - missing(y);
+          return sign * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
+        });
+      }
+      draw();
+    }
+
+    function filters() {
+      const column = data.columns[data.filtered];
+      const counts = new Map();
+      const how = data.columns.findIndex((c) => c.unit === "count");
+      const times = (r) => (how < 0 ? 1 : r[how]);
+      for (const r of rows) counts.set(r[data.filtered], (counts.get(r[data.filtered]) ?? 0) + times(r));
+      const choices = [["", `All ${format.count(rows.length)}`]];
+      for (const [value, n] of counts) choices.push([value, `${words(value)} ${format.count(n)}`]);
+      const tabs = memprof.toggles(column.title, choices, (value) => {
+        tabs.set(value);
+        chosen = value ? all.filter(({ row }) => row[data.filtered] === value) : all;
+        shown = limit;
+        apply();
+      });
+      tabs.set("");
+      return tabs.element;
+    }
+
+    function draw() {
+      fill(body, order.slice(0, shown).map(line));
+      fill(more);
+      const left = order.length - shown;
+      if (left <= 0) return;
+      const next = Math.min(left, Math.max(limit * 4, 50));
+      const press = () => {
+        shown += next;
+        draw();
+      };
+      const said = `Show ${format.count(next)} more of ${format.count(order.length)}`;
+      more.append(el("button.quiet", { type: "button", on: { click: press } }, said));
+    }
+
+    function line({ row, i, depth }) {
+      const cells = groups.map(cell(row, sorted ? 0 : depth));
       if (!options.onPick) return el("tr", {}, cells);
-      const pick = () => options.onPick(data);
-      return el(
-        "tr.pickable",
-        {
-          tabindex: "0",
-          "aria-selected": options.isPicked?.(data) ? "true" : null,
-          on: {
-            click: pick,
-            keydown: (event) => {
-              if (event.key === "Enter" || event.key === " ") {
-                event.preventDefault();
-                pick();
-              }
-            },
-          },
-        },
-        cells,
-      );
+      const pick = () => options.onPick(row, i);
+      const keydown = (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        pick();
+      };
+      const picked = options.isPicked?.(row) ? "true" : null;
+      const on = { click: pick, keydown };
+      return el("tr.pickable", { tabindex: "0", "aria-selected": picked, on }, cells);
     }
 
-    function footCell(content, i) {
-      return el("td", { class: classes(columns[i]), data: { label: columns[i].label } }, content);
+    function cell(row, depth) {
+      return ([column, i, below]) => {
+        const parts = [show(column, row[i])];
+        const said = below.filter(([, k]) => !missing(row[k]));
+        const code = said.map(([, k]) => row[k]).find(Array.isArray);
+        if (code?.[3]) parts.push(el("div.code", {}, code[3]));
+        if (said.length) {
+          const small = said.map(([c, k]) => [c.unit === "category" && swatch(row[k]), text(c, row[k])]);
+          const joined = small.flatMap((part, n) => (n ? [" · ", ...part] : part));
+          parts.push(el("div.dim", { class: said.some(([c]) => c.unit === "code") && "dim code" }, joined));
+        }
+        const wide = column === (main ?? name);
+        const short = !wide && !NUMBERS.has(column.unit) && String(row[i]).length < 40;
+        const indent = depth && column === name ? `${depth * 18}px` : null;
+        return el(
+          "td",
+          { class: short ? "nowrap" : classes(column), data: { label: column.title }, style: indent && { "padding-left": indent } },
+          parts,
+        );
+      };
     }
   }
 
-  function classes(column) {
-    return (
-      [column.number && "num", column.wide && "wide", column.code && "code"]
-        .filter(Boolean)
-        .join(" ") || null
-    );
+  /** A table whose rows are items of a list. */
+  function lines({ columns, rows, caption, folded, empty }) {
+    if (!rows.length) return empty || caption ? el("p.help", {}, empty || caption) : el("div");
+    const item = (row) => {
+      const said = [];
+      columns.forEach((c, i) => {
+        if (missing(row[i]) || (c.unit === "times" && row[i] === 1)) return;
+        const words = text(c, row[i]);
+        said.push(NUMBERS.has(c.unit) && c.title ? `${words} ${c.title}` : words);
+      });
+      const code = row.find(Array.isArray);
+      return el("li", {}, said.join(" · "), code?.[3] && el("div.code", {}, code[3]));
+    };
+    const list = el("ul.notes", {}, rows.slice(0, LINES).map(item));
+    if (rows.length > LINES) list.append(el("li", {}, `and ${format.count(rows.length - LINES)} more`));
+    if (folded) return el("details", {}, el("summary", {}, caption), list);
+    return el("div", {}, caption && el("p.help", {}, caption), list);
   }
 
-  /** A share as a bar with its number, for a table cell. */
-  function bar(part, whole, color) {
-    const percent = whole ? Math.min(100, (100 * part) / whole) : 0;
-    return el(
-      "span.bar",
-      { style: { "--bar": `${percent}%`, "--bar-color": color ?? "var(--accent)" } },
-      memprof.format.share(part, whole),
-    );
+  const NOTES = { warn: "p.notice", error: "p.notice.error" };
+
+  /** What a section says, without its title: notes, tables, and the sections below it. */
+  function section(data, options = {}) {
+    const notes = data.notes.map(([tone, said]) => el(NOTES[tone] ?? "p.help", {}, said));
+    const body = [
+      notes,
+      data.view && memprof.views.draw(data.view),
+      data.tables.map((t) => table(t, { title: data.title, ...options })),
+      data.parts.map((part) => {
+        const box = { warn: "div.notice", error: "div.notice.error" }[part.tone] ?? "div.part";
+        const title = part.title && el(part.tone === "plain" ? "h3" : "strong", {}, part.title);
+        return el(box, { id: part.id || null }, title, section(part));
+      }),
+    ];
+    return el("div", {}, body);
   }
 
-  /** Bytes for a table cell: rounded, with all digits on hover and for screen readers. */
-  function bytesCell(n) {
-    if (n === null || n === undefined) return "-";
-    return el("span", { title: memprof.format.exactBytes(n) }, memprof.format.bytes(n));
-  }
-
-  memprof.table = { table, bar, bytesCell };
+  memprof.table = { table, section, swatch };
 })((globalThis.memprof ??= {}));

@@ -5,7 +5,6 @@
   const KEY = "memprof-theme";
   const CHOICES = ["auto", "light", "dark"];
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
   const listeners = new Set();
   let choice = "auto";
   let probe = null;
@@ -80,20 +79,6 @@
     listeners.add(listener);
   }
 
-  /** What charts share: text, lines and no animation. */
-  function chartBase() {
-    return {
-      animation: false,
-      textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: color("--text") },
-      axis: {
-        axisLine: { lineStyle: { color: color("--line-strong") } },
-        axisTick: { lineStyle: { color: color("--line-strong") } },
-        axisLabel: { color: color("--text-2"), fontSize: 11 },
-        splitLine: { lineStyle: { color: color("--line") } },
-      },
-    };
-  }
-
   function init() {
     apply(remembered(), false);
     dark.addEventListener("change", changed);
@@ -108,9 +93,7 @@
     textOn,
     isDark,
     onChange,
-    chartBase,
     /** The colour of a category in every view; `name` is the value in profiles. */
     category: (name) => color(`--cat-${name.replaceAll("_", "-")}`),
-    reducedMotion: () => reducedMotion.matches,
   };
 })((globalThis.memprof ??= {}));

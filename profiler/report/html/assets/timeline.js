@@ -3,8 +3,9 @@
   "use strict";
 
   const { el, fill, oncePerFrame } = memprof.dom;
-  const { Axis, columns, byteStep, busyShare } = memprof.columns;
-  const PLOT = { left: 70, right: 14, top: 22, bottom: 56 };
+  const { Axis, columns, busyShare } = memprof.columns;
+  const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
+  const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
 
   // From the bottom: what stays for the whole run first, so that its level is easy to see.
   const STACK = [
@@ -28,9 +29,11 @@
     let axis = null;
     // Where compiling took most of the time, the clock would show little else.
     let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
-    let window_ = [0, 1];
     let shown = null;
-    const plot = el("div.timeline-plot");
+    const view = new memprof.View(1);
+    const whole = memprof.overview(view);
+    const canvas = new memprof.Canvas("timeline-canvas", "Memory over time by category");
+    const plot = el("div.timeline-plot", {}, canvas.node);
     const cursor = el("div.timeline-cursor", { hidden: true });
     const peak = el("div.timeline-peak", { hidden: true }, "peak");
     const slider = el(
@@ -49,6 +52,7 @@
       cursor,
       peak,
     );
+    const strip = el("div.timeline-overview", {}, whole.bar);
     const modes = toggles(
       "Horizontal axis",
       [
@@ -63,7 +67,7 @@
     const zooms = el(
       "div.tabs",
       { role: "group", "aria-label": "Zoom" },
-      button("Whole run", () => zoomTo(0, axis.end)),
+      button("Whole run", () => view.whole()),
       button("This call", () => zoomToCalls(0)),
       button("± 5 calls", () => zoomToCalls(5)),
     );
@@ -72,6 +76,7 @@
       root,
       el("div.toolbar", {}, legend, el("div.toolbar-right", {}, modes.element, zooms)),
       slider,
+      strip,
       el(
         "p.help",
         { id: "timeline-help" },
@@ -83,161 +88,59 @@
         ["Home", "End"].map((k) => el("kbd", {}, k)),
         " for the first and last, ",
         el("kbd", {}, "P"),
-        " for the peak. The stack is the highest instant of each pixel, the thin line the lowest. ",
+        " for the peak. Drag to pan, ",
+        el("kbd", {}, "Ctrl"),
+        " and the wheel to zoom. The stack is the highest instant of each pixel, the thin line the lowest. ",
         "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
       ),
     );
-    const chart = echarts.init(plot, null, { renderer: "canvas" });
     const refresh = oncePerFrame(draw);
+    view.onChange(refresh);
+    memprof.interact(plot, view, { hover, leave: memprof.tooltip.hide, click }, PLOT.left);
+    new ResizeObserver(refresh).observe(plot);
+    memprof.theme.onChange(refresh);
 
-    chart.on("datazoom", () => {
-      const zoom = chart.getOption().dataZoom[0];
-      window_ = [zoom.startValue, zoom.endValue];
-      refresh();
-    });
-    chart.getZr().on("click", (event) => {
-      const at = positionAt(event.offsetX);
-      if (at) {
-        state.select(...at);
-        slider.focus({ preventScroll: true });
-      }
-    });
-    chart.getZr().on("mousemove", (event) => hover(event));
-    chart.getZr().on("globalout", memprof.tooltip.hide);
-    new ResizeObserver(() => {
-      chart.resize();
-      refresh();
-    }).observe(plot);
-    memprof.theme.onChange(rebuild);
-
-    /** A new device, axis or theme. */
+    /** A new device or axis. */
     function rebuild() {
       axis = new Axis(state.model, mode);
       modes.set(mode);
-      window_ = [0, axis.end || 1];
+      view.reset(axis.end || 1, mode === "calls" ? 1e-3 : 10);
       drawLegend();
-      chart.setOption(frame(), { notMerge: true });
-      draw();
-    }
-
-    function frame() {
-      const base = memprof.theme.chartBase();
-      return {
-        animation: false,
-        textStyle: base.textStyle,
-        aria: { enabled: false },
-        grid: { ...PLOT, containLabel: false },
-        xAxis: {
-          type: "value",
-          // The whole run: the zoom below shows a part of it, and series have only that part.
-          min: 0,
-          max: axis.end || 1,
-          ...base.axis,
-          splitLine: { show: false },
-          axisLabel: {
-            ...base.axis.axisLabel,
-            hideOverlap: true,
-            formatter: (x) =>
-              mode === "calls"
-                ? x < state.model.length && Number.isInteger(x)
-                  ? `call ${memprof.format.count(x + 1)}`
-                  : ""
-                : memprof.format.tick(x, window_[1] - window_[0]),
-          },
-        },
-        yAxis: {
-          type: "value",
-          min: 0,
-          ...base.axis,
-          axisLine: { show: false },
-          axisTick: { show: false },
-          axisLabel: { ...base.axis.axisLabel, formatter: memprof.format.bytes },
-        },
-        dataZoom: [
-          {
-            type: "slider",
-            filterMode: "none",
-            showDataShadow: false,
-            showDetail: false,
-            brushSelect: false,
-            height: 16,
-            bottom: 8,
-            startValue: window_[0],
-            endValue: window_[1],
-            borderColor: memprof.theme.color("--line"),
-            fillerColor: memprof.theme.color("--accent-weak"),
-            handleStyle: {
-              color: memprof.theme.color("--raised"),
-              borderColor: memprof.theme.color("--accent"),
-            },
-            moveHandleStyle: { color: memprof.theme.color("--line-strong") },
-          },
-          { type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: false },
-        ],
-        series: [],
-      };
+      refresh();
     }
 
     function draw() {
-      if (!axis || !state.model.length) return;
+      if (!axis || !state.model.length || !plot.clientWidth) return;
       const width = Math.max(50, Math.floor(plot.clientWidth - PLOT.left - PLOT.right));
-      const [from, to] = window_;
-      shown = columns(state.model, axis, from, to, width);
-      const data = (values) => {
-        const out = new Array(width + 1);
-        for (let c = 0; c < width; c++) out[c] = [shown.x[c], values[c]];
-        out[width] = [to, values[width - 1]];
-        return out;
-      };
+      const height = plot.clientHeight - PLOT.top - PLOT.bottom;
+      const box = { ...PLOT, width, height };
+      view.width = width;
+      shown = columns(state.model, axis, view.from, view.to, width);
+      const c = canvas.begin(plot.clientWidth, plot.clientHeight);
+      const most = Math.max(...shown.high);
+      const y = byteAxis(c, box, most);
+      timeAxis(c, box, view, (x, span) => {
+        if (mode === "time") return memprof.format.tick(x, span);
+        const whole = x < state.model.length && Number.isInteger(x);
+        return whole ? `call ${memprof.format.count(x + 1)}` : "";
+      });
       // Between calls a pixel or two wide the outlines would cover what they outline.
-      const calls = axis.find(to)[0] - axis.find(from)[0] + 1;
+      const calls = axis.find(view.to)[0] - axis.find(view.from)[0] + 1;
       const outline = calls * 8 < width ? 0.6 : 0;
+      const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
       // Half a pixel: of less, the edges of steps would be all that shows.
-      const visible = Math.max(...shown.high) / (2 * plot.clientHeight);
+      const visible = most / (2 * height);
       const names = state.model.categories;
-      const series = STACK.map((name) => [name, shown.categories[names.indexOf(name)]])
+      const layers = STACK.map((name) => [name, shown.categories[names.indexOf(name)]])
         .filter(([, values]) => values.some((v) => v > visible))
-        .map(([name, values]) => ({
-          type: "line",
-          name,
-          stack: "live",
-          step: "end",
-          symbol: "none",
-          silent: true,
-          lineStyle: { width: outline, color: memprof.theme.color("--page") },
-          areaStyle: { color: memprof.theme.category(name), opacity: 1 },
-          itemStyle: { color: memprof.theme.category(name) },
-          emphasis: { disabled: true },
-          data: data(values),
-        }));
-      if (shown.low.some((v, c) => v < shown.high[c])) {
-        series.push({
-          type: "line",
-          name: "lowest",
-          step: "end",
-          symbol: "none",
-          silent: true,
-          z: 5,
-          lineStyle: { width: 1, color: memprof.theme.color("--text"), opacity: outline ? 0.65 : 0.4 },
-          data: data(shown.low),
-        });
+        .map(([name, values]) => [memprof.theme.category(name), values]);
+      stack(c, edges, layers, y, outline);
+      if (shown.low.some((v, i) => v < shown.high[i])) {
+        c.globalAlpha = outline ? 0.65 : 0.4;
+        line(c, edges, shown.low.map((v, i) => Math.min(v, shown.high[i])), y, color("--text"), 1);
       }
-      chart.setOption(
-        { yAxis: heights(Math.max(...shown.high)), series },
-        { replaceMerge: ["series"], lazyUpdate: false },
-      );
+      whole.draw();
       mark();
-    }
-
-    function heights(most) {
-      const interval = byteStep(most || 1, 5);
-      return { min: 0, max: Math.ceil((most || 1) / interval) * interval, interval };
-    }
-
-    function pixel(x) {
-      const [from, to] = window_;
-      const width = plot.clientWidth - PLOT.left - PLOT.right;
-      return PLOT.left + ((x - from) / (to - from)) * width;
     }
 
     /** Puts the cursor and the peak where they belong. */
@@ -250,11 +153,11 @@
 
     function place(node, call, position) {
       // The middle of what can be seen of the instant: its edge is the next one's too.
-      const [from, to] = window_;
+      const { from, to } = view;
       const start = axis.at(call, position);
       const end = edgeAfter(call, position);
       const inside = end > from && start < to;
-      const x = pixel(inside ? (Math.max(start, from) + Math.min(end, to)) / 2 : (start + end) / 2);
+      const x = PLOT.left + view.x(inside ? (Math.max(start, from) + Math.min(end, to)) / 2 : (start + end) / 2);
       node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
       node.style.left = `${x}px`;
     }
@@ -267,16 +170,22 @@
     }
 
     function positionAt(offset) {
-      const width = plot.clientWidth - PLOT.left - PLOT.right;
-      const part = (offset - PLOT.left) / width;
+      const part = offset / view.width;
       if (part < 0 || part > 1 || !shown) return null;
       const c = Math.min(shown.call.length - 1, Math.floor(part * shown.call.length));
       // Where a pixel holds many instants, it stands for its highest: that is what is drawn.
       return shown.high[c] < 0 ? null : [shown.call[c], shown.position[c]];
     }
 
-    function hover(event) {
-      const at = event.offsetY < plot.clientHeight - 24 && positionAt(event.offsetX);
+    function click(x) {
+      const at = positionAt(x);
+      if (!at) return;
+      state.select(...at);
+      slider.focus({ preventScroll: true });
+    }
+
+    function hover(x, _y, event) {
+      const at = positionAt(x);
       if (!at) return memprof.tooltip.hide();
       const [call, position] = at;
       const row = new Float64Array(state.model.categories.length);
@@ -290,10 +199,9 @@
           memprof.theme.category(name),
         ]);
       const total = row.reduce((a, b) => a + b, 0);
-      const box = plot.getBoundingClientRect();
       memprof.tooltip.show(
-        box.left + event.offsetX,
-        box.top + event.offsetY,
+        event.clientX,
+        event.clientY,
         `${memprof.format.bytes(total)} · ${state.nameOf(call, position)}`,
         rows,
       );
@@ -317,25 +225,19 @@
       move();
     }
 
-    function zoomTo(from, to) {
-      window_ = [from, to];
-      chart.dispatchAction({ type: "dataZoom", startValue: from, endValue: to });
-      refresh();
-    }
-
     function zoomToCalls(around) {
       const first = Math.max(0, state.call - around);
       const last = Math.min(state.model.length - 1, state.call + around);
       const from = axis.starts[first];
       // One call alone is shown without the pause after it.
       const to = around ? axis.starts[last + 1] : axis.ends[last];
-      zoomTo(from, to > from ? to : from + 1);
+      view.set(from, to > from ? to : from + 1);
     }
 
     /** Keeps the chosen instant in the window. */
     function follow() {
       const x = axis.at(state.call, state.position);
-      const [from, to] = window_;
+      const { from, to } = view;
       if (
         x < to &&
         Math.max(x, edgeAfter(state.call, state.position) - (to - from) * 1e-9) >= from
@@ -344,7 +246,7 @@
       }
       const half = (to - from) / 2;
       const start = Math.max(0, Math.min(axis.end - 2 * half, x - half));
-      zoomTo(start, start + 2 * half);
+      view.set(start, start + 2 * half);
     }
 
     function describe() {

@@ -8,6 +8,10 @@
   const MOST = 900;
   /** Pixels that the label "999 MiB" takes with its padding. */
   const NARROW = 56;
+  /** Height of a module's name, of a line of a label, and the room around what is in a module. */
+  const HEAD = 18;
+  const LINE = 14;
+  const GAP = 2;
   /** Levels of modules, as in attribution.py: every one is a level of recursion here. */
   const DEEPEST = 64;
 
@@ -82,7 +86,7 @@
     }
   }
 
-  /** To ECharts' nodes; modules with a single module below are joined: `encoder.layers`. */
+  /** Modules with a single module below are joined: `encoder.layers`. */
   function finish(n) {
     const only = n.below.size === 1 && !n.leaves.length && !n.small.size;
     if (only && n.path !== "") {
@@ -97,6 +101,7 @@
       ),
       ...[...n.small.values()].map((s) => shape(s, `${s.number} smaller`, null)),
     ];
+    children.sort((a, b) => b.value - a.value);
     const value = children.reduce((sum, c) => sum + c.value, 0);
     const items = children.flatMap((c) => c.items);
     return { name: n.name || "(root)", path: n.path, value, children, items, module: true };
@@ -106,11 +111,47 @@
     return { name, value: leaf.value, items: leaf.items, category: leaf.category, info };
   }
 
+  /**
+   * Rectangles of `children`, largest first, that fill [x, y, width, height] and are as square as
+   * they can be: Bruls, Huizing and van Wijk, "Squarified Treemaps" (2000).
+   */
+  function squarify(children, [x, y, width, height], put) {
+    let rest = children.reduce((n, c) => n + c.value, 0);
+    let i = 0;
+    while (i < children.length && rest > 0 && width > 0 && height > 0) {
+      const side = Math.min(width, height);
+      const scale = (width * height) / rest;
+      let sum = 0;
+      let worst = Infinity;
+      let end = i;
+      for (; end < children.length; end++) {
+        const next = sum + children[end].value;
+        const row = (next * scale) / side;
+        const longest = (children[i].value * scale) / row / row;
+        const ratio = Math.max(longest, (row * row) / (children[end].value * scale));
+        if (ratio > worst) break;
+        [sum, worst] = [next, ratio];
+      }
+      const thick = (sum * scale) / side;
+      let at = 0;
+      for (; i < end; i++) {
+        const long = (children[i].value * scale) / thick;
+        put(children[i], width < height ? [x + at, y, long, thick] : [x, y + at, thick, long]);
+        at += long;
+      }
+      if (width < height) [y, height] = [y + thick, height - thick];
+      else [x, width] = [x + thick, width - thick];
+      rest -= sum;
+    }
+  }
+
   function treemap(state, root) {
-    const box = el("div.treemap", { role: "img", id: "treemap" });
+    const canvas = new memprof.Canvas("treemap-canvas", "Treemap");
+    const box = el("div.treemap", { id: "treemap" }, canvas.node);
     fill(root, box);
-    const chart = echarts.init(box, null, { renderer: "canvas" });
     let hidden = true;
+    /** What is drawn, in order: what lies in a module comes after it. */
+    let drawn = [];
     new IntersectionObserver(
       (entries) => {
         const visible = entries.some((e) => e.isIntersecting);
@@ -121,131 +162,102 @@
       },
       { rootMargin: "400px" },
     ).observe(box);
-    new ResizeObserver(() => chart.resize()).observe(box);
+    new ResizeObserver(memprof.dom.oncePerFrame(draw)).observe(box);
     memprof.theme.onChange(draw);
-    chart.on("click", (event) => {
-      if (event.data?.items) state.showDetail(event.data.items, titleOf(event.data));
+    box.addEventListener("click", (event) => {
+      const found = at(event);
+      if (found) state.showDetail(found.items, titleOf(found));
     });
-    chart.on("mousemove", (event) => {
-      if (event.data?.items) hover(event);
+    box.addEventListener("pointermove", (event) => {
+      const found = at(event);
+      if (found) hover(found, event);
+      else memprof.tooltip.hide();
     });
-    chart.on("mouseout", memprof.tooltip.hide);
-    chart.on("globalout", memprof.tooltip.hide);
+    box.addEventListener("pointerleave", memprof.tooltip.hide);
+
+    function at(event) {
+      const { left, top } = box.getBoundingClientRect();
+      const [px, py] = [event.clientX - left, event.clientY - top];
+      const inside = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
+      return drawn.findLast(inside)?.[0];
+    }
 
     function titleOf(data) {
       if (data.module) return data.path || "(root)";
       return data.info ? data.name : `${data.name} in ${data.category.replaceAll("_", " ")}`;
     }
 
-    function hover(event) {
-      const { data } = event;
-      const mouse = event.event.event;
+    function hover(data, event) {
       const rows = [
         ["bytes", bytes(data.value)],
         ["share", share(data.value, state.total)],
       ];
       const d = data.info;
       if (data.category) {
-        rows.push([
-          "category",
-          data.category.replaceAll("_", " "),
-          memprof.theme.category(data.category),
-        ]);
+        const color = memprof.theme.category(data.category);
+        rows.push(["category", data.category.replaceAll("_", " "), color]);
       }
       if (d?.module !== undefined && d?.module !== null)
         rows.push(["module", d.module || "(root)"]);
       if (d?.op) rows.push(["operator", d.op]);
       if (d?.graph && !d.outside) rows.push(["graph", d.graph.label]);
-      memprof.tooltip.show(mouse.clientX, mouse.clientY, titleOf(data), rows, d?.location, d?.code);
+      const { clientX, clientY } = event;
+      memprof.tooltip.show(clientX, clientY, titleOf(data), rows, d?.location, d?.code);
     }
 
     function draw() {
-      if (hidden || !state.live) return;
-      const theme = memprof.theme;
+      if (hidden || !state.live || !box.clientWidth) return;
       const top = tree(state.model, state.live, state.total);
       box.dataset.bytes = String(top.value);
-      box.setAttribute(
+      const largest = top.children.slice(0, 5).map((c) => `${c.name} ${share(c.value, top.value)}`);
+      canvas.node.setAttribute(
         "aria-label",
-        `Treemap of ${bytes(top.value)} by module; the table beside it has the same numbers. Largest: ` +
-          top.children
-            .slice()
-            .sort((a, b) => b.value - a.value)
-            .slice(0, 5)
-            .map((c) => `${c.name} ${share(c.value, top.value)}`)
-            .join(", "),
+        `Treemap of ${bytes(top.value)} by module; the table beside it has the same numbers. ` +
+          `Largest: ${largest.join(", ")}`,
       );
-      paint(top, theme);
-      chart.setOption(
-        {
-          animation: false,
-          textStyle: theme.chartBase().textStyle,
-          series: [
-            {
-              type: "treemap",
-              animation: false,
-              animationDurationUpdate: 0,
-              data: top.children,
-              left: 0,
-              right: 0,
-              top: 0,
-              bottom: 0,
-              roam: false,
-              nodeClick: false,
-              breadcrumb: { show: false },
-              visibleMin: 30,
-              squareRatio: 1.2,
-              label: {
-                show: true,
-                overflow: "truncate",
-                fontSize: 11,
-                padding: [3, 4],
-                lineHeight: 14,
-                position: "insideTopLeft",
-                formatter: labelOf,
-              },
-              // Where a box cannot hold a number, ECharts would cut it without a mark: no label then.
-              labelLayout: ({ rect }) => (rect.width < NARROW ? { fontSize: 0 } : {}),
-              upperLabel: {
-                show: true,
-                height: 18,
-                fontSize: 11,
-                color: theme.color("--text"),
-                overflow: "truncate",
-                formatter: (p) => `${p.name || "everything"}  ${bytes(p.value)}`,
-              },
-              itemStyle: { borderColor: theme.color("--page"), borderWidth: 0, gapWidth: 1 },
-              levels: [
-                { itemStyle: { gapWidth: 3, borderWidth: 0 } },
-                ...Array.from({ length: 8 }, () => ({
-                  itemStyle: { gapWidth: 1, borderWidth: 1 },
-                })),
-              ],
-            },
-          ],
-        },
-        { notMerge: true },
-      );
+      const c = canvas.begin(box.clientWidth, box.clientHeight);
+      drawn = [];
+      paint(c, { ...top, name: "everything" }, [0, 0, box.clientWidth, box.clientHeight]);
     }
 
-    function labelOf(p) {
-      const d = p.data.info;
-      const lines = [p.name, bytes(p.value)];
-      if (d?.code) lines.push(d.code.slice(0, 80));
-      return lines.join("\n");
+    function paint(c, node, place) {
+      const [x, y, width, height] = place;
+      if (width < 2 || height < 2) return;
+      drawn.push([node, place]);
+      if (!node.module) return leaf(c, node, place);
+      c.fillStyle = memprof.theme.color("--panel");
+      c.fillRect(x, y, width - 1, height - 1);
+      const head = height > 2 * HEAD && width > NARROW ? HEAD : GAP;
+      if (head === HEAD) {
+        c.fillStyle = memprof.theme.color("--text");
+        const whole = `${node.name}  ${bytes(node.value)}`;
+        const fits = c.measureText(whole).width <= width - 8;
+        write(c, fits ? whole : node.name, x + 3, y + HEAD / 2, width - 8);
+      }
+      const inside = [x + GAP, y + head, width - 2 * GAP - 1, height - head - GAP - 1];
+      squarify(node.children, inside, (child, its) => paint(c, child, its));
     }
 
     /** Leaves have their category's colour and a text colour that can be read on it. */
-    function paint(n, theme) {
-      for (const c of n.children) {
-        if (c.module) {
-          c.itemStyle = { color: theme.color("--panel"), borderColor: theme.color("--panel") };
-          paint(c, theme);
-        } else {
-          const color = theme.category(c.category);
-          c.itemStyle = { color };
-          c.label = { color: theme.textOn(color) };
-        }
-      }
+    function leaf(c, node, [x, y, width, height]) {
+      const color = memprof.theme.category(node.category);
+      c.fillStyle = color;
+      c.fillRect(x, y, width - 1, height - 1);
+      // Where a box cannot hold a number it has no label: a number that is cut is a wrong one.
+      if (width < NARROW) return;
+      c.fillStyle = memprof.theme.textOn(color);
+      [node.name, bytes(node.value), node.info?.code].filter(Boolean).forEach((text, i) => {
+        const middle = 10 + i * LINE;
+        if (middle + LINE / 2 < height) write(c, text, x + 4, y + middle, width - 9);
+      });
+    }
+
+    /** A text, cut at its end where there is no room for it. */
+    function write(c, text, x, y, room) {
+      const width = c.measureText(text).width;
+      const fit = Math.floor((text.length * (room - 9)) / width);
+      if (width <= room) c.fillText(text, x, y);
+      else if (fit > 1) c.fillText(`${text.slice(0, fit)}…`, x, y);
     }
 
     state.onSelect(draw);

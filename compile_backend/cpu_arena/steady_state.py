@@ -1,0 +1,278 @@
+"""Whether the calls of a compiled CPU graph run in the arena, once they have been observed.
+
+Note [Why CPU graphs do not go through the tree manager]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The manager's paths, generations and liveness exist because a CUDA replay overwrites
+addresses, whoever holds them. A CPU replay is handed its memory, and every tensor that
+leaves it owns its block (Note [Ownership on the CPU]), so there is nothing for the manager to
+decide: several forwards with pending backwards, outputs that are kept for ever, steps and
+resets all follow from ownership. So a call here is: take a scratch, run the rewritten wrapper,
+put it back.
+
+Note [Where it pays]
+~~~~~~~~~~~~~~~~~~~~
+What an arena saves is page faults. Whether a graph has any depends on sizes, on the
+allocator in use and on what it has seen before (glibc raises its threshold, tcmalloc never
+gives back), so it is not computed but counted: after a graph has been observed, and if its
+plan has enough large buffers at all, a few calls run plainly and the process's minor page
+faults are counted. Their price is measured once a process. The arena is used if it saves
+at least twice what it costs, or if that is nothing beside a call with such large buffers.
+``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
+
+The ranks of a distributed job may decide differently. That can be no deadlock and no other
+result: the same lines call the same kernels and collectives in the same order, only in other
+memory, and what a collective is handed never comes out of an arena (Note [What can be planned]).
+
+What is not allocated by generated code stays with malloc and pays for its page faults there: most
+of all the gradient of a loss that is computed outside of the compiled model, which AOTAutograd
+makes contiguous at the model's output size in each step (64 MiB of output: 31 of 246 ms a step).
+Compiling the loss with the model is the remedy.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memprof.cudagraph_trees.arena import PAGE, SUPPORTED
+from memprof.cudagraph_trees.arena_plan import LARGE, ArenaPlan, plan_program
+from memprof.cudagraph_trees.arena_tensors import TensorShape
+from memprof.cudagraph_trees.placement import keep, placement_of_plan
+from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
+
+from .. import _torch_compat
+from ..call_log import Counter
+from ..ledger import Ledger
+from .page_faults import minor_page_faults, nanoseconds_per_fault
+from .replay import POOL, BoxedCall, replay_in_arena
+from .wrapper_code import WrapperCode, evaluate, read_wrapper
+
+Use = Callable[[BoxedCall], None]
+
+TRIAL_CALLS = 4
+WORTH_TRYING = 4 * LARGE
+"""Bytes in large buffers below which no trial is made."""
+
+SURELY_LARGE = 8 << 20
+NEGLIGIBLE = 200
+"""glibc keeps or returns buffers of some megabytes as its heap happens to lie, so a trial may
+see no fault of a graph that has thousands in the next minute. From so many bytes on an arena
+is used all the same if it costs less than one part in so many of a call."""
+
+# Measured with benchmarks/cpu_arena.py: what a call costs more in the arena, nanoseconds.
+_COST_OF_CALL = 2_000
+_COST_OF_LEASE = 8_000
+
+
+class ArenaSteadyState:
+    """Moves the calls of one compiled graph into the arena where that pays.
+
+    Args:
+        record: of the graph.
+        compiled: Inductor's ``CompiledFxGraph``.
+        plain: its callable.
+        sizes: which inputs are integers.
+        ledger: told what was decided.
+        wanted: option ``graphs``; not False.
+    """
+
+    def __init__(
+        self,
+        record: GraphRecord,
+        compiled: Any,
+        plain: BoxedCall,
+        sizes: Sequence[int],
+        ledger: Ledger,
+        wanted: bool | None,
+    ) -> None:
+        self.record = record
+        self.compiled = compiled
+        self.plain = plain
+        self.sizes = sizes
+        self.ledger = ledger
+        self.wanted = wanted
+        self._code: WrapperCode | None = None
+
+    def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
+        """What to call from now on, for inputs with the program's key.
+
+        Args:
+            program: as observed.
+            use: called with another callable when it should change.
+        """
+        try:
+            plan = self._plan(program)
+            if isinstance(plan, str):
+                return self._skip(plan)
+            if self.wanted:
+                return self._replay(program, plan, use, "option graphs=True")
+            if plan.large_bytes < WORTH_TRYING:
+                return self._skip(
+                    f"{plan.large_bytes} bytes in buffers of {LARGE} bytes and more: "
+                    "too few for an arena to save anything"
+                )
+            return self._trial(program, plan, use)
+        except Exception as error:
+            self.ledger.fallback(self.record.id, "planning an arena", error)
+            return self.plain
+
+    def _plan(self, program: AllocationProgram) -> ArenaPlan | str:
+        """A plan, or why there is none."""
+        if not SUPPORTED:
+            return "no arena on this system: there are no anonymous private mappings"
+        if self.record.devices != ("cpu",):
+            return f"no arena for graphs on {', '.join(self.record.devices) or 'no device'}"
+        if self._code is None:
+            self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
+        if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
+            return "no arena: the generated code has no Python wrapper"
+        plan = plan_program(
+            program,
+            {line: a.name for line, a in self._code.allocations.items()},
+            self._code.unsafe,
+            **({"min_lease": 1} if self.wanted else {}),
+        )
+        return plan if plan.sites else "no arena: the generated code allocates nothing"
+
+    def _trial(self, program: AllocationProgram, plan: ArenaPlan, use: Use) -> BoxedCall:
+        """Runs plainly, counts page faults, then decides for good."""
+        plain, faults, left = self.plain, [0], itertools.count(TRIAL_CALLS - 1, -1)
+        count, now, times = minor_page_faults, time.perf_counter_ns, []
+
+        def call(inputs: list[Any]) -> Any:
+            before, start = count(), now()
+            out = plain(inputs)
+            times.append(now() - start)
+            faults[0] += count() - before
+            if next(left) == 0:
+                use(self._decide(program, plan, use, faults[0] / TRIAL_CALLS, min(times)))
+            return out
+
+        return call
+
+    def _decide(
+        self, program: AllocationProgram, plan: ArenaPlan, use: Use, faults: float, took: int
+    ) -> BoxedCall:
+        """``faults`` is the mean over the trial, ``took`` its shortest call, nanoseconds."""
+        try:
+            # Operators that allocate for themselves go on having their share.
+            share = plan.large_bytes / (plan.large_bytes + sum(plan.left_out.values()))
+            avoidable = min(faults * share, plan.large_bytes / PAGE)
+            saved = avoidable * nanoseconds_per_fault()
+            leases = sum(s.offset is None for s in plan.sites)
+            cost = _COST_OF_CALL + leases * _COST_OF_LEASE
+            if saved >= 2 * cost:
+                return self._replay(program, plan, use, "a call has many page faults")
+            if plan.large_bytes >= SURELY_LARGE and cost * NEGLIGIBLE <= took:
+                return self._replay(program, plan, use, "it costs nothing beside such a call")
+            return self._skip("a call has too few page faults for an arena to save anything")
+        except Exception as error:
+            self.ledger.fallback(self.record.id, "moving a graph into an arena", error)
+            return self.plain
+
+    def _replay(self, program: AllocationProgram, plan: ArenaPlan, use: Use, why: str) -> BoxedCall:
+        code, module_globals = self._code, _torch_compat.generated_globals(self.compiled)
+        assert code is not None
+        assert module_globals is not None
+        shapes = {
+            line: TensorShape.of(*arguments)
+            for line, arguments in evaluate(code, module_globals, self.sizes, program.key).items()
+        }
+        sites = [s for s in plan.sites if s.line in shapes and shapes[s.line].nbytes == s.nbytes]
+        if not sites:
+            return self._skip("no arena: sizes depend on more than the graph's inputs")
+        scratch = [s for s in sites if s.offset is not None]
+        leased = [s for s in sites if s.offset is None]
+        if plan.scratch_bytes < LARGE and not self.wanted:
+            scratch = []  # malloc is as fast as all that a scratch needs
+        replays = Counter()
+        call = replay_in_arena(
+            code,
+            self.compiled,
+            self.plain,
+            [*scratch, *leased],
+            shapes,
+            plan.scratch_bytes,
+            path=self.record.code_path or module_globals.get("__file__", "<generated>"),
+            label=self.record.label,
+            replays=replays,
+            lost=functools.partial(self._lost, program, use),
+        )
+        scratch_bytes, least = (plan.scratch_bytes, plan.lower_bound) if scratch else (0, 0)
+        if scratch:
+            used = replace(plan, sites=tuple(scratch))
+            keep(self.record, placement_of_plan(self.record.id, program, used))
+        self.ledger.add(
+            LedgerKind.RECORD,
+            self.record.id,
+            f"planned into an arena ({why}): {len(scratch)} temporaries in {scratch_bytes} bytes "
+            f"(no plan can do with fewer than {least}), {len(leased)} outputs in blocks of "
+            f"{sum(s.nbytes for s in leased)} bytes; {sum(plan.left_out.values())} bytes a call "
+            "are allocated outside of it",
+            tree=_detail(self.record.label, program, scratch_bytes),
+        )
+        sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
+        self.ledger.count(
+            LedgerKind.REPLAY,
+            self.record.id,
+            f"ran in the arena{sizes}",
+            replays,
+            functools.partial(_detail, self.record.label, program),
+        )
+        return call
+
+    def _lost(self, program: AllocationProgram, use: Use) -> None:
+        self.ledger.add(
+            LedgerKind.TREE_FAILURE,
+            self.record.id,
+            "somebody keeps a temporary of this graph beyond its call; it runs without an "
+            "arena from here on",
+            tree=_detail(self.record.label, program),
+        )
+        use(self.plain)
+
+    def _skip(self, reason: str) -> BoxedCall:
+        self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+        return self.plain
+
+
+def arena_steady_state(
+    record: GraphRecord,
+    ledger: Ledger,
+    wanted: bool | None,
+    compiled: Any,
+    plain: BoxedCall,
+    sizes: Sequence[int],
+    has_other_sizes: bool,
+) -> ArenaSteadyState | None:
+    """What observed calls of a graph run, for the observe stage; None: its plain callable.
+
+    Args:
+        record: of the graph.
+        ledger: told what was decided.
+        wanted: option ``graphs``.
+        compiled: Inductor's ``CompiledFxGraph``.
+        plain: its callable.
+        sizes: which inputs are integers.
+        has_other_sizes: it depends on sizes that are no inputs of their own.
+    """
+    if wanted is False or not _torch_compat.is_cpu_only(compiled):
+        return None
+    if has_other_sizes:
+        ledger.add(LedgerKind.NOT_GRAPHED, record.id, "no arena: a size is no input of its own")
+        return None
+    return ArenaSteadyState(record, compiled, plain, sizes, ledger, wanted)
+
+
+def _detail(label: str, program: AllocationProgram, marginal: int = 0) -> TreeDetail:
+    return TreeDetail(
+        device="cpu",
+        function=label,
+        key=program.key,
+        pool_after=POOL.reserved_bytes,
+        marginal=marginal,
+    )

@@ -1,0 +1,252 @@
+"""Generated wrapper code: which allocations could be served otherwise, and a clone that does.
+
+The clone is the generated ``call`` with single allocations replaced. It runs in the same
+module globals with the same kernels in the same order, and keeps the line numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..provenance.generated_code import wrapper_functions
+from ..wrapper_clone import clone_factory
+
+_SCRATCH = "_memprof_scratch"
+_LEASE = "_memprof_lease"
+
+# Operators that neither keep their arguments nor go on using them when they have returned.
+_TRUSTED_OPERATORS = {
+    *("aten", "prims", "prim", "inductor", "inductor_prims", "mkl", "mkldnn", "onednn"),
+    *("quantized", "_quantized", "quantized_decomposed", "mkldnn_prepacked"),
+}
+_TRUSTED_FUNCTIONS = {
+    *("empty_strided_cpu", "reinterpret_tensor", "alloc_from_pool"),
+    *("assert_size_stride", "assert_alignment"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``name = empty_strided_cpu(size, stride, dtype)``, executed once a call.
+
+    Attributes:
+        line: 1-based.
+        name: what it assigns.
+        arguments: source text of ``(size, stride, dtype)``.
+    """
+
+    line: int
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperCode:
+    """What one generated wrapper allocates.
+
+    Attributes:
+        source: its text.
+        allocations: by line.
+        unsafe: names that reach code that might keep what it is given, or that is not
+            understood, themselves or through a view.
+        inputs: names of the inputs, in order.
+        sizes: further names of integer inputs, by name: ``s0 = arg0_1``.
+    """
+
+    source: str
+    allocations: Mapping[int, Allocation]
+    unsafe: frozenset[str]
+    inputs: tuple[str, ...]
+    sizes: Mapping[str, str]
+
+
+def read_wrapper(source: str) -> WrapperCode | None:
+    """None if there is no Python wrapper."""
+    try:
+        functions = dict(wrapper_functions(ast.parse(source)))
+    except SyntaxError:
+        return None
+    call = functions.get("Runner.call", functions.get("call"))
+    if call is None:
+        return None
+    allocations: dict[int, Allocation] = {}
+    unsafe: set[str] = set()
+    views: list[tuple[set[str], set[str]]] = []
+    inputs: tuple[str, ...] = ()
+    sizes: dict[str, str] = {}
+    local = {
+        n.id for n in ast.walk(call) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    for st in _flat(call.body):
+        names = _loaded(st) & local
+        if not _understood(st):
+            unsafe |= names
+        if not isinstance(st, ast.Assign):
+            continue
+        targets = {n.id for t in st.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        views.append((targets, _shared(st.value) & local))
+        target, value = st.targets[0], st.value
+        if isinstance(value, ast.Name) and value.id == "args":
+            elements = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            inputs = tuple(e.id for e in elements if isinstance(e, ast.Name))
+        elif isinstance(value, ast.Name) and isinstance(target, ast.Name):
+            sizes[target.id] = value.id
+        elif (
+            isinstance(target, ast.Name)
+            and isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Name)
+            and value.func.id == "empty_strided_cpu"
+            and len(value.args) == 3
+            and not value.keywords
+        ):
+            text = ", ".join(ast.unparse(a) for a in value.args)
+            allocations[st.lineno] = Allocation(st.lineno, target.id, f"({text})")
+    return WrapperCode(source, allocations, frozenset(_spread(unsafe, views)), inputs, sizes)
+
+
+def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run once a call; compound ones other than ``with`` as one."""
+    for st in body:
+        if isinstance(st, ast.With):
+            yield from _flat(st.body)
+        else:
+            yield st
+
+
+def _loaded(st: ast.stmt) -> set[str]:
+    return {n.id for n in ast.walk(st) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+_SIZE = re.compile(r"[suz]\d+$")
+"""How Inductor names sizes."""
+
+
+def _shared(value: ast.expr) -> set[str]:
+    """Names whose memory what is assigned here might share."""
+    if isinstance(value, ast.Call):
+        function = ast.unparse(value.func)
+        if function == "empty_strided_cpu" or function.endswith((".item", ".size", ".stride")):
+            return set()
+        if function in ("reinterpret_tensor", "alloc_from_pool"):
+            value = value.args[0]
+    return {n.id for n in ast.walk(value) if isinstance(n, ast.Name) and not _SIZE.match(n.id)}
+
+
+def _understood(st: ast.stmt) -> bool:
+    if isinstance(st, (ast.Delete, ast.Return, ast.Pass)):
+        return True
+    if not isinstance(st, (ast.Assign, ast.Expr)):
+        return False
+    value = st.value
+    if isinstance(value, (ast.Name, ast.Constant)):
+        return True
+    if isinstance(value, ast.Subscript):
+        return isinstance(value.value, ast.Name)
+    if isinstance(value, ast.Call):
+        return all(_trusted(c.func) for c in ast.walk(value) if isinstance(c, ast.Call))
+    # Arithmetic on sizes.
+    return not any(
+        isinstance(n, (ast.Call, ast.List, ast.Tuple, ast.Dict)) for n in ast.walk(value)
+    )
+
+
+def _trusted(callee: ast.expr) -> bool:
+    text = ast.unparse(callee)
+    root, *rest = text.split(".")
+    if "resize" in text or "set_" in text or "share_memory" in text:
+        return False
+    if root == "torch" and rest[:1] == ["ops"]:
+        return len(rest) > 1 and rest[1] in _TRUSTED_OPERATORS
+    if root == "aten":
+        return True
+    if root == "extern_kernels":
+        return True
+    if not rest:
+        return root in _TRUSTED_FUNCTIONS or root.startswith("cpp_")
+    return rest[-1] in ("clear", "item", "size", "stride", "as_strided")
+
+
+def _spread(unsafe: set[str], views: list[tuple[set[str], set[str]]]) -> set[str]:
+    """With a name, what shares or might share its memory is unsafe too."""
+    spread = set(unsafe)
+    while True:
+        before = len(spread)
+        for targets, sources in views:
+            if targets & spread:
+                spread |= sources
+            if sources & spread:
+                spread |= targets
+        if len(spread) == before:
+            return spread
+
+
+ScratchCall = Callable[[list[Any], Sequence[Any]], Any]
+"""A boxed ``call`` with the scratch's tensors as its second argument."""
+
+
+def rewritten(
+    code: WrapperCode,
+    path: str,
+    module_globals: dict[str, Any],
+    scratch: Sequence[int],
+    leases: Mapping[int, Callable[[], Any]],
+) -> ScratchCall:
+    """The clone.
+
+    Args:
+        code: the wrapper.
+        path: its file name, for tracebacks.
+        module_globals: its globals, used as they are and not changed.
+        scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
+        leases: by line, what is called instead of the allocation.
+
+    The scratch's tensors are an argument, not part of the clone: a class, as the clone may be,
+    is part of a reference cycle and would keep them until the garbage collector comes by.
+    """
+    tree = ast.parse(code.source)
+    functions = dict(wrapper_functions(tree))
+    call = functions["Runner.call" if "Runner.call" in functions else "call"]
+    call.args.args.append(ast.arg(_SCRATCH))
+    replace = {line: f"{_SCRATCH}[{i}]" for i, line in enumerate(scratch)}
+    replace |= {line: f"{_LEASE}_{i}()" for i, line in enumerate(leases)}
+    for st in _flat(call.body):
+        text = replace.get(st.lineno)
+        if text is not None and isinstance(st, ast.Assign):
+            value = ast.parse(text, mode="eval").body
+            for node in ast.walk(value):
+                ast.copy_location(node, st)
+            st.value = value
+    names = [f"{_LEASE}_{i}" for i in range(len(leases))]
+    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values()).call
+    return made
+
+
+def evaluate(
+    code: WrapperCode, module_globals: dict[str, Any], sizes: Sequence[int], key: Sequence[int]
+) -> dict[int, tuple[tuple[int, ...], tuple[int, ...], Any]]:
+    """``(size, stride, dtype)`` of each allocation, by line; those that depend on more than
+    the integer inputs are left out.
+
+    Args:
+        code: the wrapper.
+        module_globals: its globals.
+        sizes: which inputs are integers.
+        key: their values.
+    """
+    known: dict[str, Any] = {
+        code.inputs[i]: value for i, value in zip(sizes, key, strict=True) if i < len(code.inputs)
+    }
+    for name, source in code.sizes.items():
+        if source in known:
+            known[name] = known[source]
+    found = {}
+    for line, allocation in code.allocations.items():
+        try:
+            found[line] = eval(allocation.arguments, module_globals, known)
+        except NameError:
+            continue
+    return found

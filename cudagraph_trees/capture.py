@@ -1,0 +1,242 @@
+"""The two kinds of runs that take memory of the pool: warming up, and recording."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from . import _torch_compat as compat
+from .device.protocol import Input, Output, Pool, TensorSpec
+from .inputs import InputPlan, reference_persistent
+from .liveness import Liveness, OutputRefs, died, liveness_of, path_refs, refs_at
+from .node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
+from .node_program import program_of
+from .output_cache import OutputCache
+from .outputs import OutputPlan, PathAlias
+from .pool_check import check_pool
+from .replay import Replay
+from .storage_ref import StorageWeakRefWrapper, address_of
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import AllocationProgram
+
+    from .device.protocol import AllocatorEvent, CapturedRun
+    from .spec import FunctionSpec
+
+
+@dataclass(slots=True)
+class Run:
+    """A call that is about to be warmed up or recorded.
+
+    Attributes:
+        function: what.
+        inputs: of the call. Emptied by the run.
+        parent: the node after which it comes.
+        number: of the node that it makes.
+        step: number of the step that it belongs to.
+        pool: where.
+        demoted: inputs that a recording copies although a node of the path made them.
+        address_bound: see ``device.protocol``.
+        learn_program: a recording learns its allocation program.
+        buffers: filled in while it is recorded: where the copies of copied inputs lie.
+    """
+
+    function: FunctionSpec
+    inputs: list[Input]
+    parent: Node | None
+    number: int
+    step: int
+    pool: Pool
+    demoted: frozenset[int] = frozenset()
+    address_bound: bool = True
+    learn_program: bool = False
+    buffers: dict[int, TensorSpec] = field(default_factory=dict)
+
+
+def warm_up_node(run: Run) -> tuple[CUDAWarmupNode, list[Output]]:
+    """Warm up.
+
+    Returns:
+        The node, and what the call returns.
+
+    Raises:
+        Exception: what the function raised.
+    """
+    function, pool, inputs = run.function, run.pool, run.inputs
+    node = CUDAWarmupNode(function, run.number, run.parent, run.step)
+    in_pool = {r.address for r in node.path_live_weakrefs()}
+    # An output that shares the storage of an input from outside is not the pool's.
+    outside = [
+        StorageWeakRefWrapper(t)
+        for t in (*inputs, *function.constants)
+        if isinstance(t, torch.Tensor) and address_of(t) not in in_pool
+    ]
+    outputs = pool.warm_up(function.model, inputs)
+    in_extent = pool.extent()
+    kept = {r.pointer for r in outside if not r.expired()}
+    for o in outputs:
+        ours = (
+            isinstance(o, torch.Tensor)
+            and o.device == pool.device
+            and o.untyped_storage()._cdata not in kept
+            and in_extent(address_of(o))
+        )
+        node.outputs_weakrefs.append(StorageWeakRefWrapper(o) if ours else None)  # type: ignore[arg-type]
+        node.tensor_weakrefs.append(TensorWeakRef(o) if ours else None)  # type: ignore[arg-type]
+    return node, outputs
+
+
+def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
+    """Record.
+
+    Returns:
+        The node, and what the call returns.
+
+    Raises:
+        UntrackedMemory: the options ask to check, and the pool holds memory unknown to the path.
+        Exception: what the function or the device raised. The pool is as
+            ``Pool.capture`` leaves it after a failure.
+    """
+    function, pool, parent = run.function, run.pool, run.parent
+    assert not isinstance(parent, CUDAWarmupNode)
+    check = function.options.checks_pool
+    above = [] if parent is None else parent.path_weakrefs
+    plan = InputPlan.of(function, run.inputs, above, run.demoted, address_bound=run.address_bound)
+    before = liveness_of(above)
+    persistent = reference_persistent(function, plan, run.inputs)
+    in_pool = {i: TensorSpec.of(run.inputs[i]) for i in plan.managed}
+    with pool.observing() if run.learn_program else nullcontext([]) as events:
+        recording = plan.allocate(run.inputs, pool)
+    specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
+    run.buffers.update({i: specs[i] for i in plan.copied})
+    buffers: list[Input] = [
+        pool.tensor_at(TensorSpec.of(x)) if i in specs else None for i, x in enumerate(recording)
+    ]
+    if check:
+        known = {a for i in plan.copied if (a := address_of(recording[i]))}
+        known.update(r.address for r in path_refs(above) if not r.expired())
+        check_pool(pool, known, function.options)
+    with pool.observing() if run.learn_program else nullcontext([]) as captured_events:
+        handle = pool.capture(function.model, recording, kernel_free=function.kernel_free)
+    try:
+        recording.clear()
+        outputs = handle.outputs
+        handle.outputs = None
+        assert outputs is not None
+        node = _lay_out(run, handle, plan, specs, buffers, before, outputs, persistent)
+        if check:
+            check_pool(pool, {r.address for r in node.path_live_weakrefs()}, function.options)
+        if not handle.ran:
+            handle.replay([])
+    except BaseException:
+        handle.release()
+        raise
+    compat.count_copied_inputs(len(plan.copied))
+    if run.learn_program:
+        _learn_program(node, specs | in_pool, outputs, [*events, *captured_events])
+    return node, outputs
+
+
+def _lay_out(
+    run: Run,
+    handle: CapturedRun,
+    plan: InputPlan,
+    specs: dict[int, TensorSpec],
+    buffers: list[Input],
+    before: Liveness,
+    outputs: list[Output],
+    persistent: dict[int, StorageWeakRefWrapper],
+) -> CUDAGraphNode:
+    """The node of a capture that has just ended, see Note [What is decided when]."""
+    function, pool, parent = run.function, run.pool, run.parent
+    assert not isinstance(parent, CUDAWarmupNode)
+    above = [] if parent is None else parent.path_weakrefs
+    dead_before = [] if parent is None else died(parent.recorded_liveness_after_graph, before)
+    dead_after = died(before, liveness_of(above))
+    output_plan = OutputPlan.of(outputs, above, persistent, pool, function.stack_traces)
+    aliased = {a.index for a in output_plan.alias if isinstance(a, PathAlias)}
+    nodes = path_to(parent)
+    for depth, index in aliased:
+        nodes[depth].output_is_aliased(index)
+    refs: OutputRefs = output_plan.references(outputs)
+    if not run.address_bound:
+        # Replays make their outputs; those of the recording are the user's alone.
+        output_plan.persistent = [None] * len(outputs)
+    path = [*above, refs]
+    after = liveness_of(path)
+    live = [(d, i) for d, alive in enumerate(after) for i, x in enumerate(alive) if x]
+    live_after = refs_at(path, live)
+    cache = OutputCache(function, run.number, output_plan, refs, path, pool)
+    caches = [*(n.output_cache for n in nodes), cache]
+    return CUDAGraphNode(
+        wrapped_function=function,
+        number=run.number,
+        step=run.step,
+        pool=pool,
+        parent_ref=None if parent is None else weakref.ref(parent),
+        input_plan=plan,
+        output_plan=output_plan,
+        outputs_weakrefs=refs,
+        tensor_weakrefs=[
+            None if r is None else TensorWeakRef(o)  # type: ignore[arg-type]
+            for r, o in zip(refs, outputs, strict=True)
+        ],
+        path_weakrefs=path,
+        recorded_liveness_before_graph=before,
+        expected_dead_indices_before_graph=dead_before,
+        expected_dead_indices_after_graph=dead_after,
+        recorded_liveness_after_graph=after,
+        live_indices_after_graph=live,
+        live_after=live_after,
+        live_after_slots=[(r, caches[d], i) for (d, i), r in zip(live, live_after, strict=True)],
+        checkpoint=pool.checkpoint(),
+        sizes=_sizes(pool, refs),
+        specs=specs,
+        run_handle=handle,
+        replay=Replay(
+            handle,
+            plan,
+            buffers,
+            specs,
+            path,
+            dead_before,
+            dead_after,
+            [i for i, w in enumerate(plan.live_outputs) if w is not None and w in aliased],
+            cache,
+            pool,
+            address_bound=run.address_bound,
+        ),
+        output_cache=cache,
+    )
+
+
+def _sizes(pool: Pool, refs: OutputRefs) -> dict[int, tuple[int, int]]:
+    """(bytes asked for, bytes of the block) of these outputs, by address."""
+    own = {r.address for r in refs if r is not None}
+    return {
+        block.address: (block.requested, block.nbytes)
+        for segment in pool.segments()
+        for block in segment.blocks
+        if block.live and block.address in own
+    }
+
+
+def _learn_program(
+    node: CUDAGraphNode,
+    inputs: dict[int, TensorSpec],
+    outputs: list[Output],
+    events: list[AllocatorEvent],
+) -> None:
+    found: tuple[AllocationProgram, frozenset[int], tuple[int, ...]]
+    try:
+        found = program_of(node.wrapped_function, inputs, outputs, events)
+    except Exception:
+        # The recording is good; only what a profile says of its inside is missing.
+        compat.log.warning("no program of %s", node.wrapped_function.label, exc_info=True)
+    else:
+        node.program, node.workspaces, node.addresses = found

@@ -1,0 +1,257 @@
+"""The nodes of a tree: what ran in the pool, and what of the path before it that relies on.
+
+Nodes are data. ``capture`` makes them, ``replay`` runs them, ``tree`` knows their place. Dynamo
+calls ``_is_cuda_graph_recorded_tensor`` by that name (``torch._dynamo.variables.optimizer``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from . import _torch_compat as compat
+from .inputs import CheckInvariantStatus, InputPlan
+from .liveness import (
+    Liveness,
+    OutputRefs,
+    PathOutputIndex,
+    all_dead,
+    held,
+    path_refs,
+)
+from .storage_ref import StorageWeakRefWrapper, address_of
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import AllocationProgram
+
+    from .device.protocol import CapturedRun, Checkpoint, Input, Pool, TensorSpec
+    from .output_cache import OutputCache
+    from .outputs import OutputPlan
+    from .replay import Replay
+    from .spec import FunctionSpec
+
+
+@dataclass(eq=False)
+class CUDAWarmupNode:
+    """A run in the pool that is not recorded.
+
+    It follows recordings or warm-ups; only warm-ups follow it, because the addresses of
+    its outputs are accidental.
+
+    Attributes:
+        wrapped_function: what ran.
+        number: negative, unlike that of a recording.
+        parent: the node before it.
+        step: number of the step in which it ran.
+        outputs_weakrefs: the outputs that lie in the pool.
+        tensor_weakrefs: their tensors.
+    """
+
+    wrapped_function: FunctionSpec
+    number: int
+    parent: Node | None
+    step: int
+    outputs_weakrefs: OutputRefs = field(default_factory=list)
+    tensor_weakrefs: list[TensorWeakRef | None] = field(default_factory=list)
+
+    @property
+    def path_weakrefs(self) -> list[OutputRefs]:
+        """Outputs of all nodes from the root to this one."""
+        return [n.outputs_weakrefs for n in path_to(self)]
+
+    def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
+        """All live outputs of the path."""
+        return (r for r in path_refs(self.path_weakrefs) if not r.expired())
+
+    def all_outputs_are_dead(self) -> bool:
+        """Whether nobody holds any output of the path."""
+        return next(self.path_live_weakrefs(), None) is None
+
+    def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is an output of the path that is live."""
+        address = address_of(t)
+        return any(r.address == address for r in self.path_live_weakrefs())
+
+
+@dataclass(eq=False, kw_only=True)
+class CUDAGraphNode:
+    """A recording of one function after one path.
+
+    Attributes:
+        wrapped_function: what was recorded.
+        number: of the recording in its manager, from 0.
+        step: number of the step in which it was recorded.
+        pool: where.
+        parent_ref: the recording before it, None for a root.
+        input_plan, output_plan: what it does with each input, and what each output is.
+        outputs_weakrefs: the outputs that lie in the pool. Never replaced, only changed.
+        tensor_weakrefs: the tensors that the recording itself returned of these.
+        path_weakrefs: outputs of all nodes from the root to this one.
+        recorded_liveness_before_graph: which outputs of the path before it were live when
+            it was recorded.
+        expected_dead_indices_before_graph: outputs that died between the end of the
+            parent's recording and the beginning of this one.
+        expected_dead_indices_after_graph: outputs that died during this recording.
+        recorded_liveness_after_graph: which outputs of the path were live at its end.
+        live_indices_after_graph: the same, as indices.
+        live_after: the same, as references.
+        live_after_slots: the same, each with the cache that it is handed out by, and its
+            number there.
+        checkpoint: the allocator's books at its end.
+        sizes: by address, (bytes asked for, bytes of the block) of its outputs.
+        specs: where the storages of copied and managed inputs are, by input.
+        run_handle: the device's recording.
+        replay: what happens when it is called again.
+        output_cache: hands out what a replay returns.
+        program: its allocation program, None if that is not known.
+        workspaces: storages of the program that a library keeps until it is told to drop them.
+        addresses: of the program's storages.
+        children: recordings that follow this one, by function.
+        recorded_ns: when it was recorded.
+        replays: how often it was replayed.
+        marginal_bytes: what the pool took from the device for it.
+    """
+
+    wrapped_function: FunctionSpec
+    number: int
+    step: int
+    pool: Pool
+    parent_ref: weakref.ref[CUDAGraphNode] | None
+    input_plan: InputPlan
+    output_plan: OutputPlan
+    outputs_weakrefs: OutputRefs
+    tensor_weakrefs: list[TensorWeakRef | None]
+    path_weakrefs: list[OutputRefs]
+    recorded_liveness_before_graph: Liveness
+    expected_dead_indices_before_graph: list[PathOutputIndex]
+    expected_dead_indices_after_graph: list[PathOutputIndex]
+    recorded_liveness_after_graph: Liveness
+    live_indices_after_graph: list[PathOutputIndex]
+    live_after: list[StorageWeakRefWrapper]
+    live_after_slots: list[tuple[StorageWeakRefWrapper, OutputCache, int]]
+    checkpoint: Checkpoint
+    sizes: dict[int, tuple[int, int]]
+    specs: dict[int, TensorSpec]
+    run_handle: CapturedRun
+    replay: Replay
+    output_cache: OutputCache
+    program: AllocationProgram | None = None
+    workspaces: frozenset[int] = frozenset()
+    addresses: tuple[int, ...] = ()
+    children: dict[FunctionSpec, list[CUDAGraphNode]] = field(default_factory=dict)
+    recorded_ns: int = 0
+    replays: int = 0
+    marginal_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.fits = self.replay.fits
+
+    @property
+    def parent(self) -> CUDAGraphNode | None:
+        """The node before it, None for a root."""
+        return None if self.parent_ref is None else self.parent_ref()
+
+    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str]:
+        """Why it does not fit, and the details. Not hot."""
+        plan, function = self.input_plan, self.wrapped_function
+        for status in (
+            CheckInvariantStatus.CudagraphManagedIdxMismatch,
+            CheckInvariantStatus.StaticInputIdxMismatch,
+        ):
+            which = plan.relied_on(status)
+            if which and not compat.pointers_equal(inputs, plan.pointers, which):
+                return status, f"{status.value}.\n{plan.describe_moved(function, inputs, which)}"
+        dead_before, copies = self.replay.dead_before, self.replay.copies
+        status = CheckInvariantStatus.SUCCESS
+        if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
+            status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
+        elif copies is not None and not copies.fit(inputs):
+            status = CheckInvariantStatus.CopiedInputSizeMismatch
+        return status, status.value
+
+    def moved_managed(self, inputs: list[Input]) -> list[int]:
+        """Managed inputs that are somewhere else now and could be copied instead.
+
+        Not if the function writes to any input: a copy would no longer share memory with
+        another input that it may share it with at a later call.
+        """
+        if self.wrapped_function.mutated_input_idxs:
+            return []
+        kept = {*self.wrapped_function.static_input_idxs, *self.replay.keep_inputs}
+        return self.input_plan.moved(inputs, [i for i in self.input_plan.managed if i not in kept])
+
+    def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
+        """All live outputs of the path."""
+        return (r for r in self.live_after if not r.expired())
+
+    def all_outputs_are_dead(self) -> bool:
+        """Whether nobody holds any output of the path."""
+        return all_dead(self.live_after) or not held(self.live_after, path_refs(self.path_weakrefs))
+
+    def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
+        """Whether the memory of a tensor is that of an output of the path, live or not."""
+        address = address_of(t)
+        return any(r.address == address for r in path_refs(self.path_weakrefs))
+
+    def output_is_aliased(self, index: int) -> None:
+        """A descendant returns an alias of this output: no cached tensor for it any more."""
+        self.output_plan.cacheable[index] = False
+        self.output_cache.clear()
+
+    def restore_pool(self) -> None:
+        """Make the allocator's books say what memory says after a replay: what this recording
+        left, less what has died since."""
+        # Held until it is done: the garbage collector may come by.
+        live: dict[int, torch.UntypedStorage] = {}
+        for r in self.path_live_weakrefs():
+            storage = compat.storage_from_weak(r.pointer)
+            if storage is not None:
+                live.setdefault(r.address, storage)
+        dead = {r.address for r in self.live_after} - live.keys()
+        self.pool.restore(self.checkpoint, [s._cdata for s in live.values()], dead)
+
+    def release(self) -> None:
+        """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
+        self.output_cache.clear()
+        self.output_plan.persistent.clear()
+        self.run_handle.release()
+        self.replay.release()
+        self.checkpoint = None
+
+    def release_graph(self) -> None:
+        """Drop what its function holds of the device. What it returned may be held: the rest
+        stays until the path ends."""
+        self.run_handle.release()
+        self.output_cache.let_go_of_fixed()
+
+
+Node: TypeAlias = "CUDAGraphNode | CUDAWarmupNode"
+
+
+@overload
+def path_to(node: CUDAGraphNode | None) -> list[CUDAGraphNode]: ...
+@overload
+def path_to(node: Node | None) -> list[Node]: ...
+def path_to(node: Any) -> Any:
+    """The nodes from the root to this one; none if it is None."""
+    nodes = []
+    while node is not None:
+        nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
+
+
+def number_of(node: Node | None) -> int | None:
+    """Its number, for the ledger."""
+    return None if node is None else node.number
+
+
+def path_addresses(node: Node | None) -> set[int]:
+    """Addresses of all outputs of a path, dead ones included: the memory is the pool's."""
+    return set() if node is None else {r.address for r in path_refs(node.path_weakrefs)}

@@ -1,0 +1,268 @@
+"""Handing out the outputs of a recording after a replay.
+
+Note [Cached outputs]
+~~~~~~~~~~~~~~~~~~~~~
+To make a tensor costs about as much as to launch a graph. So an output whose storage no
+other output shares is made once, kept in a slot, and handed out again by every replay that
+finds it held by nobody else. What its last holder left on it is looked for first:
+
+* autograd's marks (``requires_grad``, a ``grad_fn``, hooks, ``.grad``) are cleared, and so are
+  attributes. That its gradient is to be *retained* cannot be: another tensor takes its place;
+* a *version* other than 0 means that something was done to it in place, perhaps to its
+  sizes: another tensor takes its place. In inference mode it is a normal tensor as well, which
+  has a version, since the next call may come outside of that mode.
+
+When the tensor is still held at the beginning of the next step, its use must raise from
+then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: the
+tensor itself is held and nothing else over its storage. For that a *twin* is kept, a
+second tensor over the storage that nobody is ever given. The held tensor is told to let go
+of the storage, and a likeness of the twin goes into the slot: the storage stays, and with it
+all that the trees know about it. If somebody else holds the storage, say a view, the use of
+the storage must raise, and the next tensor gets a storage of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import _torch_compat as compat
+from .device.protocol import Output, Pool, TensorSpec
+from .errors import OverwrittenMessage
+from .liveness import OutputRefs, detach_in_place
+from .outputs import OutputAlias, OutputPlan, PathAlias
+from .spec import CompilationMode, FunctionSpec
+
+if TYPE_CHECKING:
+    from .storage_ref import StorageWeakRefWrapper
+
+_likeness = compat.likeness
+
+
+class OutputCache:
+    """Hands out the outputs of one recording.
+
+    Attributes:
+        slots: what needs no work: cached tensors, persistent ones, numbers.
+        twins: see Note [Cached outputs]; None where there is none.
+        missing: slots whose cached tensor is gone.
+        build: outputs that share a storage: they are built anew each time.
+        seen: cached outputs that a user can get hold of.
+        fixed: outputs that are the same tensor each time, over memory outside the pool, and not
+            the user's.
+        moves_out: what is held beyond its step gets memory of its own: gradients, and what is
+            to be cloned.
+        nbytes: of the storage of each output.
+        invalidated: how often the use of each output was made to raise.
+    """
+
+    __slots__ = (
+        "build",
+        "fixed",
+        "function",
+        "invalidated",
+        "messages",
+        "missing",
+        "moves_out",
+        "nbytes",
+        "node",
+        "path",
+        "plan",
+        "pool",
+        "ready",
+        "refs",
+        "seen",
+        "slots",
+        "twins",
+    )
+
+    def __init__(
+        self,
+        function: FunctionSpec,
+        node: int,
+        plan: OutputPlan,
+        refs: OutputRefs,
+        path: Sequence[OutputRefs],
+        pool: Pool,
+    ) -> None:
+        """Args: ``path`` includes ``refs``, as its last element."""
+        n = len(plan.specs)
+        self.function = function
+        self.node = node
+        self.plan = plan
+        self.refs = refs
+        self.path = path
+        self.pool = pool
+        self.moves_out = function.clone_outputs or function.mode is CompilationMode.BACKWARD
+        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
+        self.messages: list[OverwrittenMessage | None] = [None] * n
+        self.invalidated = [0] * n
+        self.slots: list[Output] = []
+        self.twins: list[torch.Tensor | None] = [None] * n
+        self.missing: list[int] = []
+        self.build: list[int] = []
+        self.seen: list[int] = []
+        # What requires a gradient as soon as it was recorded is a user's own tensor, most often a
+        # parameter that is saved for the backward: its hooks are the user's.
+        self.fixed = [
+            i for i, t in enumerate(plan.persistent) if t is not None and not t.requires_grad
+        ]
+        self.ready = False
+
+    def outputs(self) -> list[Output]:
+        """The outputs of a replay that was just launched. Hot."""
+        if not self.ready:
+            self._fill()
+        elif self.missing:
+            for i in self.missing:
+                self._fill_slot(i)
+            self.missing.clear()
+        out = self.slots.copy()
+        for i in self.seen:
+            t = out[i]
+            if t.requires_grad or t._version or t.__dict__:  # type: ignore[union-attr]
+                self._clean(i, out)
+        for i in self.fixed:
+            if out[i].requires_grad:  # type: ignore[union-attr]
+                out[i]._backward_hooks = None  # type: ignore[union-attr]
+        for i in self.build:
+            out[i] = self._rebuild(i, out)
+        return out
+
+    def message(self, i: int) -> OverwrittenMessage:
+        """The error for output ``i`` when its memory was reused."""
+        found = self.messages[i]
+        if found is None:
+            found = self.messages[i] = OverwrittenMessage.of(self.function, i, self.node)
+        return found
+
+    # ---- slots
+
+    def _fill(self) -> None:
+        """Make the cached tensors that are missing. Nobody else holds them yet."""
+        plan, users = self.plan, self.function.user_outputs
+        self.build = []
+        self.seen = []
+        if not self.slots:
+            self.slots[:] = [None] * len(plan.specs)
+        for i, spec in enumerate(plan.specs):
+            fixed, ref = plan.persistent[i], self.refs[i]
+            if not isinstance(spec, TensorSpec):
+                self.slots[i] = spec
+            elif fixed is not None:
+                self.slots[i] = fixed
+            elif plan.cacheable[i]:
+                if ref is not None and ref.cache is None:
+                    self._fill_slot(i)
+                if users is None or i in users:
+                    self.seen.append(i)
+            else:
+                self.build.append(i)
+        self.missing.clear()
+        self.ready = True
+
+    def _fill_slot(self, i: int) -> None:
+        """Make one cached tensor."""
+        spec, ref = self.plan.specs[i], self.refs[i]
+        assert isinstance(spec, TensorSpec)
+        assert ref is not None
+        t = self.slots[i] = self.pool.tensor_at(spec)
+        compat.add_cached_tensor(t)
+        del t
+        ref.attach_cache(self.slots, i)  # type: ignore[arg-type]
+
+    def drop_slot(self, i: int) -> torch.Tensor | None:
+        """Take a cached tensor out of the cache; its holders keep it. None if it is none."""
+        ref = self.refs[i]
+        if ref is None or ref.cache is None:
+            return None
+        t = self.slots[i]
+        assert isinstance(t, torch.Tensor)
+        ref.remove_extra_reference()
+        compat.remove_cached_tensor(t)
+        self.slots[i] = self.twins[i] = None
+        self.missing.append(i)
+        return t
+
+    def clear(self) -> None:
+        """Drop all cached tensors."""
+        for i in range(len(self.slots)):
+            self.drop_slot(i)
+        self.slots.clear()
+        self.missing.clear()
+        self.ready = False
+
+    def let_go_of_fixed(self) -> None:
+        """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
+        held stay, for the end of the path."""
+        for i, t in enumerate(self.plan.persistent):
+            if t is not None and i < len(self.slots):
+                self.slots[i] = None
+        self.plan.persistent.clear()
+
+    def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
+        """A cached output is held and its memory will be reused: from here on its use raises.
+
+        See Note [Cached outputs]. Hot.
+
+        Args:
+            i: which.
+            ref: its reference.
+            text: of the error.
+            alone: the tensor that was handed out is the only one over its storage, the twin
+                aside.
+        """
+        self.invalidated[i] += 1
+        if not alone:
+            self.pool.invalidate(self.drop_slot(i), ref.pointer, text)
+            return
+        spec, t, twin = self.plan.specs[i], self.slots[i], self.twins[i]
+        shape, stride = spec.shape, spec.stride  # type: ignore[union-attr]
+        if twin is None:
+            twin = self.twins[i] = _likeness(t, shape, stride, 0)  # type: ignore[arg-type]
+            ref.own += 1
+        self.pool.invalidate_tensor(t, text)  # type: ignore[arg-type]
+        new = self.slots[i] = _likeness(twin, shape, stride, 0)
+        compat.exchange_cached_tensor(t, new)  # type: ignore[arg-type]
+
+    # ---- what a former run left
+
+    def _clean(self, i: int, out: list[Output]) -> None:
+        """Clear what a former run's user and autograd left on a cached tensor."""
+        t = out[i]
+        assert isinstance(t, torch.Tensor)
+        if t._version or t.retains_grad:
+            del t
+            out[i] = None
+            self.drop_slot(i)
+            self._fill_slot(i)
+            self.missing.remove(i)
+            out[i] = self.slots[i]
+            return
+        t._backward_hooks = None
+        t.__dict__.clear()
+        if t.is_leaf:
+            t.requires_grad_(False)
+            t.grad = None
+        else:
+            detach_in_place(t)
+
+    # ---- outputs that share a storage
+
+    def _rebuild(self, i: int, out: list[Output]) -> torch.Tensor:
+        spec, ref, alias = self.plan.specs[i], self.refs[i], self.plan.alias[i]
+        assert isinstance(spec, TensorSpec)
+        assert ref is not None
+        storage: torch.UntypedStorage | None = None
+        if isinstance(alias, PathAlias):
+            depth, index = alias.index
+            prior = self.path[depth][index]
+            assert prior is not None
+            storage = compat.storage_from_weak(prior.pointer)
+        elif isinstance(alias, OutputAlias):
+            storage = out[alias.index].untyped_storage()  # type: ignore[union-attr]
+        t = self.pool.tensor_at(spec, storage)
+        ref.rebind(t)
+        return t

@@ -1,0 +1,172 @@
+"""The path: what ran last in the tree, what state that is, and when its step is over.
+
+Note [The four states]
+~~~~~~~~~~~~~~~~~~~~~~
+The state says what the allocator's books are worth and what may follow.
+
+* NONE: no path. Nothing of the pool is respected; the next node is a root.
+* WARMUP: the last function ran without being recorded. Its outputs own their blocks. Only
+  warm-ups may follow, since addresses differ from call to call.
+* RECORDING: the last function was recorded just now. Its outputs own their blocks, the books
+  are right, and the next function is recorded without a look at what exists.
+* EXECUTION: the last function was replayed. The books are those of the last recording;
+  they are restored from the node's checkpoint before anything is warmed up or recorded.
+
+A path ends when a new step begins (``step_end``) or when none of its outputs is held any more.
+After a replay the second is looked at only if no child fits: looking costs time, and a child that
+fits says the same.
+
+Note [Generations]
+~~~~~~~~~~~~~~~~~~
+Within one step everything that is live is respected. When the next step begins, its
+functions run from the root of the tree again and overwrite what the last one left. A
+*generation* is torch's name for a step. Its number is torch's own: it moves with
+``torch.compiler.cudagraph_mark_step_begin()``, and until someone calls that, with every
+call of a function that ``torch.compile`` returned.
+
+A generation that moved by itself does not end a step while a backward is pending:
+training calls several compiled functions before it calls backward once. Waiting for
+*every* backward would wait for ever where a forward is never followed by one, so the
+first backward releases the step. An explicit mark always ends it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from . import _torch_compat as compat
+from .device.protocol import Input, Output
+from .node import CUDAGraphNode, CUDAWarmupNode
+from .replay import CalledOff
+from .spec import CompilationMode, FunctionSpec
+
+
+class ExecutionState(Enum):
+    """See Note [The four states]."""
+
+    NONE = auto()
+    WARMUP = auto()
+    RECORDING = auto()
+    EXECUTION = auto()
+
+
+_NONE = ExecutionState.NONE
+_EXECUTION = ExecutionState.EXECUTION
+_FORWARD = CompilationMode.FORWARD
+_BACKWARD = CompilationMode.BACKWARD
+
+
+class TreePath:
+    """Where one manager is in its tree. Every transition of it is a method here.
+
+    Attributes:
+        node: what ran last, None if there is no path.
+        state: see Note [The four states].
+        step: number of the step that runs, from 1.
+        generation: torch's number of the generation in which something ran last.
+        pending_backward: a forward ran, and since then no backward.
+    """
+
+    __slots__ = ("_mark", "_tracker", "generation", "node", "pending_backward", "state", "step")
+
+    def __init__(self) -> None:
+        self._mark, self._tracker = compat.step_counters()
+        self.node: CUDAGraphNode | CUDAWarmupNode | None = None
+        self.state = _NONE
+        self.step = 0
+        self.generation = -1
+        self.pending_backward = False
+
+    # ---- generations
+
+    def generation_moved(self) -> bool:
+        """Whether something ran in another generation than this one."""
+        return bool(self.generation != (self._mark.mark_step_counter or self._tracker.generation))
+
+    def step_may_begin(self) -> bool:
+        """Whether a step may begin that overwrites what the last one left. Hot."""
+        mark = self._mark.mark_step_counter
+        if mark:
+            return bool(self.generation != mark)
+        return not self.pending_backward and self.generation != self._tracker.generation
+
+    def stay_in_step(self) -> None:
+        """What runs now belongs to the step that runs."""
+        self.generation = self._mark.mark_step_counter or self._tracker.generation
+
+    def ran_without_graph(self) -> None:
+        """A function ran without a graph: it belongs to the step that runs, unless one may
+        begin. Otherwise, a pending backward that comes after it would be taken for a new step."""
+        if not self.step_may_begin():
+            self.stay_in_step()
+
+    def release_step(self) -> None:
+        """A backward runs that is not in the tree: none is pending any more."""
+        self.pending_backward = False
+
+    def returned(self, function: FunctionSpec) -> None:
+        """A call of ``function`` has returned, in whatever way it ran."""
+        if function.mode is _FORWARD:
+            self.pending_backward = True
+        elif function.mode is _BACKWARD:
+            self.pending_backward = False
+
+    # ---- what ran
+
+    def replay(self, child: CUDAGraphNode, inputs: list[Input]) -> list[Output] | None:
+        """Replay a recording that fits after the node. Hot.
+
+        Returns:
+            None if it was called off: then it is as if it had not been called, and ``inputs``
+            are there again.
+
+        Raises:
+            Exception: the launch failed. It is as if it had not been called.
+        """
+        node, generation = self.node, self.generation
+        if node is None:
+            self.step += 1
+        self.node = child
+        self.state = _EXECUTION
+        self.generation = self._mark.mark_step_counter or self._tracker.generation
+        child.replays += 1
+        try:
+            outputs = child.replay.run(inputs)
+        except BaseException as e:
+            if node is None:
+                self.step -= 1
+            self.node = node
+            self.state = _NONE if node is None else _EXECUTION
+            child.replays -= 1
+            if not isinstance(e, CalledOff):
+                self.generation = generation
+                raise
+            inputs[:] = e.inputs
+            return None
+        mode = child.wrapped_function.mode
+        if mode is _FORWARD:
+            self.pending_backward = True
+        elif mode is _BACKWARD:
+            self.pending_backward = False
+        return outputs
+
+    def begin_run(self) -> None:
+        """Something is about to be warmed up or recorded: at a root, a step begins."""
+        if self.node is None:
+            self.step += 1
+
+    def ran(self, node: CUDAGraphNode | CUDAWarmupNode) -> None:
+        """``node`` was warmed up or recorded."""
+        self.node = node
+        warm_up = isinstance(node, CUDAWarmupNode)
+        self.state = ExecutionState.WARMUP if warm_up else ExecutionState.RECORDING
+        self.stay_in_step()
+
+    def books_restored(self) -> None:
+        """The allocator's books were restored after a replay: they are right again."""
+        self.state = ExecutionState.RECORDING
+
+    def end(self) -> None:
+        """What ran last is over."""
+        self.node = None
+        self.state = _NONE

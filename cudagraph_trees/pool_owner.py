@@ -1,0 +1,252 @@
+"""The pool of one manager, from when it is taken until it is given back.
+
+Note [Giving the pool back]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A pool is given back when what it has taken is of no use any more, or when no more can be recorded
+in it: all recordings go, and a new pool is begun. Outputs of the step that runs own their blocks in
+the old one from then on and stay valid.
+
+* What comes later in that step would be recorded for addresses in the old pool, which do not come
+  back. So nothing is recorded (the pool *rests*) until the next step begins, or, where no step
+  ever ends since no backward comes, until nobody holds anything of that step.
+* It happens in the midst of calls that have their results already, or are about to get them
+  without a graph: no call is lost for it. If there is no memory for a pool that begins with
+  ``pool_initial`` bytes, one is made that begins with nothing. If there is none for that, either,
+  the old one stays, *damaged*: nothing is warmed up or recorded in it, and the next call that
+  would be tries again to make one.
+
+Note [A pool that nobody needs]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What a pool has taken from the device it keeps for as long as anything is recorded in it, and no
+one else can use it. A function that was warmed up there and is then run without a graph (its
+capture failed, its parameters keep moving, an input is on the host) would need its memory once
+more beside the pool. So before it runs that way for the first time, all recordings are dropped
+and a new pool is begun, if the function's part of the old one is worth it: those that can be
+recorded are recorded again, in a pool of the size that they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memprof.profiler.model import LedgerKind
+
+from . import _torch_compat as compat
+from . import torch_logs
+from .budget import Budget
+from .capture_lock import capturing
+from .device.protocol import Device
+from .liveness import path_refs
+from .node import CUDAGraphNode, Node, path_to
+from .path import ExecutionState
+from .pool_check import memory_kept
+from .settings import TreeSettings
+from .spec import FunctionSpec
+from .storage_ref import StorageWeakRefWrapper
+from .tree_state import TreeState
+
+
+class PoolOwner:
+    """Owns the pool, and decides when recordings go from it.
+
+    Attributes:
+        device: where it lies.
+        settings: of the manager.
+        pool: the one that is used now.
+        budget: the limit on it.
+        resting: the pool was given back; nothing is recorded until the step ends.
+        restored: how often the allocator's books were restored.
+    """
+
+    def __init__(self, device: Device, settings: TreeSettings, state: TreeState) -> None:
+        self.device = device
+        self.settings = settings
+        self._functions = state.functions
+        self._path = state.path
+        self._tree = state.tree
+        self._policy = state.policy
+        self._ledger = state.ledger
+        with capturing():
+            self.pool = device.create_pool(settings.pool_initial)
+        self.budget = Budget(settings.pool_budget)
+        self.resting = False
+        self.restored = 0
+        self._begun_already: set[int] = set()
+        # Outputs of the step in which the pool was given back, with memory in the old one.
+        self._left: list[StorageWeakRefWrapper] = []
+
+    # ---- limits
+
+    def check_budget(self, function: FunctionSpec) -> None:
+        """``function`` may have had something allocated from the pool."""
+        if self.budget.limit is not None:
+            self.budget.check(function, self.pool.reserved_bytes())
+
+    def lower_budget(self, budget: int | None) -> None:
+        """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
+        with capturing():
+            self.budget.lower(budget, self.pool.reserved_bytes())
+
+    def enforce_budget(self) -> None:
+        """The step has ended, and the pool is above its limit: drop recordings, and perhaps give
+        up a function, see Note [Keeping a pool within its budget].
+
+        Raises:
+            RuntimeError: a function is given up, and ``cudagraph_or_error`` is on for it.
+        """
+        with capturing():
+            limit = self.budget.limit
+            reason = f"the pool has {self.pool.reserved_bytes()} bytes, its budget is {limit}"
+            function = self.budget.enforce(self._path.step)
+            self.start_over(reason)
+            if function is not None and function in self._functions:
+                self._policy.give_up(function, "it did not fit the pool's budget before")
+                why = f"{reason}, and what is in use does not fit"
+                entry = f"{why}: it runs without a graph from now on"
+                self._ledger.add(LedgerKind.SKIP, function, entry)
+                message = f"skipping cudagraphs of {function.label}: {why}"
+                compat.announce_skip(message, function.options.or_error)
+
+    def begun_already(self, pool_initial: int) -> None:
+        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
+        if pool_initial not in self._begun_already:
+            self._begun_already.add(pool_initial)
+            compat.log.warning(
+                "a pool of %d bytes to begin with was asked for, but code that runs already has "
+                "one on %s, which began with %d; it takes what it needs when it needs it",
+                pool_initial,
+                self._ledger.device,
+                self.settings.pool_initial,
+            )
+
+    # ---- the allocator's books
+
+    def restore_books(self, function: FunctionSpec | None = None) -> None:
+        """Make the allocator's books say what memory says, if a replay came last.
+
+        Args:
+            function: what is about to be warmed up or recorded, for the ledger.
+        """
+        node = self._path.node
+        if self._path.state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
+            return
+        self.restored += 1
+        torch_logs.books_restored(self.restored)
+        # Cached tensors own nothing and would look live.
+        for n in path_to(node):
+            n.output_cache.clear()
+        node.all_outputs_are_dead()
+        node.restore_pool()
+        self._path.books_restored()
+        reason = "the allocator's books were restored"
+        self._ledger.add(LedgerKind.CHECKPOINT, function, reason, node=node.number)
+
+    def memory_kept(self, function: FunctionSpec, node: Node | None) -> str:
+        """What is allocated in the pool and no output of the path to ``node``, in sentences; "" if
+        nothing. The books must be right. See Note [Memory that a function keeps]."""
+        if not function.options.checks_pool:
+            return ""
+        path = [] if node is None else path_refs(node.path_weakrefs)
+        live = {r.address for r in path if not r.expired()}
+        return memory_kept(self.pool, live, function.options)
+
+    # ---- giving it back
+
+    def leave(self) -> None:
+        """A function has kept memory of the pool: nothing may be recorded beside it."""
+        self.pool.damaged = True
+        self.give_back("a function has kept memory of the pool")
+
+    def give_back(self, reason: str) -> None:
+        """Start over, in the midst of a path too: its outputs own their memory from then on, and
+        nothing is recorded until the step ends, see Note [Giving the pool back]."""
+        node = self._path.node
+        self.resting |= node is not None
+        with capturing():
+            self.restore_books()
+            self.start_over(reason)
+        if node is not None:
+            self._left = [r for r in path_refs(node.path_weakrefs) if not r.expired()]
+
+    def give_back_unneeded(self, function: FunctionSpec) -> None:
+        """``function`` is about to run without a graph: see Note [A pool that nobody needs]."""
+        state = self._functions[function]
+        if not state.pool_growth or state.recordings:
+            return
+        with capturing():
+            reserved = self.pool.reserved_bytes()
+        if state.pool_growth >= reserved >> 6:
+            self.give_back("the pool took memory for a function that now runs without a graph")
+
+    def rested(self) -> bool:
+        """Whether recording may go on after ``give_back``: a new step begins, or it is later
+        and nothing is held of the old one."""
+        path = self._path
+        if self.resting and (
+            path.step_may_begin()
+            or (path.generation_moved() and all(r.expired() for r in self._left))
+        ):
+            self.resting = False
+            self._left.clear()
+            # What the outputs of that step have let go of meanwhile.
+            self.device.empty_cache()
+        return not self.resting
+
+    def start_over(self, reason: str) -> None:
+        """Drop all recordings and take a new pool.
+
+        The allocator's books must be right: outputs of the current path own their blocks in
+        the old pool and stay valid for as long as they are held.
+        """
+        for node in list(self._tree.nodes()):
+            self._release(node, reason)
+        self._tree.clear()
+        self._path.end()
+        self._policy.forget_recordings()
+        for state in self._functions.values():
+            state.pool_growth = state.recordings = 0
+        if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
+            # Until there is another one, whatever becomes of this.
+            self.pool.damaged = True
+            self.pool.release()
+            self.device.empty_cache()
+            self._take_pool()
+
+    def _take_pool(self) -> None:
+        for nbytes in dict.fromkeys((self.settings.pool_initial, 0)):
+            try:
+                self.pool = self.device.create_pool(nbytes)
+                return
+            except Exception as e:
+                why = f"{type(e).__name__}: {e}"
+                compat.log.warning("no other pool of %d bytes for CUDA graphs: %s", nbytes, why)
+
+    def drop(self, nodes: Iterable[CUDAGraphNode], reason: str) -> None:
+        """Drop recordings and what was recorded after them. Those on the path that runs stay."""
+        running = path_to(self._path.node)
+        for node in nodes:
+            if node not in running:
+                for n in self._tree.remove(node):
+                    self._release(n, reason)
+                    self._functions[n.wrapped_function].recordings -= 1
+
+    def _release(self, node: CUDAGraphNode, reason: str) -> None:
+        self._ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)
+        self._ledger.retire(node)
+        node.release()
+
+    def shut_down(self) -> None:
+        """Drop all recordings and the pool. Outputs that are held own their memory from then on."""
+        with capturing():
+            node = self._path.node
+            if self._path.state is ExecutionState.EXECUTION and isinstance(node, CUDAGraphNode):
+                for n in path_to(node):
+                    n.output_cache.clear()
+                if next(node.path_live_weakrefs(), None) is not None:
+                    node.restore_pool()
+            for n in list(self._tree.nodes()):
+                self._ledger.retire(n)
+                n.release()
+            self._tree.clear()
+            self._path.end()
+            self.pool.release()

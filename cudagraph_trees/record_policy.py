@@ -1,0 +1,317 @@
+"""Why a function runs without a graph, or is recorded otherwise than the last time.
+
+A *place* is a function and the recording that it comes after. What is known about it
+outlives the recordings that were tried there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from memprof.profiler.model import TreeCause
+
+from . import _torch_compat as compat
+from .device.protocol import Input
+from .inputs import CheckInvariantStatus
+from .moves import nbytes_of
+from .node import CUDAGraphNode, Node, number_of
+from .spec import CompilationMode, FunctionSpec, FunctionState
+
+MAX_FAILURES = 2
+"""A function whose warm-up or recording failed so often runs without a graph for good."""
+
+Place: TypeAlias = "tuple[int | None, FunctionSpec]"
+"""Number of the node before, None at a root, and the function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What of a ``TreeDetail`` says why: its fields of the same names."""
+
+    cause: TreeCause | None = None
+    inputs: tuple[int, ...] = ()
+    nbytes: int = 0
+
+    @staticmethod
+    def of(
+        cause: TreeCause, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
+    ) -> Cause:
+        """``which`` of the inputs of a call are the cause."""
+        found = {n for i in which if (n := function.graph_input(i)) is not None}
+        return Cause(cause, tuple(sorted(found)), nbytes_of(inputs, which))
+
+    def detail(self) -> dict[str, Any]:
+        """As keyword arguments of ``TreeLedger.add``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call runs without a graph.
+
+    Attributes:
+        reason: for the ledger.
+        cause: the same for programs.
+        this_once: it will be recorded after all.
+        failed: the ledger knows the reason already, of a failure.
+    """
+
+    reason: str
+    cause: Cause = Cause()
+    this_once: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why none of the recordings at a place fits a call.
+
+    Attributes:
+        reason: of the latest one.
+        cause: the same for programs.
+        counts: it counts against the limit of recordings at the place.
+    """
+
+    reason: str = "first recording"
+    cause: Cause = Cause()
+    counts: bool = False
+
+    @staticmethod
+    def of(
+        recordings: Sequence[CUDAGraphNode], function: FunctionSpec, inputs: list[Input]
+    ) -> Misfit:
+        """Of all recordings of ``function`` at a place, for these inputs."""
+        found = Misfit()
+        for node in recordings:
+            status, reason = node.mismatch(inputs)
+            if status is CheckInvariantStatus.SUCCESS:
+                # It was tried just now, and someone holds an input that must die.
+                reason = "an input that died in the recording is still held"
+            static = status is CheckInvariantStatus.StaticInputIdxMismatch
+            moved = node.input_plan.moved(inputs, node.input_plan.relied_on(status))
+            found = Misfit(
+                reason,
+                Cause.of(TreeCause.MOVED, function, inputs, moved) if moved else Cause(),
+                found.counts or not (static and compat.static_moves_are_exempt()),
+            )
+        return found
+
+
+class RecordPolicy:
+    """What is known about the functions of one manager, and about the places of its tree.
+
+    Attributes:
+        stopped: compiled graphs of which nothing is recorded any more, and why.
+        plain_forwards: by ``compile_id``: partitions of the forward whose last call ran without a
+            graph.
+    """
+
+    def __init__(self, functions: Mapping[FunctionSpec, FunctionState]) -> None:
+        """Args: ``functions`` are those of the manager, which adds to them and removes them."""
+        self._functions = functions
+        self.stopped: dict[object, str] = {}
+        self.plain_forwards: dict[object, set[int | None]] = {}
+        self._skipped: dict[Place, str] = {}
+        self._recorded_again: dict[Place, int] = defaultdict(int)
+        self._moves: dict[Place, dict[int, int]] = {}
+        self._demoted: dict[Place, frozenset[int]] = {}
+        self._warned_inputs: set[FunctionSpec] = set()
+        self._warned_limit: set[Place] = set()
+
+    # ---- functions
+
+    def refusal(self, function: FunctionSpec) -> Refusal | None:
+        """Why ``function`` runs without a graph wherever it is called now; None if it need not."""
+        state = self._functions[function]
+        if state.failures >= MAX_FAILURES:
+            return Refusal(state.given_up or "warm-up or recording failed before")
+        backward = function.mode is CompilationMode.BACKWARD
+        if backward and function.compile_id in self.plain_forwards:
+            return Refusal("its forward ran without a graph", this_once=True)
+        return None
+
+    def give_up(self, function: FunctionSpec, why: str) -> None:
+        """``function`` runs without a graph from now on, and each time the ledger says ``why``."""
+        state = self._functions[function]
+        state.failures, state.given_up = MAX_FAILURES, why
+
+    def stop(self, function: FunctionSpec, why: str) -> None:
+        """Nothing of the compiled graph that ``function`` is of is recorded any more, its backward
+        and other sizes included. See Note [Inputs that keep moving]."""
+        if function.compile_id is not None:
+            self.stopped[function.compile_id] = f"{function.label} runs without a graph"
+        for f in self._functions:
+            self.added(f)
+        self.give_up(function, why)
+
+    def added(self, function: FunctionSpec) -> None:
+        """``function`` is one of the manager's: it may be of a graph that was stopped."""
+        if function.compile_id in self.stopped:
+            self.give_up(function, self.stopped[function.compile_id])
+
+    def ran_plainly(self, function: FunctionSpec) -> None:
+        """``function`` ran without a graph.
+
+        What a forward then saves for its backward is somewhere else each time, so a backward that
+        comes after it is not recorded. Which sizes a backward belongs to its own integers do not
+        tell; the forward before it is mostly its own.
+        """
+        if function.mode is CompilationMode.FORWARD and function.compile_id is not None:
+            self.plain_forwards.setdefault(function.compile_id, set()).add(function.partition)
+
+    def ran_with_graph(self, function: FunctionSpec) -> None:
+        """``function`` ran with a graph, or is gone. Needed only if there are plain forwards."""
+        plain = self.plain_forwards.get(function.compile_id)
+        if plain is not None and function.mode is CompilationMode.FORWARD:
+            plain.discard(function.partition)
+            if not plain:
+                del self.plain_forwards[function.compile_id]
+
+    # ---- places
+
+    def forget_recordings(self) -> None:
+        """All recordings are gone: what was learned from them is, too."""
+        for known in (self._skipped, self._recorded_again, self._moves, self._demoted):
+            known.clear()
+
+    def forget_function(self, function: FunctionSpec) -> None:
+        """``function`` is gone."""
+        self.ran_with_graph(function)
+        self._warned_inputs.discard(function)
+        self._warned_limit = {p for p in self._warned_limit if p[1] is not function}
+        for known in (self._skipped, self._recorded_again, self._moves, self._demoted):
+            for place in [p for p in known if p[1] is function]:
+                del known[place]
+
+    def reason_against(
+        self, function: FunctionSpec, inputs: list[Input], node: Node | None, *, again: bool = False
+    ) -> str:
+        """Why the function runs without a graph after ``node``; "" if nothing speaks against one.
+
+        Args:
+            function: what is called.
+            inputs: of the call, as it was made.
+            node: the one before, None at a root.
+            again: look at the inputs, even if that was done at this place before.
+        """
+        place = number_of(node), function
+        if place not in self._skipped or again:
+            self._skipped[place] = self._look(function, inputs, node)
+        return self._skipped[place]
+
+    def known_reason(self, place: Place) -> str:
+        """The reason that was found before, "" if there is none or nobody looked."""
+        return self._skipped.get(place, "")
+
+    def _look(self, function: FunctionSpec, inputs: list[Input], node: Node | None) -> str:
+        support = function.options.supports_mutation
+        bad = [
+            i
+            for i in function.mutated_input_idxs
+            if i not in function.static_input_idxs
+            and not (
+                support
+                and node is not None
+                and isinstance(inputs[i], torch.Tensor)
+                and node._is_cuda_graph_recorded_tensor(inputs[i])
+                and not (i in function.alignment_checked and compat.is_misaligned(inputs[i]))
+            )
+        ]
+        if not bad:
+            return ""
+        # An error each time says which line writes.
+        if function.options.or_error or function not in self._warned_inputs:
+            self._warned_inputs.add(function)
+            message = compat.mutation_message(function.placeholders, bad)
+            compat.announce_skip(message, function.options.or_error)
+        return "it writes to inputs that graphs copy"
+
+    def input_elsewhere(
+        self, function: FunctionSpec, inputs: list[Input], device: torch.device
+    ) -> str:
+        """Why these inputs cannot be recorded; "" if all tensors are on ``device``.
+
+        A float is elsewhere, too: unlike an integer it does not select the function.
+
+        Asked at each call that would record, never remembered: attention gives its backward the
+        random state in a CPU tensor when it runs, and in a CUDA tensor when it is captured, so
+        that a backward meets the first in its warm-up and never again.
+        """
+        for i, t in enumerate(inputs):
+            if isinstance(t, torch.Tensor):
+                where = f"on {t.device}" if t.device != device and t.numel() > 0 else ""
+            else:
+                where = f"a {type(t).__name__}" if isinstance(t, (float, complex)) else ""
+            if where:
+                reason = f"input {i} is {where}: a recording would keep the value it has now"
+                if function not in self._warned_inputs:
+                    self._warned_inputs.add(function)
+                    message = f"skipping cudagraphs due to {reason}"
+                    compat.announce_skip(message, function.options.or_error)
+                return reason
+        return ""
+
+    # ---- recording again
+
+    def recorded_again(self, place: Place) -> None:
+        """A recording that exists there does not fit."""
+        self._recorded_again[place] += 1
+
+    def exceeds_limit(self, place: Place) -> bool:
+        """Whether that has happened too often."""
+        return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
+
+    def warn_of_limit(self, place: Place, reason: str) -> None:
+        """Torch's sentence about it, once."""
+        if place not in self._warned_limit:
+            self._warned_limit.add(place)
+            options = place[1].options
+            compat.announce_skip(
+                f"skipping cudagraph due to function {place[1].number} exceeding max "
+                f"re-recording limit (={options.rerecord_limit}) on cudagraph node {place[0]} "
+                f"due to {reason}.",
+                options.or_error,
+            )
+
+    # ---- managed inputs that keep moving
+
+    def demoted(self, place: Place) -> frozenset[int]:
+        """Inputs that are copied there although a node of the path made them."""
+        return self._demoted.get(place, frozenset())
+
+    def demote(self, place: Place, latest: CUDAGraphNode, inputs: list[Input]) -> Iterator[str]:
+        """Copy managed inputs from now on that have kept moving.
+
+        Args:
+            place: where.
+            latest: the last recording there; it does not fit.
+            inputs: of the call that it does not fit.
+
+        Yields:
+            A sentence about each input that was demoted.
+        """
+        options = place[1].options
+        limit = options.managed_input_rerecord_limit
+        counts = self._moves.setdefault(place, {})
+        for i in latest.moved_managed(inputs):
+            counts[i] = counts.get(i, 0) + 1
+            if counts[i] >= limit and i not in self.demoted(place):
+                if options.managed_input_rerecord_action == "skip":
+                    reason = self._skipped[place] = f"input {i}, made by a graph, keeps moving"
+                    compat.announce_skip(
+                        f"skipping cudagraph due to function {place[1].number} reaching the "
+                        f"cudagraph-managed input re-recording threshold (={limit}) on cudagraph "
+                        f"node {place[0]}: {reason}.",
+                        options.or_error,
+                    )
+                    continue
+                self._demoted[place] = self.demoted(place) | {i}
+                yield (
+                    f"input {i}, made by a graph, was elsewhere at {counts[i]} recordings; it is "
+                    "copied from now on"
+                )

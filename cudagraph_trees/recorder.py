@@ -1,0 +1,305 @@
+"""Calls that are no replays: warming up, recording, running without a graph.
+
+Note [Failures]
+~~~~~~~~~~~~~~~
+A warm-up or a recording that raises must not cost the user's call. After it, the state is
+RECORDING if there is a path: the books were restored before the attempt, they are right
+and the outputs own their blocks, which is what RECORDING says. The call is made again
+through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
+error is the program's own and goes to the user. So does at once what is no ``Exception``:
+an interrupt is not to be followed by another run; and any error if the user has asked for
+graphs or errors (``cudagraph_or_error``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import AbstractContextManager
+
+from memprof.profiler.model import LedgerKind
+
+from . import _torch_compat as compat
+from . import torch_logs
+from .capture import Run, capture_node, warm_up_node
+from .capture_lock import capturing
+from .device.protocol import Input, Output
+from .errors import UntrackedMemory, why_it_failed
+from .ledger import Measurement
+from .moves import Moves
+from .node import Node, number_of, path_addresses
+from .parameter_refs import ParameterRefs
+from .placement import keep_placement
+from .pool_debug import history
+from .pool_owner import PoolOwner
+from .record_policy import Misfit, Refusal
+from .recovery import InputBackup, Unrecoverable
+from .spec import CompilationMode, FunctionSpec
+from .tree_state import TreeState
+
+
+class Recorder:
+    """Makes the calls of one manager that are no replays. All of them empty ``inputs``.
+
+    Attributes:
+        active_warm_up: the function that is being warmed up now.
+    """
+
+    def __init__(
+        self, state: TreeState, owner: PoolOwner, moves: Moves, parameters: ParameterRefs
+    ) -> None:
+        self._functions = state.functions
+        self._path = state.path
+        self._tree = state.tree
+        self._policy = state.policy
+        self._ledger = state.ledger
+        self._owner = owner
+        self._moves = moves
+        self._parameters = parameters
+        self._warm_up_numbers = itertools.count(-1, -1)
+        self._recording_numbers = itertools.count()
+        self.active_warm_up: FunctionSpec | None = None
+
+    def warm_up(self, function: FunctionSpec, inputs: list[Input]) -> list[Output]:
+        """Run in the pool, without recording.
+
+        Raises:
+            UntrackedMemory: it has kept memory of the pool, and ``cudagraph_or_error`` is on.
+            Exception: the program's own, or see Note [Calling again after a failure].
+        """
+        path, owner, state = self._path, self._owner, self._functions[function]
+        with capturing():
+            measured = Measurement.begin(self._owner.pool.reserved_bytes)
+            owner.restore_books(function)
+            compat.align_inputs(inputs, function.alignment_checked)
+            parent = path.node
+            path.begin_run()
+            number = next(self._warm_up_numbers)
+            run = Run(function, inputs, parent, number, path.step, self._owner.pool)
+            above = path_addresses(parent)
+            backup = InputBackup.warm_up(function, inputs, above, self._owner.pool.device)
+            not_to_be_last = not state.warmed_up
+            # It is called from here on, unless that fails, or says that once is not enough.
+            state.warmed_up = True
+            torch_logs.warm_up(function, again=state.warm_ups > 0)
+            self.active_warm_up = function
+            try:
+                with self._history(function):
+                    node, outputs = warm_up_node(run)
+                    # What it says of memory must be asked for while the allocator keeps lines.
+                    kept = owner.memory_kept(function, node)
+            except BaseException as e:
+                state.warmed_up = False
+                return self._failed(function, inputs, "warm-up", e, backup, measured)
+            finally:
+                self.active_warm_up = None
+            backup.succeeded()
+            self._ran(node)
+            reason = "first run"
+            if state.warm_ups:
+                reason = "the one before was not to be the last"
+                if not not_to_be_last:
+                    reason = "a warm-up came before it"
+            parent_number = number_of(parent)
+            self._ledger.add(
+                LedgerKind.WARM_UP,
+                function,
+                reason,
+                node=number,
+                parent=parent_number,
+                measured=measured,
+            )
+            state.warm_ups += 1
+            self._grown(function, measured)
+            owner.check_budget(function)
+            if kept:
+                state.warmed_up = False
+                state.failures += 1
+                reason = f"warm-up kept memory: {' '.join(kept.split())}"
+                self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+                owner.leave()
+                if function.options.or_error:
+                    raise UntrackedMemory(kept)
+                compat.log.warning("%s: %s", function.label, reason)
+            return outputs
+
+    def record(self, function: FunctionSpec, inputs: list[Input], why: Misfit) -> list[Output]:
+        """Record after the node that ran last.
+
+        Raises:
+            Exception: the program's own.
+        """
+        path, owner, device = self._path, self._owner, self._owner.device
+        state = self._functions[function]
+        with capturing(), compat.recording_callbacks(function.compile_id):
+            measured = Measurement.begin(self._owner.pool.reserved_bytes)
+            owner.restore_books(function)
+            parent = path.node
+            place = number_of(parent), function
+            path.begin_run()
+            self._parameters.remember(function, inputs)
+            above = path_addresses(parent)
+            backup = (
+                InputBackup.recording(function, inputs, above, self._owner.pool)
+                if device.address_bound
+                else InputBackup.warm_up(function, inputs, above, self._owner.pool.device)
+            )
+            device.synchronize()
+            number = next(self._recording_numbers)
+            torch_logs.recording(function, number, inputs)
+            run = Run(
+                function,
+                inputs,
+                parent,
+                number,
+                path.step,
+                self._owner.pool,
+                demoted=self._policy.demoted(place),
+                address_bound=device.address_bound,
+                # Who has a record wants to know, and it costs milliseconds, once.
+                learn_program=self._owner.settings.programs or function.record is not None,
+                buffers=backup.buffers,
+            )
+            backward = function.mode is CompilationMode.BACKWARD
+            timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
+            try:
+                with self._history(function), timed:
+                    node, outputs = capture_node(run)
+            except BaseException as e:
+                return self._failed(function, inputs, "recording", e, backup, measured)
+            backup.succeeded()
+            if function.options.synchronizes:
+                node.replay.wait_with(device.synchronize)
+            again = self._tree.add(node)
+            self._moves.recorded(node)
+            self._ran(node)
+            device.synchronize()
+            node.marginal_bytes = self._grown(function, measured)
+            state.recordings += 1
+            keep_placement(node)
+            self._ledger.add(
+                # One that was in the way may have been dropped meanwhile.
+                LedgerKind.RERECORD if again or why.cause.cause else LedgerKind.RECORD,
+                function,
+                why.reason,
+                node=number,
+                parent=place[0],
+                measured=measured,
+                marginal=node.marginal_bytes,
+                **why.cause.detail(),
+            )
+            # After the entry above, so that the ledger has its replays below it.
+            node.recorded_ns = time.time_ns()
+            owner.check_budget(function)
+            return outputs
+
+    def run_plainly(
+        self, function: FunctionSpec, inputs: list[Input], refused: Refusal
+    ) -> list[Output]:
+        """Run without a graph, out of the general pool.
+
+        Raises:
+            RuntimeError: ``cudagraph_or_error`` is on, and it is not for this once.
+            Exception: the program's own.
+        """
+        if function.options.or_error and not refused.this_once:
+            raise RuntimeError(
+                f"{function.label} would run without a CUDA graph, and cudagraph_or_error is on: "
+                f"{refused.reason}"
+            )
+        self._owner.give_back_unneeded(function)
+        if not refused.failed:
+            detail = refused.cause.detail()
+            self._ledger.add(LedgerKind.SKIP, function, refused.reason, **detail)
+        self._policy.ran_plainly(function)
+        self._path.ran_without_graph()
+        mutated = function.mutated_input_idxs
+        checked = function.alignment_checked
+        compat.align_inputs(inputs, [i for i in checked if i not in mutated])
+        written = [i for i in checked if i in mutated]
+        return list(compat.with_aligned_inputs(function.model, written, mutated)(inputs))
+
+    def mark_warmup_incomplete(self) -> None:
+        """Warm the function up once more that is being warmed up now."""
+        if self.active_warm_up is not None:
+            self._functions[self.active_warm_up].warmed_up = False
+
+    def _ran(self, node: Node) -> None:
+        self._path.ran(node)
+        self._policy.ran_with_graph(node.wrapped_function)
+
+    def _grown(self, function: FunctionSpec, measured: Measurement) -> int:
+        """Bytes that the pool has grown by since, which are put down to the function."""
+        grown = self._owner.pool.reserved_bytes() - measured.pool_before
+        self._functions[function].pool_growth += grown
+        return grown
+
+    def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
+        again = self._owner.device.address_bound and self._functions[function].failures > 0
+        return history(self._owner.pool, function.options, again=again)
+
+    # ---- failures
+
+    def _failed(
+        self,
+        function: FunctionSpec,
+        inputs: list[Input],
+        what: str,
+        error: BaseException,
+        backup: InputBackup,
+        measured: Measurement,
+    ) -> list[Output]:
+        """See Note [Failures]."""
+        try:
+            return self._call_again(function, inputs, what, error, backup, measured)
+        finally:
+            # Not before: inputs that died in the attempt lie in memory that the old pool gives
+            # back.
+            self._replace_damaged_pool(function)
+
+    def _call_again(
+        self,
+        function: FunctionSpec,
+        inputs: list[Input],
+        what: str,
+        error: BaseException,
+        backup: InputBackup,
+        measured: Measurement,
+    ) -> list[Output]:
+        why = why_it_failed(error)
+        reason = f"{what} failed: {why}"
+        if not isinstance(error, Exception) or function.options.or_error:
+            if isinstance(error, Exception):
+                self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+            backup.give_up(error)
+            raise error
+        self._functions[function].failures += 1
+        try:
+            # The caller's list, which may be as full as it was, or not.
+            inputs[:] = backup.call_again(error)
+        except Unrecoverable as e:
+            self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
+            if hasattr(error, "add_note"):
+                error.add_note(f"memprof: {e}")
+            else:  # Python 3.10
+                compat.log.error("%s of %s failed, and %s", what, function.label, e)
+            raise error from None
+        self._grown(function, measured)
+        self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+        # Not the exception: a log record lives on, and with it the frames of the failure.
+        compat.log.warning(
+            "%s of %s failed; it runs without a graph. %s", what, function.label, why
+        )
+        return self.run_plainly(function, inputs, Refusal(reason, failed=True))
+
+    def _replace_damaged_pool(self, function: FunctionSpec) -> None:
+        owner = self._owner
+        try:
+            if self._owner.pool.damaged:
+                owner.give_back("a failed capture has spoilt the pool or the device's generator")
+            elif owner.memory_kept(function, self._path.node):
+                owner.leave()
+        except Exception as e:
+            # The call has its results, or an error of its own. Next time it is tried again.
+            self._owner.pool.damaged = True
+            compat.log.warning("the pool could not be replaced: %s: %s", type(e).__name__, e)

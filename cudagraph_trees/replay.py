@@ -1,0 +1,197 @@
+"""The replays of one recording: the hot path.
+
+Note [What is decided when]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A replay should do no more than: compare addresses, look whether what was dead when the
+node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
+is laid out when the node is recorded: ``checked`` and ``pointers`` for one comparison in
+C++, ``dead_before`` and ``dead_after`` as flat lists of references rather than of
+indices, the buffers of the grouped copy in order, the outputs in slots. What is left out
+of a list then costs nothing at a replay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from . import _torch_compat as compat
+from .inputs import Copies, InputPlan, inputs_again
+from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
+from .output_cache import OutputCache
+
+if TYPE_CHECKING:
+    from .device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
+
+_foreach_copy = compat.foreach_copy
+_pointers_equal = compat.pointers_equal
+
+
+class CalledOff(Exception):
+    """A recording turned out not to fit when its replay had begun. Nothing was launched.
+
+    Attributes:
+        inputs: the inputs of the call, rebuilt.
+    """
+
+    def __init__(self, inputs: list[Input]) -> None:
+        super().__init__("an input has other sizes, or died in the recording and is still held")
+        self.inputs = inputs
+
+
+class Replay:
+    """What one recording does when it is called again, see Note [What is decided when].
+
+    Attributes:
+        keep_inputs: inputs that an output is an alias of: they live until it is made.
+    """
+
+    def __init__(
+        self,
+        run: CapturedRun,
+        inputs: InputPlan,
+        buffers: Sequence[Input],
+        specs: dict[int, TensorSpec],
+        path: Sequence[OutputRefs],
+        dead_before: list[PathOutputIndex],
+        dead_after: list[PathOutputIndex],
+        keep_inputs: list[int],
+        output_cache: OutputCache,
+        pool: Pool,
+        *,
+        address_bound: bool,
+    ) -> None:
+        """Lay it out.
+
+        Args:
+            run: the device's recording.
+            inputs: what it does with each input.
+            buffers: by input: a tensor over what it reads, if that is in the pool.
+            specs: what it reads in the pool, by input.
+            path: outputs of the nodes on its path, its own last.
+            dead_before: outputs of the path that must be dead when it is replayed.
+            dead_after: those that must die when it takes its inputs.
+            keep_inputs: see above.
+            output_cache: makes its outputs.
+            pool: where it was recorded.
+            address_bound: see ``device.protocol``.
+        """
+        self.plan = inputs
+        self.specs = specs
+        self.pool = pool
+        self.path = path
+        self.keep_inputs = keep_inputs
+        self.output_cache = output_cache
+        self.address_bound = address_bound
+        self.captured = run
+        self.launch = run.launch
+        self.checked = inputs.checked
+        self.pointers = inputs.pointers
+        self.dead_before = refs_at(path, dead_before)
+        self.dead_after = refs_at(path, dead_after)
+        self.copies = Copies(inputs, buffers) if inputs.copied else None
+        self.fresh_refs = [(i, r) for i, r in enumerate(path[-1]) if r is not None]
+        dying = set(dead_after)
+        passed = [(i, w) for i, w in enumerate(inputs.live_outputs) if w is not None and w in dying]
+        self.dying_inputs = [
+            (i, r) for (i, w), r in zip(passed, refs_at(path, [w for _, w in passed]), strict=True)
+        ]
+        self.dead_after_unpassed = refs_at(path, sorted(dying - {w for _, w in passed}))
+
+    def fits(self, inputs: list[Input]) -> bool:
+        """Whether the recording is right for this call. Hot."""
+        return (not self.checked or _pointers_equal(inputs, self.pointers, self.checked)) and (
+            not self.dead_before
+            or all_dead(self.dead_before)
+            or not held(self.dead_before, path_refs(self.path))
+        )
+
+    def run(self, inputs: list[Input]) -> list[Output]:
+        """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
+
+        Raises:
+            CalledOff: someone holds an input that died in the recording, or one that is copied
+                has other sizes; see Note [Kinds of inputs].
+        """
+        copies = self.copies
+        if copies is not None:
+            try:
+                if copies.odd:
+                    copies.copy_odd(inputs)
+                if copies.buffers:
+                    _foreach_copy(copies.buffers, copies.sources(inputs))
+            except RuntimeError:
+                if copies.fit(inputs):
+                    raise
+                raise CalledOff(list(inputs)) from None
+        kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
+        if self.dead_after:
+            self._let_die(inputs)
+        launch = self.launch
+        if launch is not None:
+            launch()
+            inputs.clear()
+            outputs = self.output_cache.outputs()
+        else:
+            made = self.captured.replay(inputs)
+            assert made is not None
+            outputs = made
+            inputs.clear()
+            for i, ref in self.fresh_refs:
+                ref.rebind(outputs[i])  # type: ignore[arg-type]
+        del kept
+        return outputs
+
+    def wait_with(self, synchronize: Callable[[], None]) -> None:
+        """Each replay ends with ``synchronize()``: ``force_cudagraph_sync``."""
+        launch = self.launch
+        if launch is None:
+            return
+
+        def launch_and_wait() -> None:
+            launch()
+            synchronize()
+
+        self.launch = launch_and_wait
+
+    def release(self) -> None:
+        """The device's recording is gone."""
+        self.launch = self.captured.launch
+
+    def _let_die(self, inputs: list[Input]) -> None:
+        """Let go of inputs that died in the recording; nobody else may hold them.
+
+        Raises:
+            CalledOff: someone does.
+        """
+        if self.address_bound:
+            self._release(inputs)
+            if not all_dead(self.dead_after) and held(self.dead_after, path_refs(self.path)):
+                raise CalledOff(self._rebuild_inputs(inputs))
+            return
+        # The run itself will drop them: now they must have no holder but the list.
+        for i, ref in self.dying_inputs:
+            if sys.getrefcount(inputs[i]) > 2 or compat.storage_use_count(ref.pointer) > 2:
+                raise CalledOff(list(inputs))
+        if not all_dead(self.dead_after_unpassed) and held(self.dead_after_unpassed):
+            raise CalledOff(list(inputs))
+
+    def _release(self, inputs: list[Input]) -> None:
+        """Let go of inputs that the launch does not read through Python."""
+        for i in self.plan.managed:
+            inputs[i] = None
+        for i in self.plan.copied:
+            inputs[i] = None
+
+    def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
+        """Inputs of a call that was called off after ``_release``. Nothing was launched.
+
+        Copied values are in the buffers, which the next recording may reuse: clones.
+        """
+        out = list(inputs)
+        plan, live = self.plan, self.plan.live_outputs
+        refs = {i: refs_at(self.path, [w])[0] for i in plan.managed if (w := live[i]) is not None}
+        for i, t in inputs_again(self.pool, self.specs, refs).items():
+            out[i] = t
+        return out

@@ -1,0 +1,244 @@
+"""What a compiled function is: built once, in ``entry``, and read by everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .device.protocol import Input, Model
+from .torch_options import AT_COMPILATION, TreeOptions
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import GraphRecord
+
+NAMED = 5
+"""So many inputs a sentence names."""
+
+
+class CompilationMode(Enum):
+    """Which part of a training or inference step a function is."""
+
+    FORWARD = auto()
+    BACKWARD = auto()
+    INFERENCE = auto()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class GraphSpec:
+    """One compiled graph, or one partition of it, for all sizes.
+
+    Attributes:
+        model: the boxed callable, see Note [Who does what: manager and device].
+        mode: forward, backward or inference.
+        constants: device tensors baked into the code.
+        placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
+        mutated_input_idxs: inputs that the code writes to.
+        stack_traces: user code that made each output, or None.
+        user_outputs: outputs that a user can hold (not: saved for the backward); None if
+            unknown, which means any.
+        kernel_free: the code launches nothing, so there is nothing to capture.
+        compile_id: Dynamo's.
+        record: the graph in the profile, if memprof's backend compiled it.
+        partition: number of this partition of the graph, None if it has only one.
+        graph_inputs: for each input, which input of the whole graph it is, None for what
+            another partition makes. None where this is the whole graph.
+        graph_outputs: for each output, which output of the whole graph it is, None for what
+            only another partition reads. None where this is the whole graph.
+        clone_outputs: outputs that are held beyond their step get memory of their own.
+        options: torch's options for it.
+    """
+
+    model: Model
+    mode: CompilationMode
+    constants: tuple[torch.Tensor, ...] = ()
+    placeholders: Sequence[Any] = ()
+    mutated_input_idxs: tuple[int, ...] = ()
+    stack_traces: Sequence[str | None] | None = None
+    user_outputs: frozenset[int] | None = None
+    kernel_free: bool = False
+    compile_id: object = None
+    record: GraphRecord | None = None
+    partition: int | None = None
+    graph_inputs: tuple[int | None, ...] | None = None
+    graph_outputs: tuple[int | None, ...] | None = None
+    clone_outputs: bool = False
+    options: TreeOptions = field(default_factory=TreeOptions)
+
+    def graph_input(self, i: int) -> int | None:
+        """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
+        known = 0 if self.record is None else len(self.record.inputs)
+        return _whole(self.graph_inputs, self.partition, i, known)
+
+    def graph_output(self, i: int) -> int | None:
+        """Which output of the graph in the profile is output ``i``; None if none is, or unknown."""
+        known = 0 if self.record is None else len(self.record.outputs)
+        return _whole(self.graph_outputs, self.partition, i, known)
+
+    @staticmethod
+    def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
+        """From what Inductor, and memprof's backend, pass to ``cudagraphify``.
+
+        Args:
+            model: the boxed callable.
+            keywords: ``is_backward``, ``is_inference``, ``user_visible_output_idxs``,
+                ``kernel_free_cudagraph`` and ``torch_options``, by default those of now; the other
+                fields under their names. Others are not looked at.
+
+        Raises:
+            ValueError: it cannot be a backward and an inference graph.
+        """
+        visible = keywords.get("user_visible_output_idxs")
+        options = keywords.get("torch_options")
+        if options is None:
+            # Later versions of torch pass some for the compilation.
+            passed = {
+                f"triton.{n}": v for n in AT_COMPILATION if (v := keywords.get(n)) is not None
+            }
+            options = TreeOptions.of_this_compilation(passed)
+        same = {f.name: keywords[f.name] for f in fields(GraphSpec) if f.name in keywords}
+        spec = GraphSpec(
+            **{
+                **same,
+                "model": model,
+                "mode": _mode(keywords["is_backward"], keywords["is_inference"]),
+                "user_outputs": frozenset(visible) if visible else None,
+                "kernel_free": keywords.get("kernel_free_cudagraph", False),
+                "options": options,
+            }
+        )
+        spec.constants = tuple(
+            t for t in spec.constants if isinstance(t, torch.Tensor) and t.device.type != "cpu"
+        )
+        spec.clone_outputs |= options.clones_outputs
+        return spec
+
+    def function(
+        self,
+        number: int,
+        inputs: Sequence[Input],
+        static_input_idxs: Sequence[int],
+        alignment_checked: Sequence[int] = (),
+        *,
+        clone_outputs: bool = False,
+    ) -> FunctionSpec:
+        """For one set of integers.
+
+        Args:
+            number: of the function in its manager, -1 if it is in none.
+            inputs: of its first call.
+            static_input_idxs: inputs whose address is expected to stay.
+            alignment_checked: inputs that the code takes for aligned and that may not be.
+            clone_outputs: whatever the graph says, outputs that are held are to be cloned.
+        """
+        mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
+        mine["clone_outputs"] |= clone_outputs
+        static = tuple(static_input_idxs)
+        what = self.mode.name.lower()
+        named = f"{what} function {number}" if number >= 0 else f"{what} function"
+        return FunctionSpec(
+            **mine,
+            number=number,
+            label=f"{self.compile_id} {what}" if self.compile_id else named,
+            key=tuple(x for x in inputs if isinstance(x, int)),
+            static_input_idxs=static,
+            alignment_checked=tuple(alignment_checked),
+            loose=tuple(
+                i for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)
+            ),
+        )
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class FunctionSpec(GraphSpec):
+    """One compiled function for one set of integer inputs, in one manager.
+
+    Attributes:
+        number: of the function in its manager, for messages; -1 if it is in none.
+        label: its name in messages and in the ledger.
+        key: values of the integer inputs.
+        static_input_idxs: inputs whose address is expected to stay. Inputs that turn out to
+            keep moving become ``loose`` ones.
+        loose: tensors among the inputs that are not static.
+        alignment_checked: inputs that the code takes for aligned and that may not be.
+    """
+
+    number: int
+    label: str
+    key: tuple[int, ...] = ()
+    static_input_idxs: tuple[int, ...] = ()
+    loose: tuple[int, ...] = ()
+    alignment_checked: tuple[int, ...] = ()
+
+    def names_of_inputs(self, which: Sequence[int]) -> str:
+        """The user's names of some inputs, else the compiler's; of many, those of the first."""
+        names = [self._name_of_input(i) for i in which[:NAMED]]
+        more = f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
+        return ", ".join(names) + more
+
+    def _name_of_input(self, i: int) -> str:
+        at = self.graph_input(i)
+        if at is not None and self.record is not None:
+            value = self.record.inputs[at]
+            return value.fqn or value.name
+        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
+        return str(getattr(placeholder, "name", f"input {i}"))
+
+    def copy_from_now_on(self, which: Sequence[int]) -> None:
+        """Static inputs become loose ones."""
+        self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
+        self.loose = tuple(sorted({*self.loose, *which}))
+
+    def let_go(self) -> None:
+        """Nobody can call it any more: what it holds of the program goes."""
+        self.model = _gone
+        self.constants = ()
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """What a manager knows of one of its functions.
+
+    Attributes:
+        warmed_up: it may be recorded.
+        warm_ups: how often it was warmed up.
+        failures: how often its warm-up or recording failed.
+        given_up: why it runs without a graph for good, "" if it does not.
+        pool_growth: bytes that this pool took from the device for it.
+        recordings: how many this pool has of it.
+        warned_stuck: it was said that no step ever ends.
+    """
+
+    warmed_up: bool = False
+    warm_ups: int = 0
+    failures: int = 0
+    given_up: str = ""
+    pool_growth: int = 0
+    recordings: int = 0
+    warned_stuck: bool = False
+
+
+def _whole(
+    mapping: tuple[int | None, ...] | None, partition: int | None, i: int, known: int
+) -> int | None:
+    """The number in the whole graph, which has ``known``, of number ``i`` in a partition of it."""
+    if mapping is not None:
+        found = mapping[i] if i < len(mapping) else None
+    else:
+        found = i if partition is None else None
+    return found if found is not None and found < known else None
+
+
+def _mode(is_backward: bool, is_inference: bool) -> CompilationMode:
+    if is_backward and is_inference:
+        raise ValueError("a graph is a backward or an inference graph, not both")
+    if is_backward:
+        return CompilationMode.BACKWARD
+    return CompilationMode.INFERENCE if is_inference else CompilationMode.FORWARD
+
+
+def _gone(inputs: list[Input]) -> list[Any]:
+    raise RuntimeError("this function was let go of")

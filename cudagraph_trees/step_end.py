@@ -1,0 +1,384 @@
+"""What becomes of live outputs when their step is over.
+
+Note [The end of a step]
+~~~~~~~~~~~~~~~~~~~~~~~~
+When a new step begins, the memory of the last path is about to be reused, and whoever
+still holds one of its outputs would read something else. Each live output gets one of
+these ends, in this order:
+
+* the very call that begins the new step writes to it (a cache that is handed back): it moves
+  out of the pool, content and all, so that whoever holds it sees what was written;
+* the call is that of a graph's partition, and the graph was given it: it moves out as well, since
+  something else of the graph may read it (Note [Graphs in parts]);
+* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
+  it computes what the program says;
+* it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
+  backward returns): it moves out of the pool, content and all, so that accumulating
+  over several backwards is right;
+* outputs are to be cloned (``outputs="clone"``): it moves out as well;
+* otherwise its use raises an error that says what happened (``errors``).
+
+Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
+2.12 cannot do that to a storage over borrowed memory. There the trees look for the
+holders that they know, a parameter's ``.grad``, the tensor that was handed out, and what of the
+call's arguments moves out, give these new memory, and the use of any other view raises.
+
+Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
+and place in it: compiled code relies on the strides, and what the call writes to an argument that
+is a view of a holder is to be seen there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from memprof.profiler.model import LedgerKind
+
+from . import _torch_compat as compat
+from .device.protocol import Input, Pool, TensorSpec
+from .errors import OverwrittenMessage
+from .ledger import TreeEvent
+from .liveness import held
+from .node import CUDAGraphNode, Node, path_to
+from .output_cache import OutputCache
+from .spec import CompilationMode, FunctionSpec
+from .storage_ref import StorageWeakRefWrapper
+
+_count = compat.storage_use_count
+_refs = sys.getrefcount
+_BLOCK = 512
+"""Allocators' blocks begin at multiples of so many bytes, or fewer."""
+
+
+def end_quickly(
+    node: CUDAGraphNode,
+    inputs: list[Input],
+    next_function: FunctionSpec,
+    roots: Mapping[FunctionSpec, Sequence[CUDAGraphNode]],
+    step: int,
+) -> bool:
+    """``StepEnd.end`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
+
+    In the second the variable still holds the last step's loss while the next step begins.
+    All that is held are tensors that the last step's nodes handed out as they were, none that
+    is to move out, and no argument of the new call, a static one included: their use raises from
+    here on, and the node hands out others. Hot.
+
+    Args:
+        node: that ran last, a replay.
+        inputs: of the call that begins the new step.
+        next_function: that call's function.
+        roots: recordings that a step may begin with.
+        step: number of the step that ends.
+
+    Returns:
+        False if it is another case; nothing was done then.
+    """
+    found: list[tuple[StorageWeakRefWrapper, OutputCache, int]] | None = None
+    for slot in node.live_after_slots:
+        # ``StorageWeakRefWrapper.expired``, without the call.
+        ref = slot[0]
+        cache = ref.cache
+        if cache is None:
+            if _count(ref.pointer):
+                return False
+        elif _refs(cache[ref.slot]) != 2 or _count(ref.pointer) != ref.own:
+            if slot[1].moves_out:
+                return False
+            if found is None:
+                found = [slot]
+            else:
+                found.append(slot)
+    if found is None:
+        return True
+    arguments = _unlocated(roots.get(next_function, ()), next_function, inputs)
+    for ref, output_cache, k in found:
+        if _count(ref.pointer) == ref.own:
+            # Nothing but the tensor itself is over the storage.
+            t = output_cache.slots[k]
+            for i in arguments:
+                if inputs[i] is t:
+                    return False
+        else:
+            begin, nbytes = ref.address, output_cache.nbytes[k]
+            for i in arguments:
+                if 0 <= inputs[i].data_ptr() - begin < nbytes:
+                    return False
+    for ref, output_cache, k in found:
+        message = output_cache.messages[k] or output_cache.message(k)
+        output_cache.overwrite(
+            k,
+            ref,
+            message.text(step, step + 1, next_function.label),
+            _count(ref.pointer) == ref.own,
+        )
+    return True
+
+
+def _unlocated(
+    roots: Sequence[CUDAGraphNode], function: FunctionSpec, inputs: list[Input]
+) -> Sequence[int]:
+    """Tensors among the inputs that may lie in an output of the last step. Hot.
+
+    Static ones do not where a recording fits that begins a step: its addresses are compared in C++,
+    and what lay in an output when it was recorded was cloned before.
+    """
+    static = function.static_input_idxs
+    if not static:
+        return function.loose
+    for root in roots:
+        if root.fits(inputs):
+            return function.loose
+    return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
+
+
+def takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
+    """Whether a call belongs to the step that runs, although one may begin.
+
+    A compiled optimizer takes the gradients that the step's backward has made. In the same step
+    it reads them where they are; in the next one they would have to move out of the pool first.
+    Each function once a step, so that steps do end; and not where the program marks them.
+    """
+    if (
+        function.mode is not CompilationMode.INFERENCE
+        or compat.step_counters()[0].mark_step_counter
+    ):
+        return False
+    path = path_to(node)
+    if any(n.wrapped_function is function for n in path):
+        return False
+    gradients = {
+        r.address
+        for n in path
+        if n.wrapped_function.mode is CompilationMode.BACKWARD
+        for r in n.outputs_weakrefs
+        if r is not None and not r.expired()
+    }
+    return bool(gradients) and any(
+        inputs[i].untyped_storage().data_ptr() in gradients
+        for i in (*function.loose, *function.static_input_idxs)
+        if isinstance(inputs[i], torch.Tensor)
+    )
+
+
+def is_stuck(node: Node, function: FunctionSpec) -> bool:
+    """Whether the same function comes again and again on one path: no step ever ends."""
+    same = [n for n in path_to(node) if n.wrapped_function is function]
+    if len(same) <= 1:
+        return False
+    before = {n.parent.wrapped_function for n in (*same, node) if n.parent is not None}
+    return len(before) != len(same)
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The end of one step.
+
+    Attributes:
+        node: that ran last in it.
+        step: its number.
+        inputs: of the call that begins the new step; outputs among them are replaced.
+        next_function: that call's function.
+        given: what the graph was given that this call is a part of, see Note [Graphs in parts].
+        parameters: whose gradients may lie in the pool.
+        pool: where the outputs lie.
+    """
+
+    node: Node
+    step: int
+    inputs: list[Input]
+    next_function: FunctionSpec
+    given: Sequence[TensorWeakRef]
+    parameters: Iterable[torch.Tensor]
+    pool: Pool
+
+    def end(self) -> Iterator[TreeEvent]:
+        """Give every live output of the step its end, see Note [The end of a step].
+
+        Yields:
+            What the ledger is to say.
+        """
+        owners: dict[int, list[tuple[Node, int]]] = {}
+        refs: list[StorageWeakRefWrapper] = []
+        for n in path_to(self.node):
+            for i, r in enumerate(n.outputs_weakrefs):
+                if r is not None:
+                    refs.append(r)
+                    owners.setdefault(id(r), []).append((n, i))
+        by_pointer: dict[int, list[tuple[Node, int]]] = {}
+        for r in held(refs):
+            by_pointer.setdefault(r.pointer, []).extend(owners[id(r)])
+        for pointer, outputs in by_pointer.items():
+            yield from self._end(pointer, outputs)
+
+    def _end(self, pointer: int, outputs: list[tuple[Node, int]]) -> list[TreeEvent]:
+        # The last node whose output it is: a backward may return the memory of a saved tensor
+        # of its forward ("donated" buffers).
+        node, index = outputs[-1]
+        function = node.wrapped_function
+        handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
+        gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
+        clone = any(
+            f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
+            for f, i in ((n.wrapped_function, i) for n, i in outputs)
+        )
+        mutated = self.next_function.mutated_input_idxs
+        written = _lying_in((self.inputs[i] for i in mutated), pointer)
+        given = _lying_in((ref() for ref in self.given), pointer)
+        moving = bool(gradient or clone or written or given)
+        known: list[torch.Tensor] = []
+        # What a step that begins in inference mode moves out is used outside of it.
+        with torch.no_grad(), torch.inference_mode(False):
+            all_moved = moving and self.pool.move_out(pointer)
+            if not all_moved:
+                if moving:
+                    parameters = self.parameters if gradient else ()
+                    known = _known_holders(pointer, handed_out, written + given, parameters)
+                _copy_out(self.pool, pointer, known, self.inputs)
+        events = []
+        if all_moved or known:
+            why = (
+                "the call that begins the next one writes to it"
+                if written
+                else "a gradient"
+                if gradient
+                else 'outputs="clone"'
+                if clone
+                else "a graph in parts takes it"
+            )
+            reason = f"output {index} is held beyond its step: {why}"
+            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason))
+        if all_moved:
+            return events
+        known.clear()
+        _drop_unheld(handed_out)
+        if _count(pointer) == 0:
+            return events
+        message = OverwrittenMessage.of(function, index, node.number)
+        self.pool.release_storage(pointer)
+        self.pool.invalidate(
+            handed_out[0] if handed_out else None,
+            pointer,
+            message.text(self.step, self.step + 1, by=self.next_function.label),
+        )
+        reason = f"output {index} is held beyond its step; its use raises"
+        return [*events, TreeEvent(LedgerKind.INVALIDATED, function, reason)]
+
+
+def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
+    return isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == pointer
+
+
+def _lying_in(values: Iterable[Input], pointer: int) -> list[torch.Tensor]:
+    return [x for x in values if _lies_in(x, pointer)]
+
+
+def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
+    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
+
+
+def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
+    """Let go of tensors that only the trees held."""
+    # The list's reference, and the argument's.
+    held = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
+    handed_out[:] = held
+
+
+def _known_holders(
+    pointer: int,
+    handed_out: list[torch.Tensor],
+    arguments: list[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Tensors over one storage that are to have other memory.
+
+    Args:
+        pointer: to the storage.
+        handed_out: tensors that were; those that are held count. It is emptied.
+        arguments: of the call, those that are to stay the tensors that they are.
+        parameters: whose gradient it may be.
+    """
+    _drop_unheld(handed_out)
+    found = {id(t): t for t in (*handed_out, *arguments)}
+    handed_out.clear()
+    for p in parameters:
+        g = p.grad
+        if g is not None and g.untyped_storage()._cdata == pointer:
+            found[id(g)] = g
+    return list(found.values())
+
+
+def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]) -> None:
+    """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
+    pool: what the call writes to its arguments, holders see.
+
+    Args:
+        pool: where it lies.
+        pointer: to its storage.
+        holders: tensors over it; each gets other memory and stays what it is otherwise.
+        inputs: of the call; another tensor takes the place of an argument that is no holder.
+    """
+    ours = {id(t) for t in holders}
+    arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
+    copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
+    for t, copy in zip(holders, copies, strict=False):
+        t.data = copy
+    for i, copy in zip(arguments, copies[len(holders) :], strict=True):
+        inputs[i] = copy
+
+
+def _copies(pool: Pool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these, which share a storage: over one copy of what they span of it.
+
+    Compiled code relies on their strides, and on where they begin in a block.
+    """
+    if not tensors:
+        return []
+    spans = [_span(t) for t in tensors]
+    begin = min(b for b, _ in spans) // _BLOCK * _BLOCK
+    nbytes = max(e for _, e in spans) - begin
+    source = tensors[0].untyped_storage()
+    view = torch.empty(0, dtype=torch.uint8, device=source.device)
+    copy = view.set_(source, begin, (nbytes,), (1,)).clone().untyped_storage()
+    out = []
+    for t in tensors:
+        spec = TensorSpec.of(t)
+        offset = spec.offset - begin // t.itemsize
+        new = pool.tensor_at(replace(spec, nbytes=nbytes, offset=offset), copy)
+        new = new.conj() if t.is_conj() else new
+        out.append(torch._neg_view(new) if t.is_neg() else new)
+    return out
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    """First byte of a tensor in its storage, and the one after its last."""
+    begin = int(t.storage_offset())
+    n = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return begin * t.itemsize, (begin + n) * t.itemsize
+
+
+def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return t is not None
+
+
+def _take(node: Node, index: int, pointer: int) -> torch.Tensor | None:
+    """The tensor that was handed out, if it exists, no longer cached."""
+    if isinstance(node, CUDAGraphNode):
+        cached = node.output_cache.drop_slot(index)
+        if cached is not None:
+            return cached
+    ref = node.tensor_weakrefs[index] if index < len(node.tensor_weakrefs) else None
+    t = None if ref is None else ref()
+    if t is None:
+        return None
+    try:
+        # That of a former run may live on, in memory of its own, or given up.
+        return t if t.untyped_storage()._cdata == pointer else None
+    except RuntimeError:
+        return None

@@ -1,0 +1,247 @@
+"""What a view says, before it is text, JSON or a page: sections of notes and typed tables.
+
+Note [One description of each view]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A section is built once, in Python, from a profile (``sections/``, a module a subject); renderers
+know nothing of memory: ``text.py`` writes it for terminals, ``plain`` here gives the JSON values
+that a page has, and ``html/assets/table.js`` draws these. What a column means (title, unit, help,
+which of its cells add up) and what is said around a table are decided where the section is built.
+The renderers decide what the medium does: how many rows there is room for, colours, sorting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ..model import SourceFrame
+from .format import shorten_path
+
+__all__ = ["EVERY", "Cell", "Column", "Foot", "Note", "Section", "Show", "Table", "Tone", "Unit"]
+
+Cell = str | int | float | SourceFrame | None
+"""A value in its column's unit; None where there is none."""
+
+Show = Callable[[int], str]
+"""How bytes are written in the text of a note: rounded, or with all digits."""
+
+EVERY = 1 << 30
+"""For ``Table.least``: all rows, however short the page."""
+
+
+class Unit(str, Enum):
+    """What the cells of a column are, and so how they are written and aligned."""
+
+    TEXT = "text"
+    CODE = "code"
+    """Names and source text."""
+    CATEGORY = "category"
+    """The value of a ``Category``, or other words joined by underscores."""
+    PATH = "path"
+    """A file and a line, of which the end says most."""
+    FRAME = "frame"
+    """A line of user code."""
+    TIME = "time"
+    """Nanoseconds since 1970, in UTC."""
+    BYTES = "bytes"
+    CHANGE = "change"
+    """Bytes with a sign."""
+    COUNT = "count"
+    TIMES = "times"
+    """A count that goes without saying where it is 1 and the table is one of lines."""
+    NS = "ns"
+    SHARE = "share"
+    """A part of ``Column.whole``."""
+    FIGURE = "figure"
+    """A number that is text already."""
+    ADDRESS = "address"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether cells are aligned at the right and never cut."""
+        return self in _NUMBERS
+
+
+_NUMBERS = frozenset(
+    {Unit.BYTES, Unit.CHANGE, Unit.COUNT, Unit.TIMES, Unit.NS, Unit.SHARE, Unit.FIGURE}
+    | {Unit.ADDRESS}
+)
+
+
+class Tone(str, Enum):
+    """How much a text matters."""
+
+    PLAIN = "plain"
+    STRONG = "strong"
+    DIM = "dim"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        title: its heading; in a table of lines, what stands after a number.
+        unit: of its cells.
+        help: a longer explanation.
+        adds: cells of rows that are not shown are added up.
+        whole: for shares, of how much.
+        below: on a page these cells stand in smaller type below those of the column before.
+        fold: where there is no room for the text it goes on in the next line, else it is cut.
+        only: ``text`` or ``page`` where the other has no room for it, else "".
+    """
+
+    title: str
+    unit: Unit = Unit.TEXT
+    help: str = ""
+    adds: bool = False
+    whole: int = 0
+    below: bool = False
+    fold: bool = False
+    only: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Foot:
+    """A row below the others, e.g. the total."""
+
+    cells: tuple[Cell, ...]
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence or a fact on a line of its own."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+    only: str = ""
+    """``text`` or ``page`` where the other has no room for it or says it elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells.
+
+    Attributes:
+        columns: of each row.
+        rows: in the order that matters most.
+        foot: below them, e.g. the remainder and the total.
+        caption: what the table is, "" where its section's title says so.
+        depth: of rows that are a tree in preorder, how far each is indented.
+        least: so many rows are shown however short the text is meant to be.
+        most: so many at most, however long.
+        largest: of a tree, the rows that are shown are those with most in this column, by its
+            index; by default the first ones are. No row has more than the one above it.
+        rest: what rows that are not shown are called after their number.
+        empty: said where there are no rows.
+        lines: each row is a line or a list item, not a row under headings.
+        folded: on a page, shown when it is asked for.
+        filtered: rows can be chosen by the value of this column, by its index.
+        only: ``text`` or ``page`` where the other has the same in another form, else "".
+    """
+
+    columns: tuple[Column, ...]
+    rows: Sequence[tuple[Cell, ...]] = ()
+    foot: tuple[Foot, ...] = ()
+    caption: str = ""
+    depth: Sequence[int] = ()
+    least: int = 1
+    most: int = EVERY
+    largest: int | None = None
+    rest: str = "more"
+    empty: str = ""
+    lines: bool = False
+    folded: bool = False
+    filtered: int | None = None
+    only: str = ""
+
+    def without(self, medium: str) -> Table:
+        """The table without the columns that ``text`` or ``page`` alone has."""
+        kept = [i for i, c in enumerate(self.columns) if c.only != medium]
+        if len(kept) == len(self.columns):
+            return self
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=[tuple(row[i] for i in kept) for row in self.rows],
+            foot=tuple(replace(f, cells=tuple(f.cells[i] for i in kept)) for f in self.foot),
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values; see ``html/assets/table.js``."""
+        return {
+            "columns": [
+                {"title": c.title, "unit": c.unit.value, "help": c.help, "whole": c.whole}
+                | {"below": c.below, "fold": c.fold}
+                for c in self.columns
+            ],
+            "rows": [[_plain(cell) for cell in row] for row in self.rows],
+            "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
+            "caption": self.caption,
+            "depth": list(self.depth),
+            "rest": self.rest,
+            "empty": self.empty,
+            "lines": self.lines,
+            "folded": self.folded,
+            "filtered": self.filtered,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What is said of one subject.
+
+    Attributes:
+        id: its name in addresses, "" where nothing leads to it.
+        title: a line, "" for none.
+        notes: before the tables.
+        tables: those without rows say why, or are left out.
+        parts: sections below this one.
+        tone: of all of it.
+        view: an interactive view that a page draws first, by the name it has there.
+    """
+
+    id: str
+    title: str
+    notes: tuple[Note, ...] = ()
+    tables: tuple[Table, ...] = ()
+    parts: tuple[Section, ...] = ()
+    tone: Tone = Tone.PLAIN
+    view: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to say."""
+        return bool(self.notes or self.tables or self.parts or self.view)
+
+    def without(self, medium: str) -> Section:
+        """The section for the other medium than this one, ``text`` or ``page``."""
+        return replace(
+            self,
+            notes=tuple(n for n in self.notes if n.only != medium),
+            tables=tuple(t.without(medium) for t in self.tables if t.only != medium),
+            parts=tuple(p.without(medium) for p in self.parts),
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values, for a page."""
+        shown = self.without("text")
+        return {
+            "id": self.id,
+            "title": self.title,
+            "notes": [[n.tone.value, n.text] for n in shown.notes],
+            "tables": [t.plain() for t in shown.tables],
+            "parts": [p.plain() for p in shown.parts],
+            "tone": self.tone.value,
+            "view": self.view,
+        }
+
+
+def _plain(cell: Cell) -> Any:
+    if isinstance(cell, SourceFrame):
+        return [shorten_path(cell.file), cell.line, cell.function, cell.code.strip()]
+    return cell

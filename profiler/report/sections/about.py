@@ -1,0 +1,165 @@
+"""Whose profile it is, what failed, what to change, and what the figures leave out."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from ...advice import Finding
+from ...attribution import View
+from ..format import format_bytes, format_ns, format_share
+from ..section import Column, Note, Section, Show, Table, Tone, Unit
+from ..summary import Summary
+
+VIEW_TITLES = {
+    View.CATEGORY: "category",
+    View.MODULE: "module",
+    View.NODE: "FX node",
+    View.LINE: "source line",
+    View.GRAPH: "graph",
+}
+_EVIDENCE = 3
+"""Rows of evidence under a finding of a text; pages and the JSON report have all."""
+_REASON = (Column("", Unit.BYTES, adds=True), Column("", fold=True))
+
+
+def module_name(path: str | None) -> str | None:
+    """A module's path as people read it."""
+    return "(root)" if path == "" else path
+
+
+def header(s: Summary) -> Section:
+    """Versions, machine, rank; what was left out and what ran out of memory."""
+    m = s.machine
+    where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
+    where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else "", *m.accelerators]
+    calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
+    if s.dropped_calls:
+        calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
+    facts = [" · ".join(w for w in where if w), calls]
+    p = s.process
+    if p is not None and p.world_size > 1:
+        who = f"local rank {p.local_rank}, host {p.host}, process {p.pid}"
+        facts.append(f"rank {p.rank} of {p.world_size} ({who})")
+    if s.created_ns:
+        created = datetime.fromtimestamp(s.created_ns / 1e9, tz=timezone.utc)
+        facts.append(f"taken {created:%Y-%m-%d %H:%M:%S} UTC")
+    if s.options:
+        facts.append("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
+    notes = [Note(f"memprof {s.memprof} · torch {s.torch} · Python {s.python}", Tone.STRONG)]
+    notes += [Note(fact) for fact in facts if fact]
+    if not s.complete:
+        said = "incomplete: the process was killed or still runs; this is what it had written"
+        notes.append(Note(said, Tone.WARN))
+    parts = (_left_out(s), _out_of_memory(s))
+    return Section("about", "", tuple(notes), parts=tuple(part for part in parts if part))
+
+
+def _left_out(s: Summary) -> Section:
+    n = len(s.left_out)
+    title = "left out, since the file is damaged or contradicts itself: "
+    title += f"{n:,} part{'s' if n > 1 else ''}"
+    rows = [(text,) for text in s.left_out]
+    table = Table((Column("", fold=True),), rows, rest="more: report --json", lines=True)
+    return Section("left-out", title, tables=(table,) if rows else (), tone=Tone.WARN)
+
+
+def _out_of_memory(s: Summary) -> Section:
+    times = sum(e.count for e in s.out_of_memory)
+    rows = [
+        (
+            *(e.count, e.what, module_name(e.module), e.frame, e.device, e.live, e.time_ns),
+            *(e.source, e.text),
+        )
+        for e in s.out_of_memory
+    ]
+    columns = (
+        Column("times", Unit.TIMES, adds=True),
+        Column("what failed"),
+        Column("module", Unit.CODE),
+        Column("source line", Unit.FRAME),
+        Column("device"),
+        Column("live", Unit.BYTES),
+        Column("time", Unit.TIME),
+        Column("who says so"),
+        Column("error", fold=True),
+    )
+    table = Table(columns, rows, rest="more: report --json", lines=True)
+    title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
+    return Section("out-of-memory", title, tables=(table,) if rows else (), tone=Tone.ERROR)
+
+
+def advice(s: Summary, show: Show) -> Section:
+    """What could be changed, most bytes first."""
+    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
+    none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
+    return Section("advice", "What to change", () if parts else (none,), parts=parts)
+
+
+def _finding(number: int, f: Finding, show: Show) -> Section:
+    columns = (
+        Column("", Unit.BYTES, adds=True),
+        Column("what"),
+        Column("times", Unit.TIMES),
+        Column("graph", Unit.CODE),
+        Column("FX node", Unit.CODE),
+        Column("module", Unit.CODE),
+        Column("source line", Unit.FRAME),
+    )
+    rows = [
+        (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)
+        for e in f.evidence
+    ]
+    caption = f"Evidence ({len(rows):,})"
+    table = Table(columns, rows, caption=caption, most=_EVIDENCE, lines=True, folded=True)
+    title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
+    return Section("", title, (Note(f.change),), (table,))
+
+
+def not_counted(s: Summary, show: Show) -> Section:
+    """What is not in the figures, and why."""
+    c = s.coverage
+    notes = []
+    if c.allocated:
+        notes.append(
+            f"Of {show(c.allocated)} that compiled code allocates in one call of each program, "
+            f"{format_share(c.to_node, c.allocated)} have an FX node and "
+            f"{format_share(c.to_source, c.allocated)} a source line or module."
+        )
+    if s.kept_bytes:
+        notes.append(
+            f"{show(s.kept_bytes)} that libraries allocated in observed calls and kept "
+            "(workspaces, packed weights) are not counted."
+        )
+    if s.without_scratch:
+        notes.append(
+            f"Scratch memory inside kernels of {s.without_scratch:,} of "
+            f"{sum(r.programs for r in s.table):,} programs is not counted: another profiler ran "
+            "when they were observed."
+        )
+    notes.append(
+        "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager "
+        "loss, gradients between a backward and an eager optimizer, outputs that the program "
+        "keeps. What is live between calls is a lower bound."
+    )
+    notes.append(
+        "A program is observed once and stands for all later calls with the same sizes, replays "
+        "included: their memory is reconstructed, not measured again."
+    )
+    missing = sorted(c.missing.items(), key=lambda m: -m[1])
+    tables = [
+        Table(
+            _REASON,
+            [(r.nbytes, r.key) for r in b.remainder],
+            caption=f"unattributed at the peak by {VIEW_TITLES[view]}: {show(b.unattributed)} "
+            f"({format_share(b.unattributed, b.total)})",
+            lines=True,
+            rest="more reasons",
+            only="text",
+        )
+        for view, b in s.views.items()
+    ]
+    if missing:
+        caption = "of what is allocated, without an FX node or a source line:"
+        rows = [(n, reason) for reason, n in missing]
+        tables.append(Table(_REASON, rows, caption=caption, lines=True, rest="more reasons"))
+    return Section("notes", "What is not counted", tuple(map(Note, notes)), tuple(tables))

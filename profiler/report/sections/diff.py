@@ -1,0 +1,82 @@
+"""What grew from one profile to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ...diff_model import ProfileDiff, Quantity
+from ..section import EVERY, Column, Note, Section, Table, Tone, Unit
+
+_TITLES = {
+    "peak": "peak of known live memory",
+    "saved": "saved for the backward, a step",
+    "allocated": "allocated, a step",
+    "pool": "pool of graph trees",
+    "tracker peak": "most allocated",
+    "tracker reserved": "most reserved",
+    "tracker tensors": "most in Python tensors",
+    "tracker end": "allocated at the end",
+    "data-flow peak": "peak of the data flow",
+    "reserved": "all that was reserved",
+}
+
+
+def of_diff(diff: ProfileDiff) -> Iterator[Section]:
+    """All quantities, then of each what changed."""
+    before, after = diff.devices
+    both = before if before == after else f"{before} → {after}"
+    compared = _quantities([(_title(q), q) for q in diff.quantities])
+    title = f"Memory on {both}" if both else ""
+    yield Section("", title, tables=(compared,) if diff.quantities else ())
+    if diff.operations:
+        rows = sorted(
+            (q for q in diff.operations if q.change), key=lambda q: (-abs(q.change), q.label)
+        )
+        same = len(diff.operations) - len(rows)
+        table = _quantities([(q.label, q) for q in rows], 1)
+        note = Note(f"{same:,} figures did not change.")
+        yield Section("", "Operations", (note,), (table,) if rows else ())
+    if diff.notes:
+        yield Section(
+            "", "", tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
+        )
+    for q in diff.quantities:
+        for view, changes in q.views.items():
+            columns = (
+                Column("change", Unit.CHANGE, adds=True),
+                Column("before", Unit.BYTES),
+                Column("after", Unit.BYTES),
+                Column(view, Unit.CODE),
+            )
+            table = Table(
+                columns,
+                [(c.change, c.before, c.after, c.key) for c in changes],
+                rest="smaller changes",
+            )
+            if changes:
+                yield Section("", f"{_title(q)}: what changed, by {view}", tables=(table,))
+
+
+def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
+    columns = (
+        Column(""),
+        Column("before", Unit.BYTES),
+        Column("after", Unit.BYTES),
+        Column("change", Unit.CHANGE),
+        Column("", Unit.FIGURE),
+    )
+    cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
+    return Table(columns, cells, least=least, rest="smaller changes")
+
+
+def _title(q: Quantity) -> str:
+    name = _TITLES[q.name]
+    if q.device == "cpu" and q.name == "tracker peak":
+        name = "most resident"  # the process's, which is what the tracker knows of the CPU
+    return f"{name}, {q.device}" if q.device else name
+
+
+def _growth(q: Quantity) -> str:
+    if not q.change:
+        return "0.0 %"
+    return "new" if not q.before else f"{100 * q.growth:+.1f} %"

@@ -1,0 +1,287 @@
+"""Live memory of compiled code: the peak, what was live at it, what is saved, each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ...attribution import Breakdown, ModuleNode, Share, View
+from ...model import Category, Profile
+from ..format import format_bytes, format_ns, format_share, shorten_path
+from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
+from ..summary import Summary
+from .about import VIEW_TITLES, module_name
+from .trees import why_no_addresses
+
+_CODE = 100
+"""Characters of generated code in a note."""
+
+
+def peak(s: Summary, show: Show) -> Section:
+    """When live memory was highest and what ran then."""
+    p = s.peak
+    if p is None:
+        none = Note("No call of a compiled graph was recorded, so there is no peak.")
+        return Section("peak", "", (none,))
+    after = f"{format_ns(p.after_ns)} after the first call began"
+    notes = [Note(f"in call {p.call + 1:,} of {s.calls:,}, {p.graph}, {after}")]
+    if p.line:
+        code = p.statement if len(p.statement) <= _CODE else f"{p.statement[:_CODE]}…"
+        at = f"after line {p.line} of the generated code"
+        notes.append(Note(at + (f": {code}" if code else "")))
+    elif p.instant == 0:
+        notes.append(Note("at the entry of the call"))
+    if p.node:
+        where = f", {shorten_path(p.frame.file)}:{p.frame.line}" if p.frame else ""
+        notes.append(Note(f"for FX node {p.node}{where}"))
+    others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
+    if others:
+        notes.append(Note("other devices: " + ", ".join(others)))
+    if s.unobserved_calls:
+        said = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
+        notes.append(Note(said + "is not counted", Tone.WARN))
+    known = f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)}"
+    return Section("peak", f"{known} ({p.nbytes:,} B)", tuple(notes))
+
+
+def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
+    """The numbers that a page begins with: what, how much, and a remark."""
+    if s.peak is None:
+        return [("Peak", "-", "no call of a compiled graph was recorded")]
+    largest = next(iter(s.views[View.CATEGORY].parts), None)
+    total, line = s.peak.nbytes, s.views[View.LINE].unattributed
+    at = f"in call {s.peak.call + 1:,} of {s.calls:,}, {s.peak.graph}"
+    graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
+    if s.dropped_calls:
+        graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
+    out = [
+        (f"Peak on {s.device}", show(total), at),
+        ("Most of it", "unknown", "")
+        if largest is None
+        else (
+            "Most of it",
+            largest.key.replace("_", " "),
+            f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}",
+        ),
+        (
+            "Unattributed at the peak",
+            show(line),
+            f"{format_share(line, total)} has no source line",
+        ),
+        ("Compiled", f"{s.graphs:,} graphs", graphs),
+    ]
+    if s.unobserved_calls:
+        remark = "what these allocate is not counted; see Graphs"
+        out.append(("Not observed", f"{s.unobserved_calls:,} calls", remark))
+    return out
+
+
+def of_instant(profile: Profile) -> Iterator[Section]:
+    """What a page shows of the instant that is chosen, or why there is none."""
+    if not len(profile.calls):
+        none = (
+            "No call of a compiled graph was recorded: nothing that torch.compile made ran while "
+        )
+        yield Section("over-time", "Memory over time", (Note(none + "the profile was taken."),))
+        return
+    yield Section("over-time", "Memory over time", view="timeline")
+    yield Section("live-set", "Live set", view="live")
+    if any(g.placements for g in profile.graphs):
+        said = (
+            "Bottom to top: addresses, each segment on its own scale. Left to right: the instants "
+            "of one replay. Each box is a block from its allocation to its release; what is empty "
+            "is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces "
+            "that libraries took while a graph was recorded are in it, so its sum is not that of "
+            "the live set."
+        )
+        yield Section("addresses", "Address map", (Note(said),), view="addresses")
+        return
+    why = why_no_addresses(profile).get("", "")
+    said = (
+        "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph and "
+    )
+    said += "none has an arena." + (f" The ledger says: {why}." if why else "")
+    yield Section("addresses", "Address map", (Note(said),))
+
+
+def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
+    """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
+    names = {
+        View.CATEGORY: (Column("category", Unit.CATEGORY),),
+        View.MODULE: (Column("module", Unit.CODE),),
+        View.NODE: (
+            Column("FX node", Unit.CODE),
+            Column("graph", Unit.CODE, below=True),
+            Column("operator or name", Unit.CODE, below=True),
+        ),
+        View.LINE: (Column("source line", Unit.PATH), Column("code", Unit.CODE, below=True)),
+        View.GRAPH: (Column("graph", Unit.CODE),),
+    }
+    return (
+        Column("bytes", Unit.BYTES, adds=True),
+        Column("share", Unit.SHARE, adds=True, whole=total),
+        Column("storages", Unit.COUNT, adds=True),
+        *names[view],
+    )
+
+
+def live_templates() -> dict[str, Table]:
+    """The tables of a page that it fills itself, for the instant that is chosen; by name."""
+    number, share = Column("bytes", Unit.BYTES), Column("share", Unit.SHARE)
+    below = (Column(name, Unit.CODE, below=True) for name in ("graph", "FX node", "name"))
+    out = {view.value: Table(live_columns(view)) for view in View}
+    out["storage"] = Table(
+        (
+            number,
+            share,
+            Column("copies", Unit.COUNT),
+            Column("storage", Unit.CODE),
+            Column("category", Unit.CATEGORY, below=True),
+            *below,
+        )
+    )
+    out["addresses"] = Table(
+        (
+            Column("address", Unit.ADDRESS),
+            number,
+            Column("what", Unit.CODE),
+            Column("category", Unit.CATEGORY, below=True),
+            Column("module", Unit.CODE, below=True),
+            Column("made by", Unit.CODE, below=True),
+            Column("source line", Unit.CODE, below=True),
+        ),
+        empty="Nothing is there at this instant.",
+    )
+    return out
+
+
+def peak_breakdowns(s: Summary) -> Iterator[Section]:
+    """The live set at the peak, for a text; a page shows that of any instant."""
+    if s.peak is None:
+        return
+    labels = {row.id: row.label for row in s.table}
+
+    def row(view: View, p: Share, total: int) -> tuple[Cell, ...]:
+        key = p.key
+        if view is View.LINE and not key.startswith("("):
+            key = shorten_path(key)
+        more: tuple[Cell, ...] = ()
+        if view is View.NODE:
+            more = (labels.get(-1 if p.graph is None else p.graph, "-"), p.note or "-")
+        elif view is View.LINE:
+            more = (p.note,)
+        return (p.nbytes, p.nbytes, p.storages, key, *more)
+
+    for view in (View.CATEGORY, View.MODULE, View.NODE, View.LINE):
+        b = s.views[view]
+        title = f"Live at the peak, by {VIEW_TITLES[view]}"
+        if view is View.MODULE:
+            yield Section("", title, tables=(_modules(b, s.modules),))
+            continue
+        columns = live_columns(view, b.total)
+        blank = ("",) * (len(columns) - 4)
+        foot = (
+            Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
+            Foot((b.total, b.total, "", "total", *blank)),
+        )
+        rows = [row(view, p, b.total) for p in b.parts]
+        least = len(Category) if view is View.CATEGORY else 1
+        yield Section("", title, tables=(Table(columns, rows, foot, least=least, rest="smaller"),))
+
+
+def _tone(b: Breakdown) -> Tone:
+    return Tone.WARN if b.unattributed else Tone.DIM
+
+
+def _modules(b: Breakdown, root: ModuleNode) -> Table:
+    nodes = [n for n in _walk(root, 0) if n[0] is not root or root.nbytes]
+    columns = (
+        Column("with children", Unit.BYTES),
+        Column("share", Unit.SHARE, whole=b.total),
+        Column("own", Unit.BYTES, adds=True),
+        Column("module", Unit.CODE),
+    )
+    outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
+    foot = (
+        *outside,
+        Foot(("", b.unattributed, b.unattributed, "unattributed"), _tone(b)),
+        Foot(("", b.total, b.total, "total")),
+    )
+    return Table(
+        columns,
+        [(n.nbytes, n.nbytes, n.own, "(root)" if n is root else n.name) for n, _ in nodes],
+        foot,
+        depth=[depth for _, depth in nodes],
+        largest=0,
+        least=3,
+        rest="smaller",
+    )
+
+
+def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
+    yield node, depth
+    for child in node.children:
+        yield from _walk(child, depth + 1)
+
+
+def saved(s: Summary, show: Show) -> Section:
+    """Activations that forwards leave for their backwards."""
+    total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
+    columns = (
+        Column("bytes", Unit.BYTES, adds=True),
+        Column(
+            "calls",
+            Unit.COUNT,
+            "Compiled calls from the forward to its backward, median; 1 is the very next",
+        ),
+        Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
+        Column("FX node", Unit.CODE),
+        Column("graph", Unit.CODE, below=True),
+        Column("module", Unit.CODE, below=True),
+        Column("source line", Unit.FRAME, below=True),
+    )
+    rows = [
+        (
+            *(a.nbytes, a.lifetime_calls, round(a.cost), a.node or f"({a.op or 'unknown'})"),
+            *(a.graph, module_name(a.module), a.frame),
+        )
+        for a in s.saved
+    ]
+    foot = (Foot((total, "", "", "total", "", "", "")),) if rows else ()
+    notes = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
+    notes += "held long is what recomputing or offloading it saves most on."
+    none = "No forward with a backward was observed, so nothing is saved from one to the other."
+    return Section(
+        "saved",
+        "Saved activations, by bytes x calls until the backward",
+        (Note(notes, only="page"),) if rows else (),
+        (Table(columns, rows, foot, rest="smaller", empty=none),),
+    )
+
+
+def graphs(s: Summary) -> Section:
+    """One row a compiled graph, and which calls were not observed."""
+    columns = (
+        Column("graph", Unit.CODE),
+        Column("calls", Unit.COUNT, adds=True),
+        Column("median", Unit.NS, "Duration of a call on the host"),
+        Column("allocated", Unit.BYTES, "All allocations of a call added up"),
+        Column("peak", Unit.BYTES, "Most bytes live inside a call, its inputs included"),
+        Column("saved", Unit.BYTES, "Left for the backward"),
+        Column("programs", Unit.COUNT, "One for each combination of sizes"),
+    )
+    ordered = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
+    rows = [
+        (r.label, r.calls, r.median_ns, r.allocated, r.peak, r.saved, r.programs) for r in ordered
+    ]
+    labels = {r.id: r.label for r in s.table}
+    missing = Table(
+        (Column("calls", Unit.COUNT, adds=True), Column("graph"), Column("why", fold=True)),
+        [(u.calls, labels[u.graph], u.reason) for u in s.unobserved],
+        caption="Calls that were not observed: what they allocate is not counted",
+        rest="more graphs",
+        lines=True,
+    )
+    none = "No graph was compiled while the profile was taken."
+    table = Table(columns, rows, least=10, empty=none)
+    title = "Graphs; bytes of one call of the most called program"
+    return Section("graphs", title, tables=(table, missing) if s.unobserved else (table,))

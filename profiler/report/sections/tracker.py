@@ -1,0 +1,269 @@
+"""What the run-time tracker recorded of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from ...model import (
+    DeviceSummary,
+    MemorySnapshot,
+    OperationSummary,
+    RunState,
+    SnapshotKind,
+    TensorInfo,
+    TrackerRecord,
+)
+from ..format import format_ns, format_share
+from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit
+
+_STATES = {
+    RunState.RUNNING: "it has not ended: the process runs, or was killed",
+    RunState.STOPPED: "stopped",
+    RunState.EXIT: "ended",
+    RunState.EXCEPTION: "ended by an exception",
+    RunState.SIGNAL: "ended by a signal",
+}
+
+
+def of_tracker(record: TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
+    """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
+    yield _about(record)
+    yield _memory(record, snapshots)
+    yield _largest(record, show)
+    yield _operations(record, show)
+    yield _operators(record, show)
+    yield _sources(record)
+
+
+def _about(record: TrackerRecord) -> Section:
+    m = record.metadata
+    began = datetime.fromtimestamp((m.perf_origin_ns + m.start_ns) / 1e9, tz=timezone.utc)
+    command = " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(m.command))
+    span = format_ns(max(m.end_ns - m.start_ns, 0))
+    state = _STATES[m.state] + (f" ({m.reason})" if m.reason else "")
+    merged = f", {m.snapshots_merged:,} of them merged into later ones" * bool(m.snapshots_merged)
+    seen = f"{m.operations_seen:,} operations"
+    if m.operations_dropped:
+        seen += f" ({m.operations_dropped:,} are no longer recorded one by one)"
+    notes = [
+        f"Memory tracker · process {m.pid} on {m.host} · {command}",
+        f"memprof {m.memprof} · torch {m.torch} · Python {m.python}",
+        f"{span} from {began:%Y-%m-%d %H:%M:%S} UTC, {state}",
+        f"{m.snapshots_taken:,} snapshots{merged}, one every {format_ns(m.interval_ns)}; "
+        f"{seen}; the tracker's own time {format_ns(m.cost_ns)} "
+        f"({format_share(m.cost_ns, m.end_ns - m.start_ns)})",
+    ]
+    if m.parent_pid is not None:
+        notes.append(f"forked from process {m.parent_pid}, which was tracked too")
+    for pause in m.pauses:
+        after = format_ns(pause.start_ns - m.start_ns)
+        notes.append(f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in")
+    problems = [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
+    return Section("", "", (*map(Note, notes), *problems))
+
+
+def _memory(record: TrackerRecord, limit: int) -> Section:
+    shown = _choose(record.snapshots, limit)
+    if not shown:
+        return Section("", "Memory over time", (Note("No snapshot was taken."),))
+    devices = list(
+        dict.fromkeys(
+            d for s in shown for d, m in s.devices.items() if d != "cpu" and m.allocated_bytes
+        )
+    )
+    if any(s.devices["cpu"].allocated_bytes for s in shown if "cpu" in s.devices):
+        devices.insert(0, "cpu")
+    columns = (
+        Column("after", Unit.NS),
+        Column("snapshot"),
+        Column("live tensors", Unit.COUNT),
+        Column("bytes", Unit.BYTES),
+        Column("resident", Unit.BYTES),
+        *(Column("CPU allocated" if d == "cpu" else d, Unit.BYTES) for d in devices),
+        Column("in operation"),
+    )
+    peak = max(record.snapshots, key=_height)
+    rows = []
+    for s in shown:
+        what = f"{s.kind.value} {s.name}".strip() + (" *" if s is peak else "")
+        found = (s.devices.get(d) for d in devices)
+        rows.append(
+            (
+                *(s.time_ns - record.metadata.start_ns, what + ("" if s.complete else " (old)")),
+                *(s.total_tensors, s.total_bytes, s.resident_bytes),
+                *(m.allocated_bytes if m else None for m in found),
+                ", ".join(s.operations) or "-",
+            )
+        )
+    hidden = len(record.snapshots) - len(shown)
+    said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
+    notes = (Note(said),) if hidden else ()
+    return Section("", "Memory over time", notes, (Table(columns, rows, least=len(rows)),))
+
+
+def _height(s: MemorySnapshot) -> int:
+    """Bytes in use: of accelerators if there are any, else resident."""
+    devices = [m.highest_bytes or 0 for d, m in s.devices.items() if d != "cpu"]
+    if any(devices):
+        return sum(devices)
+    cpu = s.devices.get("cpu")
+    return (cpu.highest_bytes if cpu else s.resident_bytes) or s.total_bytes
+
+
+def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
+    """At most ``limit``, or the first, highest and last: named ones, then evenly spread."""
+    if len(snapshots) <= limit:
+        return snapshots
+    peak = max(range(len(snapshots)), key=lambda i: _height(snapshots[i]))
+    chosen = {0, peak, len(snapshots) - 1}
+    marked = (SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY)
+    named = [i for i, s in enumerate(snapshots) if s.kind in marked]
+    steps = (
+        [round(i * (len(snapshots) - 1) / (limit - 1)) for i in range(limit)] if limit > 1 else []
+    )
+    for i in (*named, *steps):
+        if len(chosen) < limit:
+            chosen.add(i)
+    return [snapshots[i] for i in sorted(chosen)]
+
+
+def _largest(record: TrackerRecord, show: Show) -> Section:
+    described = [s for s in record.snapshots if s.largest]
+    if not described:
+        return Section("", "")
+    s = max(described, key=lambda s: s.total_bytes)
+    after = format_ns(s.time_ns - record.metadata.start_ns)
+    columns = (
+        Column("bytes", Unit.BYTES, adds=True),
+        Column("share", Unit.SHARE, adds=True, whole=s.total_bytes),
+        Column("device"),
+        Column("dtype"),
+        Column("shape"),
+        Column("what"),
+        Column("made in"),
+    )
+    rows = [
+        (
+            *(t.nbytes, t.nbytes, t.device, t.dtype.removeprefix("torch.") or "?"),
+            *(str(list(t.shape)) if t.dtype else "?", _what(t), t.operation or "-"),
+        )
+        for t in s.largest
+    ]
+    title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
+    rest = s.total_bytes - sum(t.nbytes for t in s.largest)
+    note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
+    return Section("", title, (note,) if rest > 0 else (), (Table(columns, rows),))
+
+
+def _what(t: TensorInfo) -> str:
+    what = [
+        t.name,
+        t.node or "",
+        t.category.value if t.category else ("requires grad" if t.requires_grad else ""),
+        f"{t.tensors} tensors share it" if t.tensors > 1 else "",
+    ]
+    return ", ".join(w for w in what if w) or "-"
+
+
+def _operations(record: TrackerRecord, show: Show) -> Section:
+    if not record.operation_summary:
+        none = "No operation was tracked: put tracker.track_operation(name) around what you want "
+        return Section("", "Operations", (Note(none + "to see."),))
+    columns = (
+        Column("operation", Unit.CODE),
+        Column("times", Unit.COUNT),
+        Column("failed", Unit.COUNT),
+        Column("total", Unit.NS),
+        Column("mean", Unit.NS),
+        Column("max", Unit.NS),
+        Column("tensors grew", Unit.FIGURE),
+        Column("memory grew", Unit.FIGURE),
+        Column("highest inside", Unit.FIGURE),
+    )
+    children: dict[int, list[int]] = {}
+    for i, o in enumerate(record.operation_summary):
+        children.setdefault(o.parent, []).append(i)
+
+    def by_time(parent: int, depth: int) -> list[tuple[int, int]]:
+        """Least first: what is popped from the end is the one with most time."""
+        below = children.get(parent, [])
+        below.sort(key=lambda i: record.operation_summary[i].total_ns)
+        return [(i, depth) for i in below]
+
+    stack, rows, depths = by_time(-1, 0), [], []
+    while stack:
+        i, depth = stack.pop()
+        stack += by_time(i, depth + 1)
+        rows.append(_operation(record.operation_summary[i], show))
+        depths.append(depth)
+    names = dict.fromkeys(d for o in record.operation_summary for d in o.devices)
+    devices = [d for d in names if d != "cpu"] or list(names)
+    what = "resident memory" if devices == ["cpu"] else "allocated on " + " ".join(devices)
+    note = Note(f"Memory is {what}; figures are of as many times as `in N` says.")
+    table = Table(columns, rows, depth=depths, least=40)
+    return Section("", "Operations", (note,) if devices else (), (table,))
+
+
+def _operation(o: OperationSummary, show: Show) -> tuple[Cell, ...]:
+    devices: dict[str, DeviceSummary] = dict(o.devices)
+    if len(devices) > 1:
+        devices.pop("cpu", None)
+    measured = [d for d in devices.values() if d.measured]
+    grew = [show(d.total_delta) + _partly(d.measured, o.count) for d in measured]
+    tensors = None
+    if o.tensors_measured:
+        tensors = show(o.tensor_bytes_delta) + _partly(o.tensors_measured, o.count)
+    return (
+        *(o.name, o.count, o.failed, o.total_ns, o.mean_ns, o.max_ns, tensors),
+        " ".join(grew) or None,
+        " ".join(show(d.max_peak) for d in measured) or None,
+    )
+
+
+def _partly(known: int, count: int) -> str:
+    return "" if known == count else f" in {known:,}"
+
+
+def _operators(record: TrackerRecord, show: Show) -> Section:
+    o = record.pytorch_operations
+    if not o.windows:
+        return Section("", "")
+    span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
+    peak = f", at most {show(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
+    count = len(o.windows)
+    windows = f"a window of {span}" if count == 1 else f"{count:,} windows of {span} together"
+    device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
+    columns = [
+        Column("operator", Unit.CODE),
+        Column("calls", Unit.COUNT, adds=True),
+        Column("self CPU", Unit.NS, adds=True),
+        Column("CPU", Unit.NS),
+        Column("CPU bytes", Unit.BYTES, adds=True),
+    ]
+    if device:
+        columns += [Column("self device", Unit.NS, adds=True)]
+        columns += [Column("device bytes", Unit.BYTES, adds=True)]
+    rows: list[tuple[Cell, ...]] = []
+    for s in o.operators:
+        common = s.shapes[0] if s.shapes else None
+        shapes = " ".join(str(list(x)) for x in common.shapes if x) if common else ""
+        figures: tuple[Cell, ...] = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
+        if device:
+            figures += (s.self_device_ns, s.self_device_bytes)
+        said = f"{shapes} ({common.count:,})" if common and shapes else "-"
+        rows.append((s.name, *figures, said))
+    table = Table((*columns, Column("most frequent shapes")), rows)
+    return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
+
+
+def _sources(record: TrackerRecord) -> Section:
+    sources = record.metadata.sources
+    if not sources:
+        return Section("", "")
+    used = [(f"{s.name}: {s.sees}. Not: {s.misses}.",) for s in sources if s.used]
+    unused = "; ".join(f"{s.name} ({s.misses})" for s in sources if not s.used)
+    rows = used + ([(f"Not used: {unused}.",)] if unused else [])
+    table = Table((Column("", fold=True),), rows, least=len(rows), lines=True)
+    return Section("", "What the figures are", tables=(table,))

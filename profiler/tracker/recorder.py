@@ -1,0 +1,353 @@
+"""What a tracker has recorded: in memory, in its journal, and in the file at the end."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from memprof.profiler._text import visible
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import encode_profile
+from memprof.profiler.model import (
+    MemorySnapshot,
+    Profile,
+    RunState,
+    SnapshotKind,
+    Span,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.process_hooks import ForkSafeLock
+
+from . import files, naming
+from .journal import Entry, Header, Journal
+from .operations import OperationLog
+from .operators import OperatorTable
+from .pace import Pace
+from .recovery import recover
+from .rows import as_columns
+from .settings import TrackerSettings
+from .snapshots import take_snapshot
+from .sources import Sources, described
+from .tensors import LiveTensors
+from .thinning import thin_snapshots
+from .writer import this_process
+
+log = logging.getLogger("memprof")
+
+MAX_PROBLEMS = 100
+_ROWS = 500
+"""Operations in one line of the journal: its JSON is written in one piece."""
+_METADATA_EVERY_NS = 60_000_000_000
+
+
+class Recorder:
+    """The record of one tracker, and whatever adds to it.
+
+    Args:
+        settings: of the tracker.
+        clock: ns.
+
+    Attributes:
+        lock: held while what was recorded changes.
+        recording: whether anything is still taken in.
+        path: the file that is written at the end; None before ``begin``.
+        sources, operations, operators: what is asked and what is kept.
+    """
+
+    def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
+        self.settings = settings
+        self.lock = ForkSafeLock()
+        self.recording = False
+        self.path: Path | None = None
+        self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
+        self.operations = OperationLog(
+            self.sources,
+            settings.max_operations,
+            settings.operation_share,
+            clock,
+            self.problem,
+        )
+        self.operators = OperatorTable()
+        self._operators_written = 0
+        self._clock = clock
+        self._journal: Journal | None = None
+        self._snapshots: list[MemorySnapshot] = []
+        self._taken = 0
+        self._metadata = TrackerMetadata()
+        self._metadata_at = self._lanes_written = 0
+        self._problems: dict[str, None] = {}
+        self._cost_ns = 0
+        self._compiled = False
+        self._call_threads: dict[int, int] = {}
+
+    # --- life -----------------------------------------------------------------------------
+
+    def begin(self, parent_pid: int | None) -> None:
+        """Note the circumstances, open the journal and look for tensors."""
+        now = self._clock()
+        self._metadata = TrackerMetadata(
+            perf_origin_ns=time.time_ns() - now,
+            start_ns=now,
+            host=platform.node(),
+            pid=os.getpid(),
+            parent_pid=parent_pid,
+            command=tuple(sys.argv),
+            torch=str(torch.__version__),
+            memprof=_own_version(),
+            python=platform.python_version(),
+            interval_ns=round(self.settings.interval * 1e9),
+            settings=self.settings.as_text(),
+            lanes=self.operations.lanes.all,
+        )
+        if self.settings.cpu_allocator:
+            self.sources.no_cpu_count = why = self.sources.cpu_count.start()
+            if why:
+                self.problem(f"cpu_allocator: {why}")
+        self.recording = True
+        self._open()
+        self._look()
+
+    def _open(self) -> None:
+        folder = Path(self.settings.output_dir).absolute()
+        header = Header(
+            memprof=self._metadata.memprof,
+            max_snapshots=self.settings.max_snapshots,
+            max_operations=self.settings.max_operations,
+            writer=this_process(),
+        )
+        self.guard(lambda: recover(folder))
+        try:
+            self.path, self._journal = files.open_journal(folder, header, self._everything)
+            self._write(Entry(metadata=self._current_metadata()))
+        except OSError as e:
+            self.path = next(files.names(folder))
+            self.problem(
+                f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and tries again at the end; give another output_dir"
+            )
+
+    def _look(self) -> None:
+        self.sources.tensors.watch()
+        if self.settings.scan_at_start:
+            self.sources.tensors.scan()
+        self.operations.enabled = True
+
+    def pause(self) -> None:
+        """Take nothing in until ``resume``; operations that run are still ended."""
+        now = self._clock()
+        self._metadata.pauses.append(Span(now, now))
+        self.operations.enabled = False
+        self.sources.tensors.unwatch()
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        last = self._metadata.pauses[-1]
+        self._metadata.pauses[-1] = Span(last.start_ns, self._clock())
+        self._look()
+
+    def give_up(self) -> None:
+        """Take nothing more in, and write nothing."""
+        self.recording = self.operations.enabled = False
+        self.sources.tensors.unwatch()
+
+    def finish(self, state: RunState, reason: str) -> None:
+        """Write the file, in this state; what cannot be written is logged."""
+        self.guard(self.sources.tensors.unwatch)
+        self.guard(self.sources.cpu_count.stop)
+        self._metadata.state, self._metadata.reason = state, reason
+        self.guard(self.write_file)
+        self.sources.process.close()
+
+    def write_file(self) -> None:
+        """Write the file and remove the journal, which stays where that is not possible."""
+        profile = self.profile()
+        assert self.path is not None
+        try:
+            # Usually its own name, which the journal has kept free of other trackers'.
+            self.path = files.write_record(self.path, encode_profile(profile))
+        except ProfileError as e:
+            where = ""
+            if self._journal is not None:
+                self._write(Entry(metadata=self._current_metadata()))
+                where = f" What was recorded is in {self._journal.path}."
+                self._journal.close()
+            log.error("%s", visible(f"{e}.{where}"))
+            return
+        if self._journal is not None:
+            self._journal.remove()
+
+    def forked(self) -> None:
+        """In a forked child: let go of everything that belongs to the parent."""
+        self.recording = False
+        self.operations.forked()
+        self.sources.tensors.lock = threading.RLock()
+        self.sources.tensors.unwatch()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self.sources.process.close()
+
+    def guard(self, action: Callable[[], object]) -> None:
+        """``action``, with failures noted: the tracker must not take the user's job down."""
+        try:
+            action()
+        except Exception as e:
+            log.debug("the tracker failed", exc_info=True)
+            self.problem(f"the tracker failed: {type(e).__name__}: {e}")
+
+    def problem(self, text: str) -> None:
+        """Note in the record, and log, what went wrong; each text once."""
+        if text not in self._problems and len(self._problems) < MAX_PROBLEMS:
+            self._problems[text] = None
+            log.warning("Memory tracker: %s.", visible(text.rstrip(".")))
+
+    # --- adding to it ---------------------------------------------------------------------
+
+    def snapshot(self, kind: SnapshotKind, name: str = "") -> None:
+        """Take a snapshot now, keep it and hand it to the journal."""
+        cpu = time.thread_time_ns()
+        pace = Pace() if kind is SnapshotKind.PERIODIC else None
+        running = self.operations.running()
+        snapshot = take_snapshot(
+            self.sources,
+            kind,
+            name,
+            operation=self.operations.made_in(),
+            running=dict.fromkeys(self.operations.path(o.summary) for o in running),
+            path=self.operations.path,
+            report=self.problem,
+            pause=pace,
+            clock=self._clock,
+        )
+        if pace is not None:
+            pace.rest()
+        for operation in running:
+            for device, memory in snapshot.devices.items():
+                if memory.highest_bytes is not None:
+                    operation.saw(device, memory.highest_bytes)
+        now = snapshot.time_ns
+        with self.lock:
+            if not self.recording:
+                return
+            self._taken += 1
+            # A checkpoint can overtake a periodic snapshot that began before it.
+            bisect.insort(self._snapshots, snapshot, key=lambda s: s.time_ns)
+            limit = self.settings.max_snapshots
+            if len(self._snapshots) > limit + limit // 8:
+                self._snapshots = thin_snapshots(self._snapshots, limit)
+            operators = None
+            if self.operators.added != self._operators_written:
+                self._operators_written = self.operators.added
+                operators = self.operators.record()
+            meta = None
+            lanes = len(self.operations.lanes.all)
+            if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
+                self._metadata_at, self._lanes_written = now, lanes
+                meta = self._current_metadata()
+            unfinished = [o.row() for o in running[:_ROWS]]
+            self._write(Entry(meta, snapshot, unfinished, pytorch_operations=operators))
+        self._write_operations(pace)
+        self._cost_ns += time.thread_time_ns() - cpu
+
+    def _write_operations(self, pace: Pace | None) -> None:
+        while True:
+            with self.lock:
+                rows, summaries = self.operations.news(_ROWS)
+                if not rows and not summaries:
+                    break
+                self._write(Entry(operations=rows, summaries=summaries))
+            if pace is not None:
+                pace.rest()
+        self.operations.thin()
+
+    def _write(self, entry: Entry) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(entry)
+        except OSError as e:
+            self.problem(
+                f"cannot write {self._journal.path}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and goes on trying"
+            )
+
+    def _everything(self) -> list[Entry]:
+        rows, s = self.operations.rows(), list(enumerate(self.operations.summaries()))
+        return [
+            Entry(metadata=self._current_metadata()),
+            *(Entry(snapshot=s) for s in self._snapshots),
+            *(Entry(operations=rows[i : i + _ROWS]) for i in range(0, len(rows), _ROWS)),
+            *(Entry(summaries=dict(s[i : i + _ROWS])) for i in range(0, len(s), _ROWS)),
+            Entry(pytorch_operations=self.operators.record()),
+        ]
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def _current_metadata(self, call_threads: Mapping[int, int] | None = None) -> TrackerMetadata:
+        m = self._metadata
+        threads = self._call_threads if call_threads is None else call_threads
+        known = self.operations.lanes
+        lanes = [
+            dataclasses.replace(lane, call_thread=threads.get(known.threads.get(i, -1)))
+            for i, lane in enumerate(list(known.all))
+        ]
+        return dataclasses.replace(
+            m,
+            end_ns=self._clock(),
+            lanes=lanes,
+            pauses=list(m.pauses),
+            sources=described(self.sources, compiled=self._compiled),
+            snapshots_taken=self._taken,
+            snapshots_merged=sum(s.merged for s in self._snapshots),
+            operations_seen=self.operations.seen,
+            operations_dropped=self.operations.dropped,
+            cost_ns=self._cost_ns + self.operations.cost_ns,
+            problems=list(self._problems),
+        )
+
+    def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
+        """What has been recorded so far.
+
+        Args:
+            call_threads: numbers of threads in the profile that the record joins, by
+                ``threading.get_ident()``; by default those of the last ``profile()``.
+        """
+        with self.lock:
+            self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
+            return TrackerRecord(
+                self._current_metadata(call_threads),
+                list(self._snapshots),
+                as_columns(self.operations.rows()),
+                self.operations.summaries(),
+                self.operators.record(),
+            )
+
+    def profile(self) -> Profile:
+        """The record so far, in the profile of what memprof compiled meanwhile."""
+        found = None
+        try:
+            found = naming.compiled()
+        except Exception as e:
+            self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
+        if found is not None:
+            self._compiled, self._call_threads = True, found[1]
+        return (found[0] if found is not None else Profile()).with_tracker(self.record())
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("memprof")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,234 @@
+"""What a replay hands out, whatever the last holder did to it or still does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees._torch_compat import can_swap_storage
+from memprof.profiler.model import LedgerKind
+
+from .support import graphed, manager, next_step, roots, same
+
+pytestmark = pytest.mark.simgpu
+
+SHAPE = (4, 3)
+Change = Callable[[torch.Tensor], object]
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full(SHAPE, float(value), device="cuda")
+
+
+def plus_one() -> Callable[[float | torch.Tensor], torch.Tensor]:
+    """One step each: ``x + 1``, which is replayed from the next call on."""
+    f = graphed(lambda x: [x + 1], [full(0)])
+
+    def step(x: float | torch.Tensor) -> torch.Tensor:
+        next_step()
+        inputs = [x if isinstance(x, torch.Tensor) else full(x)]
+        del x
+        (y,) = f(inputs)
+        return y
+
+    for _ in range(3):
+        step(0.0)
+    return step
+
+
+def raises(t: torch.Tensor, step: int) -> None:
+    """Its use raises, and says that it came from ``step``."""
+    with pytest.raises(RuntimeError, match=f"made in step {step} .*; step {step + 1},"):
+        t + 1
+
+
+SIZES: dict[str, Change] = {
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "t_": lambda t: t.t_(),
+    "as_strided_": lambda t: t.as_strided_((2,), (1,)),
+    "set_": lambda t: t.set_(torch.zeros(5, device="cuda")),
+}
+OTHERS: dict[str, Change] = {
+    "data": lambda t: setattr(t, "data", torch.zeros(5, device="cuda")),
+    "mul_": lambda t: t.mul_(0),
+    "requires_grad_": lambda t: t.requires_grad_().register_hook(print),
+    "grad": lambda t: t.requires_grad_().sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", [*SIZES, *OTHERS])
+def test_a_changed_output_does_not_reach_the_next_replay(name: str) -> None:
+    step = plus_one()
+    # GIVEN an output that was changed and dropped
+    y = step(1.0)
+    (SIZES | OTHERS)[name](y)
+    del y
+    # THEN the next one is as it should be
+    z = step(2.0)
+    same(z, torch.full(SHAPE, 3.0))
+    assert z.stride() == (3, 1)
+    assert z.is_leaf
+    assert not z.requires_grad
+    assert z.grad is None
+    assert not z._backward_hooks
+    assert [r.replays for r in roots()] == [3]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_nor_does_one_that_was_changed_in_inference_mode(name: str) -> None:
+    with torch.inference_mode():
+        step = plus_one()
+        y = step(1.0)
+        SIZES[name](y)
+        del y
+        z = step(2.0)
+    same(z, torch.full(SHAPE, 3.0))
+    assert z.stride() == (3, 1)
+
+
+def test_an_output_held_from_step_to_step() -> None:
+    step = plus_one()
+    old = step(1.0)
+    first = manager().path.step
+    # WHEN a loop holds each output while the next step runs, as ``loss = model(x)`` does
+    for i in range(4):
+        new = step(float(i))
+        # THEN the old one says so, the new one is right, and it is another object
+        raises(old, first + i)
+        same(new, torch.full(SHAPE, i + 1.0))
+        assert new is not old
+        old = new
+    # and nothing was recorded again or restored for it
+    assert {e.kind for e in manager().entries()} == {
+        LedgerKind.WARM_UP,
+        LedgerKind.RECORD,
+        LedgerKind.REPLAY,
+        LedgerKind.INVALIDATED,
+    }
+    # and once it is dropped, nothing is held
+    node = manager().path.node
+    assert node is not None
+    assert not node.all_outputs_are_dead()
+    del old, new
+    assert node.all_outputs_are_dead()
+
+
+def test_a_view_held_with_it_or_without() -> None:
+    step = plus_one()
+    for with_it in (True, False, True):
+        # Before, the output itself is held once: its storage stays for the next.
+        old = step(5.0)
+        y = step(1.0)
+        raises(old, manager().path.step - 1)
+        view = y[1:]
+        made_in = manager().path.step
+        if not with_it:
+            del y
+        z = step(2.0)
+        raises(view, made_in)
+        if with_it:
+            raises(y, made_in)
+            del y
+        same(z, torch.full(SHAPE, 3.0))
+        del z, old, view
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_held_output_that_is_the_next_steps_argument(view: bool) -> None:
+    step = plus_one()
+    h = step(0.0)
+    h = step(1.0)
+    for i in range(3):
+        # The call gets a clone, the holder an error.
+        old = h
+        x = h.view(SHAPE) if view else h
+        h = step(x)
+        same(h, torch.full(SHAPE, 3.0 + i))
+        raises(old, manager().path.step - 1)
+        del x
+
+
+def test_hooks_and_gradients_of_a_held_output_stay_with_it() -> None:
+    step = plus_one()
+    y = step(1.0)
+    w = torch.ones(SHAPE, device="cuda", requires_grad=True)
+    (y * w).sum().backward()
+    y.requires_grad_()
+    kept = y
+    z = step(2.0)
+    assert not z.requires_grad
+    raises(kept, manager().path.step - 1)
+    same(w.grad, torch.full(SHAPE, 2.0))
+
+
+def test_gradients_keep_their_values_for_whoever_holds_them() -> None:
+    # GIVEN a backward whose gradient nobody puts into a ``.grad``
+    g = graphed(lambda x: [x * 2, x * 3], [full(0)], is_backward=True)
+    held = []
+    for i in range(6):
+        next_step()
+        twice, thrice = g([full(i)])
+        held.append(twice if i % 2 else thrice)
+        del twice, thrice
+    # THEN each is what it was
+    for i, t in enumerate(held):
+        same(t, torch.full(SHAPE, float(i) * (2 if i % 2 else 3)))
+
+
+def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> None:
+    # GIVEN parameters, whose gradients a forward and a backward in the pool make
+    w = torch.nn.Parameter(full(2))
+    f = graphed(lambda w, x: [w * x, x + 0], [w, full(0)], static=(0,), is_inference=False)
+    g = graphed(lambda x: [x * 1], [full(0)], is_backward=True)
+    for i in range(6):
+        next_step()
+        y, saved = f([w, full(i)])
+        made = [saved]
+        del saved
+        (grad,) = g(made)
+        # As autograd accumulates: it takes over what nobody else holds.
+        w.grad = grad.detach() if w.grad is None else w.grad + grad
+        del y, grad
+    # THEN nothing was overwritten
+    same(w.grad, torch.full(SHAPE, 15.0))
+    entries = manager().entries()
+    assert LedgerKind.INVALIDATED not in {e.kind for e in entries}
+    (moved,) = (e for e in entries if e.kind is LedgerKind.MOVED_OUT)
+    assert "views of it were not" not in moved.reason
+
+
+@pytest.mark.skipif(can_swap_storage(), reason="this torch gives views other memory, too")
+def test_a_view_that_could_not_be_cloned_says_why() -> None:
+    f = graphed(lambda x: [x + 1], [full(0)], clone_outputs=True)
+    held = []
+    for _ in range(4):
+        next_step()
+        (y,) = f([full(1)])
+        held.append(y.view(-1))
+        del y
+    with pytest.raises(RuntimeError, match=r'outputs="clone" could not copy it'):
+        held[2] + 1
+
+
+def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
+    # GIVEN a function that returns a parameter beside its result, as forwards do that save one
+    w = torch.ones(SHAPE, device="cuda", requires_grad=True)
+    w.register_hook(lambda g: g * 3)
+
+    def forward(w: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [w * x, w]
+
+    f = graphed(forward, [w, full(0)], static=(0,), is_inference=False)
+    for value in range(4):
+        next_step()
+        with torch.no_grad():
+            y, saved = f([w, full(value)])
+        assert saved is w
+        same(y, full(value))
+        del y, saved
+    assert [r.replays for r in roots()] == [2]
+    # THEN replays left the hook alone
+    w.sum().backward()
+    same(w.grad, full(3))

@@ -81,7 +81,7 @@ class Profile:
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         accounts: all that was reserved on each device, the one with most first; empty unless
             somebody watched them (``memprof simulate``).
-        complete: False if the process never came to the end of its session: a streamed
+        complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
             document. A part that contradicts itself, or a damaged piece of a stream, costs that

@@ -17,6 +17,8 @@ import itertools
 import time
 from contextlib import AbstractContextManager
 
+import torch
+
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
@@ -110,6 +112,7 @@ class Recorder:
                 measured=measured,
             )
             state.warm_ups += 1
+            state.host_outputs = any(isinstance(o, torch.Tensor) and o.is_cpu for o in outputs)
             self._grown(function, measured)
             owner.check_budget(function)
             if kept:
@@ -176,6 +179,7 @@ class Recorder:
             device.synchronize()
             node.marginal_bytes = self._grown(function, measured)
             state.recordings += 1
+            state.host_outputs = False
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.

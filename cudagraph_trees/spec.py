@@ -210,6 +210,8 @@ class FunctionState:
         pool_growth: bytes that this pool took from the device for it.
         recordings: how many this pool has of it.
         warned_stuck: it was said that no step ever ends.
+        host_outputs: it last ran as a warm-up, and returned tensors of the host. Some operators'
+            random state is such a tensor, and one of the device in a recording.
     """
 
     warmed_up: bool = False
@@ -219,6 +221,7 @@ class FunctionState:
     pool_growth: int = 0
     recordings: int = 0
     warned_stuck: bool = False
+    host_outputs: bool = False
 
 
 def _whole(

@@ -309,9 +309,6 @@ class Training:
             machine.device.type in pair.on
             and pair.name not in machine.without
             and not (how and (pair.buffer or pair.generator or pair.name == "state saved"))
-            # The operator's seed is a host's tensor in a plain run and a device's in a graph, and
-            # this checkpoint compares: two of torch's own rules that contradict each other.
-            and not (how == "not reentrant" and pair.name == "attention")
         )
 
     def _input(self, rng: random.Random, *, held: bool) -> tuple[Tensor, Tensor | None]:

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
@@ -225,3 +229,31 @@ def test_a_program_that_cannot_be_captured(how: str) -> None:
     check(graphs)
     assert count(LedgerKind.TREE_FAILURE) > 0
     assert [s.loss for s in run(NO_GRAPHS, draws, how)] == [s.loss for s in graphs]
+
+
+def test_attention_in_a_checkpoint_whose_outputs_are_dead_is_warmed_up_again() -> None:
+    # GIVEN compiled attention in a checkpoint around it, which compares metadata. The operator's
+    # random state is a tensor of the host in a warm-up, and one of the device in a recording.
+    def attention(x: Tensor, s: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return F.scaled_dot_product_attention(x, x, x * s, dropout_p=0.3)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, mode="reduce-overhead")  # which observes nothing first
+    s = torch.ones(16, device="cuda", requires_grad=True)
+    x = torch.rand(1, 2, 32, 16, device="cuda")
+    losses = []
+    with use_in_inductor():
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            s.grad = None
+            # WHEN nobody holds its output: the recomputation could be recorded in the first step
+            loss = checkpoint(compiled, x, s, use_reentrant=False).sum()
+            loss.backward()
+            assert s.grad is not None
+            # THEN the gradient is that of the same random numbers
+            torch.testing.assert_close((s * s.grad).sum(), loss)
+            losses.append(loss.item())
+    # AND there are recordings in the end
+    assert len(set(losses)) == 4
+    assert any(node.replays for m in all_managers() for node in m.nodes())

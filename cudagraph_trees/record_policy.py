@@ -116,7 +116,7 @@ class RecordPolicy:
         self._functions = functions
         self.stopped: dict[object, str] = {}
         self.plain_forwards: dict[object, set[int | None]] = {}
-        self._skipped: dict[Place, str] = {}
+        self._skipped: dict[Place, Refusal | None] = {}
         self._recorded_again: dict[Place, int] = defaultdict(int)
         self._moves: dict[Place, dict[int, int]] = {}
         self._demoted: dict[Place, frozenset[int]] = {}
@@ -188,10 +188,10 @@ class RecordPolicy:
             for place in [p for p in known if p[1] is function]:
                 del known[place]
 
-    def reason_against(
+    def refusal_at(
         self, function: FunctionSpec, inputs: list[Input], node: Node | None, *, again: bool = False
-    ) -> str:
-        """Why the function runs without a graph after ``node``; "" if nothing speaks against one.
+    ) -> Refusal | None:
+        """Why the function runs without a graph after ``node``; None if nothing speaks against one.
 
         Args:
             function: what is called.
@@ -204,11 +204,13 @@ class RecordPolicy:
             self._skipped[place] = self._look(function, inputs, node)
         return self._skipped[place]
 
-    def known_reason(self, place: Place) -> str:
-        """The reason that was found before, "" if there is none or nobody looked."""
-        return self._skipped.get(place, "")
+    def known_refusal(self, place: Place) -> Refusal | None:
+        """The one that was found before, None if there is none or nobody looked."""
+        return self._skipped.get(place)
 
-    def _look(self, function: FunctionSpec, inputs: list[Input], node: Node | None) -> str:
+    def _look(
+        self, function: FunctionSpec, inputs: list[Input], node: Node | None
+    ) -> Refusal | None:
         support = function.options.supports_mutation
         bad = [
             i
@@ -223,13 +225,14 @@ class RecordPolicy:
             )
         ]
         if not bad:
-            return ""
+            return None
         # An error each time says which line writes.
         if function.options.or_error or function not in self._warned_inputs:
             self._warned_inputs.add(function)
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
-        return "it writes to inputs that graphs copy"
+        cause = Cause.of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
+        return Refusal("it writes to inputs that graphs copy", cause)
 
     def input_elsewhere(
         self, function: FunctionSpec, inputs: list[Input], device: torch.device
@@ -302,7 +305,8 @@ class RecordPolicy:
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in self.demoted(place):
                 if options.managed_input_rerecord_action == "skip":
-                    reason = self._skipped[place] = f"input {i}, made by a graph, keeps moving"
+                    reason = f"input {i}, made by a graph, keeps moving"
+                    self._skipped[place] = Refusal(reason)
                     compat.announce_skip(
                         f"skipping cudagraph due to function {place[1].number} reaching the "
                         f"cudagraph-managed input re-recording threshold (={limit}) on cudagraph "

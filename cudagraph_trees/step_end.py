@@ -38,7 +38,7 @@ from typing import TypeGuard
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from memprof.profiler.model import LedgerKind
+from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
 from .account.ledger import TreeEvent
@@ -253,7 +253,8 @@ class StepEnd:
                 else "a graph in parts takes it"
             )
             reason = f"output {index} is held beyond its step: {why}"
-            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason))
+            cause = TreeCause.HELD_GRADIENT if gradient else TreeCause.HELD
+            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason, cause, (index,)))
         if all_moved:
             return events
         known.clear()
@@ -268,7 +269,8 @@ class StepEnd:
             message.text(self.step, self.step + 1, by=self.next_function.label),
         )
         reason = f"output {index} is held beyond its step; its use raises"
-        return [*events, TreeEvent(LedgerKind.INVALIDATED, function, reason)]
+        held = TreeEvent(LedgerKind.INVALIDATED, function, reason, TreeCause.HELD, (index,))
+        return [*events, held]
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:

@@ -50,12 +50,14 @@ class TreeEvent:
     """What happened, for the ledger, where that is written by somebody else.
 
     Attributes:
-        kind, function, reason: as of ``TreeLedger.add``.
+        kind, function, reason, cause, outputs: as of ``TreeLedger.add``.
     """
 
     kind: LedgerKind
     function: FunctionSpec
     reason: str
+    cause: TreeCause | None = None
+    outputs: tuple[int, ...] = ()
 
 
 class TreeLedger:
@@ -88,6 +90,7 @@ class TreeLedger:
         cause: TreeCause | None = None,
         inputs: tuple[int, ...] = (),
         nbytes: int = 0,
+        outputs: tuple[int, ...] = (),
     ) -> None:
         """Write one entry. One that differs only in time, step and measurements is a repeat."""
         record = None if function is None or function.record is None else function.record.id
@@ -131,6 +134,7 @@ class TreeLedger:
                     cause=cause,
                     inputs=inputs,
                     nbytes=nbytes,
+                    outputs=outputs,
                 ),
             )
             self._entries[key] = entry
@@ -157,11 +161,18 @@ class TreeLedger:
             if not count:
                 continue
             reason = f"output {i} is held beyond its step; its use raises"
-            out.append(self._entry_of(node, LedgerKind.INVALIDATED, reason, count))
+            held = self._entry_of(node, LedgerKind.INVALIDATED, reason, count, TreeCause.HELD, (i,))
+            out.append(held)
         return out
 
     def _entry_of(
-        self, node: CUDAGraphNode, kind: LedgerKind, reason: str, count: int
+        self,
+        node: CUDAGraphNode,
+        kind: LedgerKind,
+        reason: str,
+        count: int,
+        cause: TreeCause | None = None,
+        outputs: tuple[int, ...] = (),
     ) -> LedgerEntry:
         function, parent = node.wrapped_function, node.parent
         return LedgerEntry(
@@ -178,5 +189,7 @@ class TreeLedger:
                 parent=number_of(parent),
                 step=node.step,
                 marginal=node.marginal_bytes if kind is LedgerKind.REPLAY else 0,
+                cause=cause,
+                outputs=outputs,
             ),
         )

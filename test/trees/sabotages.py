@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import pool_owner, record_policy, step_end
-from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.capture import run as capture
 from memprof.cudagraph_trees.device import _torch_compat as allocator

@@ -7,7 +7,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from memprof.cudagraph_trees import history
+from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
     AllocationProgram,
     GraphRecord,

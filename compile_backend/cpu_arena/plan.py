@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from memprof.cudagraph_trees.placement import placed
+from memprof.cudagraph_trees.account.placement import placed
 from memprof.profiler.model import AllocationProgram, EventKind, Origin, Placement
 
 from .planner import Lifetime, plan

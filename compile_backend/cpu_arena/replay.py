@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memprof.cudagraph_trees.attribution import PoolParts
+from memprof.cudagraph_trees.account.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register

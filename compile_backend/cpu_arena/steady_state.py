@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memprof.cudagraph_trees.placement import keep
+from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat

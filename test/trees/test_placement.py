@@ -8,7 +8,7 @@ from torch import nn
 
 import memprof
 from memprof.compile_backend.cpu_arena.plan import placement_of_plan, plan_program
-from memprof.cudagraph_trees.placement import MAX_PLACEMENTS, keep, placed
+from memprof.cudagraph_trees.account.placement import MAX_PLACEMENTS, keep, placed
 from memprof.profiler.model import (
     AllocationProgram,
     Category,

@@ -13,8 +13,8 @@ from memprof.profiler.model import (
     Placement,
 )
 
-from . import _torch_compat as compat
-from .node import CUDAGraphNode, path_to
+from .. import _torch_compat as compat
+from ..node import CUDAGraphNode, path_to
 
 MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""

@@ -44,6 +44,7 @@ from memprof.compile_backend.runtime import Runtime, Session
 from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.file import create_for_streaming
 from memprof.profiler.model import CallColumns, Profile
+from memprof.profiler.process_hooks import on_fork
 
 log = logging.getLogger("memprof")
 
@@ -216,10 +217,7 @@ class Streamer:
 _streamers: weakref.WeakSet[Streamer] = weakref.WeakSet()
 
 
+@on_fork
 def _in_child() -> None:
     for streamer in list(_streamers):
         streamer.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

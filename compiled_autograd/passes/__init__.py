@@ -48,13 +48,11 @@ class PassResult:
         used_sizes: indices of the lifted sizes that the graph still reads.
         inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
         removed: how many nodes nobody needed.
-        order: what the memory pass estimated and did.
     """
 
     used_sizes: tuple[int, ...]
     inputs_to_cuda: dict[int, torch.device]
     removed: int
-    order: MemoryOrder
 
 
 def run_passes(
@@ -78,5 +76,5 @@ def run_passes(
     used_sizes = remove_unused_sizes(graph)
     aot_names(graph)
     take_gradients(graph)
-    order = memory_order(graph)
-    return PassResult(used_sizes, to_cuda, removed, order)
+    memory_order(graph)
+    return PassResult(used_sizes, to_cuda, removed)

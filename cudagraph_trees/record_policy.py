@@ -17,9 +17,9 @@ from memprof.profiler.model import TreeCause
 
 from . import _torch_compat as compat
 from .device.protocol import Input
-from .inputs import CheckInvariantStatus
 from .moves import nbytes_of
 from .node import CUDAGraphNode, Node, number_of
+from .replay.inputs import CheckInvariantStatus
 from .spec import CompilationMode, FunctionSpec, FunctionState
 
 MAX_FAILURES = 2
@@ -180,7 +180,7 @@ class RecordPolicy:
             known.clear()
 
     def forget_function(self, function: FunctionSpec) -> None:
-        """``function`` is gone."""
+        """``function`` is gone, and what was known about it goes."""
         self.ran_with_graph(function)
         self._warned_inputs.discard(function)
         self._warned_limit = {p for p in self._warned_limit if p[1] is not function}
@@ -266,11 +266,11 @@ class RecordPolicy:
         self._recorded_again[place] += 1
 
     def exceeds_limit(self, place: Place) -> bool:
-        """Whether that has happened too often."""
+        """Whether recordings there have failed to fit more often than the options allow."""
         return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
 
     def warn_of_limit(self, place: Place, reason: str) -> None:
-        """Torch's sentence about it, once."""
+        """Say, once for each place and in torch's words, that its limit is reached."""
         if place not in self._warned_limit:
             self._warned_limit.add(place)
             options = place[1].options

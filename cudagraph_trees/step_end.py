@@ -41,14 +41,14 @@ from torch.utils.weak import TensorWeakRef
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
+from .account.ledger import TreeEvent
 from .device.protocol import Input, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .ledger import TreeEvent
-from .liveness import held
 from .node import CUDAGraphNode, Node, path_to
-from .output_cache import OutputCache
+from .replay.liveness import held
+from .replay.output_cache import OutputCache
+from .replay.storage_ref import StorageWeakRefWrapper
 from .spec import CompilationMode, FunctionSpec
-from .storage_ref import StorageWeakRefWrapper
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount

@@ -2,8 +2,8 @@
 
 Note [When a stream is written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Compiled calls append to the call log, streamed or not: the calling threads know nothing of the
-stream. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
+Compiled calls append to the call log, written or not: the calling threads know nothing of the
+file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
 come together, or after ``FLUSH_S`` if anything has. So a killed process loses what it did in its
 last ``FLUSH_S`` seconds.
 
@@ -19,13 +19,13 @@ Note [When a stream fails]
 *Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
-*Writing* can fail (a full disk). The file is cut back to its last whole chunk; the chunk is kept
+*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept
 and written at the next look, before anything newer, so that a stream goes on when there is room
 again. While something waits, ``failed`` is true and the session's profile comes from memory. More
 than ``MAX_UNWRITTEN`` bytes are not kept: then the stream ends there.
 
 Both are logged once, and both leave the rest of the session in memory if they last to its end, as
-in a session that is not streamed.
+in a session without a path.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Note [Files that are being written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A streamed profile and a tracker's journal grow while their process lives. Another process that is
+A profile and a tracker's journal grow while their process lives. Another process that is
 given the same path, or that looks for what killed ones left behind, must know whether the
 writer lives. Process numbers do not tell: on another host or in another PID namespace the same
 number is another process. So a writer holds ``flock`` on its file. The kernel lets go of it when

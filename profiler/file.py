@@ -2,8 +2,7 @@
 
 A file has the profiles of one process or several, whole or as far as they have come: Note [What a
 profile file looks like] and Note [What the frames of a profile hold]. It is read by content,
-whatever its name, and so are the run-time tracker's own file and its journal, see Note [The
-tracker's file and the profile] and Note [The journal].
+whatever its name, and so is the journal of a tracker that has not ended: Note [The journal].
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
 from .repair import Notes, repair
-from .tracker.document import decode_document, is_document
 from .tracker.journal import JOURNAL_SUFFIX
 from .tracker.read_journal import decode_journal, is_journal
 from .writing import check_writable, create_for_streaming, replacing, write_whole
@@ -57,7 +55,7 @@ __all__ = [
 StrPath = str | os.PathLike[str]
 
 _GZIP = b"\x1f\x8b"
-_OLD = (b'{"format":"memprof-profile"', b'{"format":"memprof-stream"')
+_OLD = tuple(f'{{"format":"memprof-{name}"'.encode() for name in ("profile", "stream", "tracker"))
 """Begins files of memprof 0.1.0, in gzip or not."""
 _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
@@ -74,9 +72,7 @@ def encode_profile(profile: Profile) -> bytes:
     try:
         return encoding.encode_profile(profile)
     except (TypeError, ValueError, RecursionError) as e:
-        raise ProfileInvalidError(
-            None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
-        ) from e
+        raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
 
 
 def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
@@ -109,8 +105,8 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         ProfileTooLargeError: it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
-    if is_document(data) or is_journal(data):
-        return [_of_tracker(data, name)]
+    if is_journal(data):
+        return [_finished(decode_journal(data, name), Notes(), name)]
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []
@@ -124,18 +120,6 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         raise failed[0]
     found[0].left_out += [f"the profile of another process: {e}" for e in failed]
     return found
-
-
-def _of_tracker(data: bytes, name: str | None) -> Profile:
-    notes = Notes()
-    try:
-        if is_journal(data):
-            return _finished(decode_journal(data, name), notes, name)
-        return _finished(decode_document(data, name, notes), notes, name)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ProfileInvalidError(
-            name, f"damaged: {e}; copy it again or take the profile again"
-        ) from e
 
 
 def _check_kind(data: bytes, name: str | None) -> None:

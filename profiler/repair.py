@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, compress
-from typing import Any
+from typing import Any, TypeVar
 
 from .model import (
     AllocationProgram,
@@ -63,6 +63,7 @@ __all__ = ["LOST_PROGRAM", "Notes", "findings", "repair"]
 LOST_PROGRAM = AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
 
+_T = TypeVar("_T")
 _MOST = 50
 _LONGEST = 400
 
@@ -136,11 +137,9 @@ def repair(profile: Profile, notes: Notes) -> None:
         profile.dataflow = _dataflow(profile.dataflow, graphs, notes)
     if profile.tracker is not None:
         _tracker(profile.tracker, notes)
-    profile.accounts = [
-        account
-        for i, account in enumerate(profile.accounts)
-        if _sound("an account", account_findings(account, f"$.accounts[{i}]"), notes)
-    ]
+    profile.accounts = _those_sound(
+        "an account", profile.accounts, "$.accounts", account_findings, notes
+    )
 
 
 def findings(profile: Profile) -> list[str]:
@@ -159,6 +158,17 @@ def _sound(part: str, found: Iterable[Finding], notes: Notes) -> bool:
     if first is not None:
         notes.add(part, *first)
     return first is None
+
+
+def _those_sound(
+    part: str,
+    items: Iterable[_T],
+    at: str,
+    check: Callable[[_T, str], Iterable[Finding]],
+    notes: Notes,
+) -> list[_T]:
+    """The elements of the list at ``at`` in which ``check`` finds nothing."""
+    return [x for i, x in enumerate(items) if _sound(part, check(x, f"{at}[{i}]"), notes)]
 
 
 # Graphs and calls
@@ -199,15 +209,13 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
     inputs = {g.id: len(g.inputs) for g in bare.values()}
     for g, graph in zip(places, bare.values(), strict=True):
         at = f"$.graphs[{g}].placements"
-        graph.placements = [
-            placement
-            for i, placement in enumerate(graph.placements)
-            if _sound(
-                f"a placement of {graph.label}",
-                placement_findings(placement, f"{at}[{i}]", inputs),
-                notes,
-            )
-        ]
+        graph.placements = _those_sound(
+            f"a placement of {graph.label}",
+            graph.placements,
+            at,
+            lambda placement, at: placement_findings(placement, at, inputs),
+            notes,
+        )
     profile.graphs = list(bare.values())
     return moved
 
@@ -244,9 +252,9 @@ def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
 def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
     calls = profile.calls
     if moved:
-        columns = zip(calls.graph, calls.program, strict=False)
+        columns = zip(calls.graph, calls.program, strict=True)
         program = [moved[g][p] if g in moved and 0 <= p < len(moved[g]) else p for g, p in columns]
-        calls = dataclasses.replace(calls, program=program[: len(calls.program)])
+        calls = dataclasses.replace(calls, program=program)
     counts = {g.id: len(g.programs) for g in profile.graphs}
     first = next(calls_findings(calls, counts), None)
     profile.calls = calls
@@ -254,11 +262,6 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         return
     dropped = calls.dropped if 0 <= calls.dropped <= LARGEST // 2 else 0
     columns_of = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
-    if len({len(c) for c in columns_of}) > 1:
-        notes.add("all calls", *first)
-        profile.calls = CallColumns(dropped=dropped)
-        profile.released = {}
-        return
     good = [
         g in counts
         and -1 <= p < counts[g]
@@ -319,21 +322,16 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
             device = dataclasses.replace(device, live=live, leaks=leaks)
         if _sound(name, device_findings(device, at, graphs), notes):
             devices[device.device] = device
-    failures = [
-        f
-        for i, f in enumerate(found.failures)
-        if _sound("a failed allocation", number_findings(f, f"$.dataflow.failures[{i}]"), notes)
-    ]
+    failures = _those_sound(
+        "a failed allocation", found.failures, "$.dataflow.failures", number_findings, notes
+    )
     return DataFlowColumns(list(devices.values()), failures)
 
 
 def _tracker(record: TrackerRecord, notes: Notes) -> None:
     at = "$.tracker"
     _metadata(record.metadata, f"{at}.metadata", notes)
-    kept = []
-    for i, snapshot in enumerate(record.snapshots):
-        if _sound("a snapshot", number_findings(snapshot, f"{at}.snapshots[{i}]"), notes):
-            kept.append(snapshot)
+    kept = _those_sound("a snapshot", record.snapshots, f"{at}.snapshots", number_findings, notes)
     if not _sound("the order of snapshots", snapshots_findings(kept, f"{at}.snapshots"), notes):
         kept.sort(key=lambda s: s.time_ns)
     record.snapshots = kept
@@ -358,11 +356,9 @@ def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
         found = lane_findings(lane, f"{at}.lanes[{i}]", len(metadata.lanes))
         if not _sound(f"the thread of lane {lane.name}", found, notes):
             metadata.lanes[i] = dataclasses.replace(lane, thread=i)
-    metadata.pauses = [
-        pause
-        for i, pause in enumerate(metadata.pauses)
-        if _sound("a pause of the tracker", pause_findings(pause, f"{at}.pauses[{i}]"), notes)
-    ]
+    metadata.pauses = _those_sound(
+        "a pause of the tracker", metadata.pauses, f"{at}.pauses", pause_findings, notes
+    )
 
 
 def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:

@@ -27,7 +27,7 @@ from .model import (
 )
 from .repair import LOST_PROGRAM, Notes
 
-__all__ = ["UNREADABLE", "salvage", "salvage_tracked"]
+__all__ = ["UNREADABLE", "salvage"]
 
 UNREADABLE = (msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 """What decoding a value of another type, of no text, or of too many levels leads to."""
@@ -56,20 +56,6 @@ def salvage(document: Mapping[str, msgspec.Raw], notes: Notes) -> Profile:
         notes: get what was left out.
     """
     return _object(Profile, document, "$", notes)
-
-
-def salvage_tracked(
-    document: Mapping[str, msgspec.Raw], notes: Notes
-) -> tuple[TrackerRecord, Profile]:
-    """The same of a tracker's own file: its record, and the profile beside it."""
-    record = _object(TrackerRecord, document, "$", notes)
-    profile = Profile()
-    if "profile" in document:
-        try:
-            profile = _object(Profile, _fields(document["profile"]), "$.profile", notes)
-        except UNREADABLE as e:
-            _left_out("profile", "$.profile", e, notes)
-    return record, profile
 
 
 def _object(kind: type[_T], document: Mapping[str, msgspec.Raw], at: str, notes: Notes) -> _T:

@@ -32,7 +32,7 @@ def graph_findings(graph: GraphRecord, at: str) -> Iterator[Finding]:
         if (buffer.nbytes or 0) < 0:
             yield f"{at}.buffers[{name!r}].nbytes", f"{buffer.nbytes} is no number of bytes"
     for field in dataclasses.fields(graph):
-        if field.name not in ("programs", "placements", "metadata"):
+        if field.name not in ("programs", "placements"):
             yield from number_findings(getattr(graph, field.name), f"{at}.{field.name}")
 
 
@@ -157,16 +157,9 @@ def calls_findings(calls: CallColumns, programs: Mapping[int, int]) -> Iterator[
     """What contradicts itself in the call log.
 
     Args:
-        calls: the log.
+        calls: the log, whose columns have one length.
         programs: number of programs of each graph of the profile.
     """
-    lengths = {
-        name: len(getattr(calls, name))
-        for name in ("graph", "program", "start_ns", "end_ns", "thread")
-    }
-    if len(set(lengths.values())) > 1:
-        yield "$.calls", f"the columns differ in length: {lengths}"
-        return
     if calls.dropped < 0:
         yield "$.calls.dropped", f"{calls.dropped} is no count"
     yield from number_findings(calls, "$.calls")

@@ -25,7 +25,7 @@ from ._tracker_flags import checked, settings_flags
 def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
     """Run a script nobody changed with the memory tracker on.
 
-    COMMAND is a script and its arguments, as after `python`. memory_profile_*.json is in the
+    COMMAND is a script and its arguments, as after `python`. memory_profile_*.memprof is in the
     output folder when it has ended, however it ended. Settings that are not given come from
     MEMPROF_* variables and from a TOML file, see `memprof config show`; but `enabled`, which this
     command is.
@@ -42,7 +42,7 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
         environment[ENVIRONMENT_PREFIX + name.upper()] = text
     try:
         found = configured(environment=environment)
-        check_writable(os.path.join(found.settings.output_dir, "memory_profile.json"))
+        check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
     except (SettingsError, ProfileError) as e:
         raise BadFile(str(e)) from e
     if not found.settings.enabled:

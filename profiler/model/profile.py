@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
 from .ledger import LedgerEntry
 from .process import Process
-from .tracker import TrackerRecord
+from .tracker import RunState, TrackerRecord
 
 FORMAT = "memprof-profile"
 SCHEMA_VERSION = 2
@@ -81,7 +81,7 @@ class Profile:
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         accounts: all that was reserved on each device, the one with most first; empty unless
             somebody watched them (``memprof simulate``).
-        complete: False if the process never came to the end of its session: a streamed
+        complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
             document. A part that contradicts itself, or a damaged piece of a stream, costs that
@@ -107,6 +107,20 @@ class Profile:
     accounts: list[DeviceAccount] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
+
+    def with_tracker(self, record: TrackerRecord) -> Profile:
+        """This profile with a tracker's record; what it does not say is taken from that."""
+        m = record.metadata
+        return replace(
+            self,
+            created_ns=self.created_ns or m.perf_origin_ns + m.end_ns,
+            memprof=self.memprof or m.memprof,
+            torch=self.torch or m.torch,
+            python=self.python or m.python,
+            perf_origin_ns=self.perf_origin_ns or m.perf_origin_ns,
+            tracker=record,
+            complete=m.state is not RunState.RUNNING,
+        )
 
     def graph(self, id: int) -> GraphRecord:
         """The graph with this id.

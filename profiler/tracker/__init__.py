@@ -5,11 +5,11 @@ Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (wha
 the system say), ``sources.py`` and ``snapshots.py`` (all put together), ``operations.py`` with
 ``operation_tree.py``, ``lanes.py`` and ``tracked_operation.py`` (what the user names),
 ``operators.py`` and ``operator_calls.py`` (what torch runs), ``thinning.py`` (how it stays
-bounded), ``journal.py`` and ``document.py`` (what is on the disk), ``read_journal.py``,
+bounded), ``journal.py`` (what is on the disk until it ends), ``read_journal.py``,
 ``writer.py`` and ``recovery.py`` (what killed trackers left there), ``recorder.py`` (all that is
 recorded), ``tracker.py`` (the tracker's life), ``lifecycle.py`` (signals, exit, fork), ``api.py``
 (what users call).
 
-``document``, ``files``, ``journal``, ``read_journal``, ``recovery``, ``settings``, ``naming``,
+``files``, ``journal``, ``read_journal``, ``recovery``, ``settings``, ``naming``,
 ``operator_calls``, ``ration``, ``thinning`` and ``writer`` need no torch.
 """

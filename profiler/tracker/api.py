@@ -38,7 +38,7 @@ def track(
 
     What is not given comes from environment variables, then a TOML file, then the defaults
     (``docs/tracker.md``). At the end of the process, or ``stop_tracking()``,
-    ``memory_profile_YYYYMMDD_HHMMSS.json`` is in ``output_dir``.
+    ``memory_profile_YYYYMMDD_HHMMSS.memprof`` is in ``output_dir``.
 
     Never raises for the sake of tracking: where something is wrong with a setting from a file
     or the environment, or nothing can be written, that is logged and the job goes on.

@@ -15,13 +15,13 @@ from .journal import JOURNAL_SUFFIX, Entry, Header, Journal
 
 
 def names(folder: Path, now: float | None = None) -> Iterator[Path]:
-    """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.json`` in
+    """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.memprof`` in
     local time, then with the process's number, then with a count."""
     stem = time.strftime("memory_profile_%Y%m%d_%H%M%S", time.localtime(now))
-    yield folder / f"{stem}.json"
-    yield folder / f"{stem}_{os.getpid()}.json"
+    yield folder / f"{stem}.memprof"
+    yield folder / f"{stem}_{os.getpid()}.memprof"
     for i in range(2, 1000):
-        yield folder / f"{stem}_{os.getpid()}_{i}.json"
+        yield folder / f"{stem}_{os.getpid()}_{i}.memprof"
 
 
 def open_journal(

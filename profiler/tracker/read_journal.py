@@ -45,7 +45,6 @@ from ..model import (
     TrackerRecord,
 )
 from ..validate_numbers import number_findings
-from .document import with_tracker
 from .journal import JOURNAL_FORMAT, Entry, Header
 from .rows import OperationRow, as_columns, without
 from .settings import within_bounds
@@ -137,7 +136,7 @@ def read_journal(file: BinaryIO, path: str | None = None, *, most: float = float
         record = fold.record()
     except (OverflowError, ValueError) as e:
         raise ProfileInvalidError(path, f"not a valid journal: {e}") from e
-    return with_tracker(Profile(memprof=header.memprof, left_out=fold.left_out), record)
+    return Profile(memprof=header.memprof, left_out=fold.left_out).with_tracker(record)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

@@ -18,6 +18,7 @@ import torch
 
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import encode_profile
 from memprof.profiler.model import (
     MemorySnapshot,
     Profile,
@@ -30,7 +31,6 @@ from memprof.profiler.model import (
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import files, naming
-from .document import encode_document, with_tracker
 from .journal import Entry, Header, Journal
 from .operations import OperationLog
 from .operators import OperatorTable
@@ -176,7 +176,7 @@ class Recorder:
         assert self.path is not None
         try:
             # Usually its own name, which the journal has kept free of other trackers'.
-            self.path = files.write_record(self.path, encode_document(profile))
+            self.path = files.write_record(self.path, encode_profile(profile))
         except ProfileError as e:
             where = ""
             if self._journal is not None:
@@ -343,7 +343,7 @@ class Recorder:
             self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
         if found is not None:
             self._compiled, self._call_threads = True, found[1]
-        return with_tracker(found[0] if found is not None else Profile(), self.record())
+        return (found[0] if found is not None else Profile()).with_tracker(self.record())
 
 
 def _own_version() -> str:

@@ -29,8 +29,7 @@ from pathlib import Path
 
 from .._text import visible
 from ..claims import try_lock
-from ..file import decode_profile
-from .document import encode_document
+from ..file import decode_profile, encode_profile
 from .files import write_record
 from .journal import JOURNAL_SUFFIX, Header
 from .read_journal import decode_header, read_journal
@@ -44,7 +43,7 @@ MAX_BYTES = 32 << 20
 MAX_FIGURES = 1_000_000
 MAX_JOURNALS = 100
 MAX_LOOKED = 1_000
-_NAME = re.compile(rf"(memory_profile_[0-9_]+\.json){re.escape(JOURNAL_SUFFIX)}")
+_NAME = re.compile(rf"(memory_profile_[0-9_]+\.memprof){re.escape(JOURNAL_SUFFIX)}")
 _UNFINISHED = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")
 _FLAGS = (
     os.O_RDONLY
@@ -142,7 +141,7 @@ def _recover(path: Path, fd: int) -> Path:
     os.lseek(fd, 0, os.SEEK_SET)
     with open(fd, "rb", closefd=False) as file:
         found = read_journal(file, most=MAX_FIGURES)
-    data = encode_document(found)
+    data = encode_profile(found)
     # A file that lacks what the journal has is not worth the journal.
     if left_out := decode_profile(data).left_out[len(found.left_out) :]:
         raise ValueError(f"{len(left_out)} parts of it could not be read again: {left_out[0]}")

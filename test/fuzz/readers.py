@@ -1,4 +1,4 @@
-"""Fuzzes whatever reads profiles: of one process and several, and trackers' files.
+"""Fuzzes whatever reads profiles: of one process and several.
 
 python -m fuzz.readers --help          # with test/ on PYTHONPATH; or make fuzz-readers
 
@@ -37,7 +37,6 @@ from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.file import encode_profile
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.reading import LIMIT_VARIABLE
-from memprof.profiler.tracker.document import encode_document
 
 from .documents import everything
 from .hostile import CORPUS
@@ -82,7 +81,6 @@ class Maker:
     def __init__(self) -> None:
         profile = everything()
         self.document = json.loads(to_json(profile))
-        self.tracked = json.loads(encode_document(profile))
         self.files = _files()
         self.corpus = [make() for make in CORPUS.values()]
 
@@ -93,7 +91,6 @@ class Maker:
         rng = random.Random(seed)
         kinds: list[tuple[int, Callable[[random.Random], bytes]]] = [
             (8, lambda r: _framed(mutated(r, self.document))),
-            (2, lambda r: encoded(mutated(r, self.tracked))),
             (8, lambda r: mutated_file(r, r.choice(self.files))),
             (2, lambda r: corrupted(r, packed(r.choice(self.files)))),
             (1, lambda r: corrupted(r, r.choice(self.corpus)[:200_000])),

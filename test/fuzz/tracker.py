@@ -110,17 +110,17 @@ def try_journal(seed: int) -> str:
     data = journal_of(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bad = folder / "memory_profile_1.json.journal"
+        bad = folder / "memory_profile_1.memprof.journal"
         bad.write_bytes(data)
-        (folder / "memory_profile_2.json.journal").write_bytes(journal())
+        (folder / "memory_profile_2.memprof.journal").write_bytes(journal())
         written = recover(folder)
-        assert folder / "memory_profile_2.json" in written
+        assert folder / "memory_profile_2.memprof" in written
         found = {p.name for p in folder.iterdir()}
-        recovered = folder / "memory_profile_1.json" in written
+        recovered = folder / "memory_profile_1.memprof" in written
         assert found == {
-            "memory_profile_2.json", "memory_profile_1.json" if recovered else bad.name
+            "memory_profile_2.memprof", "memory_profile_1.memprof" if recovered else bad.name
         }  # fmt: skip
-        final = read_profile(folder / "memory_profile_1.json") if recovered else None
+        final = read_profile(folder / "memory_profile_1.memprof") if recovered else None
         assert final is not None or bad.read_bytes() == data
         try:
             profile = decode_profile(data)

@@ -69,7 +69,7 @@ Commands:
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
   config    Show or change the settings of the memory tracker.
-  schema    Print the JSON Schema of profile files.
+  schema    Print the JSON Schema of exported profiles (memprof export -f...
   doctor    Say what is installed here, what works and what does not.
 """,
         )
@@ -292,8 +292,8 @@ def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_p
 def test_an_output_that_is_the_journal_that_is_read_is_refused(tmp_path: Path) -> None:
     record = TrackerRecord(TrackerMetadata(end_ns=5), [MemorySnapshot(3)])
     entry = Entry(metadata=record.metadata, snapshot=record.snapshots[0])
-    final = tmp_path / "memory_profile.json"
-    journal = tmp_path / "memory_profile.json.journal"
+    final = tmp_path / "memory_profile.memprof"
+    journal = tmp_path / "memory_profile.memprof.journal"
     lines = [to_json(Header()), to_json(entry)]
     journal.write_bytes(b"\n".join(lines) + b"\n")
     for output in (final, journal):

@@ -16,7 +16,7 @@ from profile_builder import MIB, training
 from memprof.cli import main
 from memprof.profiler._json import to_json
 from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.file import write_profile, write_whole
+from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -34,7 +34,6 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.report import Style
 from memprof.profiler.report.text import render_diff
-from memprof.profiler.tracker.document import encode_document
 
 
 def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> MemorySnapshot:
@@ -156,12 +155,8 @@ def invoke(*args: str | Path) -> Result:
 
 
 def written(folder: Path, name: str, profile: Profile) -> Path:
-    """As the tracker writes its own file where there is nothing else."""
     path = folder / name
-    if profile.tracker is not None and not profile.graphs:
-        write_whole(path, encode_document(profile), "it")
-    else:
-        write_profile(profile, path)
+    write_profile(profile, path)
     return path
 
 

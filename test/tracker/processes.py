@@ -67,7 +67,7 @@ def files(folder: Path) -> list[str]:
 
 def record(folder: Path, index: int = 0) -> TrackerRecord:
     """The record in the only final file (or the one at ``index``)."""
-    names = [n for n in files(folder) if n.endswith(".json")]
+    names = [n for n in files(folder) if n.endswith(".memprof")]
     assert names, files(folder)
     found = read_profile(folder / names[index]).tracker
     assert found is not None

@@ -34,7 +34,7 @@ def test_normal_exit(tmp_path: Path) -> None:
         (SnapshotKind.CHECKPOINT, "one"),
         (SnapshotKind.END, ""),
     ]
-    assert files(tmp_path) == [n for n in files(tmp_path) if n.endswith(".json")]
+    assert files(tmp_path) == [n for n in files(tmp_path) if n.endswith(".memprof")]
 
 
 def test_uncaught_exception(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_signal_while_the_file_is_written(tmp_path: Path, end: str) -> None:
     done = run(program, tmp_path)
     assert done.returncode == -15, done.stderr
     (name,) = files(tmp_path)
-    assert name.endswith(".json")
+    assert name.endswith(".memprof")
 
 
 def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     process.kill()
     taken += process.communicate()[0].count("taken")
     (name,) = files(tmp_path)
-    assert name.endswith(".json.journal")
+    assert name.endswith(".memprof.journal")
     # WHEN the path of the file that was never written is read
     found = read_profile(tmp_path / name.removesuffix(".journal"))
     assert found.complete is False
@@ -190,7 +190,7 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     done = run("memprof.track()", tmp_path)
     assert "A tracker was killed here; what it had recorded is in" in done.stderr
     assert len(files(tmp_path)) == 2
-    assert all(n.endswith(".json") for n in files(tmp_path))
+    assert all(n.endswith(".memprof") for n in files(tmp_path))
     assert record(tmp_path, 0).snapshots == found.tracker.snapshots
 
 

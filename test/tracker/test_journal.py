@@ -9,15 +9,16 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from framing import framed
 
+from memprof.profiler._json import to_json
 from memprof.profiler.claims import locked_by_another
 from memprof.profiler.errors import (
     ProfileForeignError,
-    ProfileInvalidError,
     ProfileTruncatedError,
     ProfileVersionError,
 )
-from memprof.profiler.file import decode_profile, read_profile
+from memprof.profiler.file import decode_profile, encode_profile, profile_schema, read_profile
 from memprof.profiler.model import (
     Lane,
     LaneKind,
@@ -31,7 +32,6 @@ from memprof.profiler.model import (
 from memprof.profiler.repair import findings
 from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.document import encode_document, tracker_schema
 from memprof.profiler.tracker.journal import Entry, Header, Journal
 from memprof.profiler.tracker.read_journal import decode_journal
 from memprof.profiler.tracker.rows import as_columns
@@ -56,57 +56,41 @@ def profile() -> Profile:
 # The final file
 
 
-def test_parts_stand_at_the_top_level() -> None:
-    document = json.loads(encode_document(profile()))
-    assert list(document)[:2] == ["format", "schema_version"]
-    assert {
-        "metadata", "snapshots", "operation_allocations", "operation_summary", "pytorch_operations"
-    } <= set(document)  # fmt: skip
-    assert document["profile"]["tracker"] is None
-
-
 def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "memory_profile_1.json"
-    path.write_bytes(encode_document(profile()))
+    path = tmp_path / "memory_profile_1.memprof"
+    path.write_bytes(encode_profile(profile()))
     found = read_profile(path)
     assert found.tracker == profile().tracker
-    assert (found.created_ns, found.memprof, found.complete) == (3, "0.1.0", False)
-
-
-def test_pretty_printed_is_the_same() -> None:
-    text = json.dumps(json.loads(encode_document(profile())), indent=2)
-    assert decode_profile(text.encode()).tracker == profile().tracker
+    assert (found.created_ns, found.memprof, found.complete) == (3, "0.1.0", True)
 
 
 def test_the_schema_takes_what_is_written() -> None:
-    document = json.loads(encode_document(profile()))
-    jsonschema.validate(document, tracker_schema())
-    del document["snapshots"]
+    document = json.loads(to_json(profile()))
+    jsonschema.validate(document, profile_schema())
+    document["tracker"]["snapshots"] = 3
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, tracker_schema())
+        jsonschema.validate(document, profile_schema())
 
 
-@pytest.mark.parametrize("tenth", range(1, 10))
-def test_truncated_at_every_tenth(tenth: int) -> None:
-    data = encode_document(profile())
-    with pytest.raises(ProfileTruncatedError, match="ends in the middle"):
-        decode_profile(data[: len(data) * tenth // 10])
+def test_a_file_of_memprof_0_1_0_is_refused_by_name() -> None:
+    with pytest.raises(ProfileVersionError, match=r"written by memprof 0\.1\.0"):
+        decode_profile(b'{"format":"memprof-tracker","schema_version":1,"created_ns":0}')
 
 
 def changed(path: list[str | int], value: object) -> bytes:
-    document = json.loads(encode_document(profile()))
-    place = document
+    document = json.loads(to_json(profile()))
+    place = document["tracker"]
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    return json.dumps(document).encode()
+    return framed(document)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "where"),
     [
-        (["snapshots", 0, "kind"], "odd", "$.snapshots[0].kind"),
-        (["snapshots", 0, "time_ns"], "x", "$.snapshots[0].time_ns"),
+        (["snapshots", 0, "kind"], "odd", "$.tracker.snapshots[0].kind"),
+        (["snapshots", 0, "time_ns"], "x", "$.tracker.snapshots[0].time_ns"),
         (["metadata", "lanes", 0, "thread"], 3, "$.tracker.metadata.lanes[0].thread"),
         (
             ["operation_allocations", "summary"],
@@ -134,23 +118,11 @@ def test_contradictions_are_left_out(path: list[str | int], value: object, where
 
 
 def test_a_part_of_another_type_costs_itself() -> None:
-    document = json.loads(encode_document(profile()))
-    document["metadata"] = 3
-    document["profile"]["torch"] = 7
-    found = decode_profile(json.dumps(document).encode())
+    found = decode_profile(changed(["metadata"], 3))
     assert found.tracker is not None
-    assert len(found.tracker.snapshots) == len(document["snapshots"])
-    assert [line.partition(":")[0] for line in found.left_out[:2]] == ["metadata", "torch"]
-    assert "at `$.profile.torch`" in found.left_out[1]
-
-
-def test_other_versions_and_missing_parts() -> None:
-    with pytest.raises(ProfileVersionError, match="schema version 9"):
-        decode_profile(changed(["schema_version"], 9))
-    document = json.loads(encode_document(profile()))
-    del document["pytorch_operations"]
-    with pytest.raises(ProfileInvalidError, match="pytorch_operations missing"):
-        decode_profile(json.dumps(document).encode())
+    assert len(found.tracker.snapshots) == 2
+    assert found.left_out[0].startswith("metadata: ")
+    assert "at `$.tracker.metadata`" in found.left_out[0]
 
 
 # The journal
@@ -188,8 +160,8 @@ def test_a_journal_reads_as_the_file_would_have(tmp_path: Path) -> None:
 
 
 def test_the_final_path_reads_its_journal_while_there_is_no_file(tmp_path: Path) -> None:
-    written(tmp_path / "memory_profile_1.json.journal", ENTRIES).close()
-    found = read_profile(tmp_path / "memory_profile_1.json")
+    written(tmp_path / "memory_profile_1.memprof.journal", ENTRIES).close()
+    found = read_profile(tmp_path / "memory_profile_1.memprof")
     assert found.complete is False
     assert found.tracker is not None
 
@@ -346,4 +318,4 @@ def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
         journal.close()
     names = sorted(p.name for p, _ in found)
     assert len(set(names)) == 3
-    assert all(n.startswith("memory_profile_2") and n.endswith(".json") for n in names)
+    assert all(n.startswith("memory_profile_2") and n.endswith(".memprof") for n in names)

@@ -27,7 +27,7 @@ from memprof.profiler.tracker.writer import Writer, started, this_process
 
 from .records import row, snapshot
 
-NAME = "memory_profile_1.json"
+NAME = "memory_profile_1.memprof"
 ENTRIES = [
     Entry(metadata=TrackerMetadata(lanes=[Lane(LaneKind.THREAD, "main", 0)], end_ns=40)),
     Entry(snapshot=snapshot(10), operations=[row(0, 10, 30), row(1, 12, 20, 0, 1)]),
@@ -123,7 +123,7 @@ def test_a_journal_of_another_namespace(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(recover(tmp_path)) == 1
     # AND where it could not be had nobody knows
     monkeypatch.setattr(journal_module, "try_lock", lambda fd: None)
-    left(tmp_path, Header(writer=writer), "memory_profile_2.json")
+    left(tmp_path, Header(writer=writer), "memory_profile_2.memprof")
     assert recover(tmp_path) == []
 
 
@@ -174,7 +174,7 @@ def test_a_live_tracker_in_another_namespace_keeps_its_journal(tmp_path: Path) -
 def test_damaged_journals_are_left_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dead: Header
 ) -> None:
-    (tmp_path / "memory_profile_0.json.journal").write_bytes(b"hello\x1b[31m\n")
+    (tmp_path / "memory_profile_0.memprof.journal").write_bytes(b"hello\x1b[31m\n")
     left(tmp_path, dead)
     # THEN one that is damaged does not keep the next one from being recovered
     assert recover(tmp_path) == [tmp_path / NAME]
@@ -248,9 +248,7 @@ def test_a_record_that_could_not_be_read_keeps_its_journal(
 ) -> None:
     # GIVEN an encoder that writes what nobody reads
     path = left(tmp_path, dead)
-    monkeypatch.setattr(
-        recovery, "encode_document", lambda profile: b'{"format":"memprof-tracker",'
-    )
+    monkeypatch.setattr(recovery, "encode_profile", lambda profile: b"\x93mpf")
     assert recover(tmp_path) == []
     assert names(tmp_path) == [path.name]
     assert "stays as it is" in caplog.text
@@ -262,8 +260,8 @@ def test_a_record_that_could_not_be_read_keeps_its_journal(
 def test_one_journal_does_not_stop_the_others(
     error: type[Exception], tmp_path: Path, dead: Header, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left(tmp_path, dead, "memory_profile_1.json")
-    left(tmp_path, dead, "memory_profile_2.json")
+    left(tmp_path, dead, "memory_profile_1.memprof")
+    left(tmp_path, dead, "memory_profile_2.memprof")
     real, calls = recovery.read_journal, []
 
     def once(file: object, **more: object) -> object:
@@ -273,14 +271,14 @@ def test_one_journal_does_not_stop_the_others(
         return real(file, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery, "read_journal", once)
-    assert recover(tmp_path) == [tmp_path / "memory_profile_2.json"]
-    assert names(tmp_path) == ["memory_profile_1.json.journal", "memory_profile_2.json"]
+    assert recover(tmp_path) == [tmp_path / "memory_profile_2.memprof"]
+    assert names(tmp_path) == ["memory_profile_1.memprof.journal", "memory_profile_2.memprof"]
 
 
 def test_no_more_is_read_than_a_start_can_bear(
     tmp_path: Path, dead: Header, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = [left(tmp_path, dead, f"memory_profile_{i}.json") for i in range(1, 5)]
+    paths = [left(tmp_path, dead, f"memory_profile_{i}.memprof") for i in range(1, 5)]
     size = paths[0].stat().st_size
     monkeypatch.setattr(recovery, "MAX_BYTES", 2 * size)
     monkeypatch.setattr(recovery, "MAX_JOURNALS", 3)
@@ -295,18 +293,18 @@ def test_journals_that_are_not_recovered_do_not_keep_others_from_it(
     # GIVEN journals of another host, or from before this one was started again
     elsewhere = Header(writer=Writer("elsewhere", "another start", 1, 2_000_000_000, 1))
     for i in range(1, 5):
-        left(tmp_path, elsewhere, f"memory_profile_{i}.json")
-    (tmp_path / "memory_profile_5.json.journal").symlink_to(tmp_path / "nowhere")
-    left(tmp_path, dead, "memory_profile_6.json")
-    left(tmp_path, dead, "memory_profile_7.json")
+        left(tmp_path, elsewhere, f"memory_profile_{i}.memprof")
+    (tmp_path / "memory_profile_5.memprof.journal").symlink_to(tmp_path / "nowhere")
+    left(tmp_path, dead, "memory_profile_6.memprof")
+    left(tmp_path, dead, "memory_profile_7.memprof")
     monkeypatch.setattr(recovery, "MAX_JOURNALS", 1)
     # THEN only those count that are read
-    assert recover(tmp_path) == [tmp_path / "memory_profile_6.json"]
+    assert recover(tmp_path) == [tmp_path / "memory_profile_6.memprof"]
     # AND no start looks at names without end
     monkeypatch.setattr(recovery, "MAX_LOOKED", 5)
     assert recover(tmp_path) == []
     monkeypatch.undo()
-    assert recover(tmp_path) == [tmp_path / "memory_profile_7.json"]
+    assert recover(tmp_path) == [tmp_path / "memory_profile_7.memprof"]
 
 
 @pytest.mark.parametrize("change", ["replaced", "linked"])
@@ -361,22 +359,22 @@ def test_links_pipes_and_files_of_others_are_not_looked_at(
     elsewhere.mkdir()
     target = left(elsewhere, dead)
     content = target.read_bytes()
-    (folder / "memory_profile_1.json.journal").symlink_to(target)
-    os.link(target, folder / "memory_profile_2.json.journal")
-    os.mkfifo(folder / "memory_profile_3.json.journal")
-    (folder / "memory_profile_4.json.journal").mkdir()
-    (folder / "memory_profile_5.json.journal").symlink_to("/dev/zero")
+    (folder / "memory_profile_1.memprof.journal").symlink_to(target)
+    os.link(target, folder / "memory_profile_2.memprof.journal")
+    os.mkfifo(folder / "memory_profile_3.memprof.journal")
+    (folder / "memory_profile_4.memprof.journal").mkdir()
+    (folder / "memory_profile_5.memprof.journal").symlink_to("/dev/zero")
     before = names(folder)
     assert recover(folder) == []
     assert names(folder) == before
     assert target.read_bytes() == content
     # AND one of another user's
-    left(folder, dead, "memory_profile_6.json")
+    left(folder, dead, "memory_profile_6.memprof")
     if hasattr(os, "geteuid"):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         assert recover(folder) == []
         monkeypatch.undo()
-    assert recover(folder) == [folder / "memory_profile_6.json"]
+    assert recover(folder) == [folder / "memory_profile_6.memprof"]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])
@@ -392,7 +390,7 @@ def test_nothing_is_replaced_and_no_link_followed(kind: str, tmp_path: Path, dea
         (tmp_path / NAME).symlink_to(victim)
     # THEN the record gets another one
     (final,) = recover(tmp_path)
-    assert final == tmp_path / f"memory_profile_1.{os.getpid()}.json"
+    assert final == tmp_path / f"memory_profile_1.{os.getpid()}.memprof"
     assert read_profile(final).tracker is not None
     assert not path.exists()
     if kind == "file":
@@ -411,7 +409,7 @@ def test_the_end_of_a_tracker_replaces_nothing(tmp_path: Path) -> None:
     given.symlink_to(tmp_path / "victim")
     tracker.stop()
     assert (tmp_path / "victim").read_bytes() == b"precious"
-    assert tracker.path == given.with_name(f"{given.stem}.{os.getpid()}.json")
+    assert tracker.path == given.with_name(f"{given.stem}.{os.getpid()}.memprof")
     assert read_profile(tracker.path).complete
 
 
@@ -453,7 +451,7 @@ def test_what_was_being_written_anew_when_it_was_killed_is_removed(
 
 
 def test_names_that_no_tracker_gives_are_not_looked_at(tmp_path: Path, dead: Header) -> None:
-    left(tmp_path, dead, "memory_profile_\x1b[31m.json")
+    left(tmp_path, dead, "memory_profile_\x1b[31m.memprof")
     assert recover(tmp_path) == []
     assert recover(tmp_path / "nowhere") == []
 

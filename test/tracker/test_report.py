@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from expecttest import TestCase
 
 from memprof.cli import main
+from memprof.profiler.file import encode_profile
 from memprof.profiler.model import (
     Category,
     DeviceMemory,
@@ -31,7 +32,6 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.report import Style
 from memprof.profiler.report.text import render_tracker_record
-from memprof.profiler.tracker.document import encode_document
 
 MIB = 1 << 20
 SECOND = 10**9
@@ -185,8 +185,8 @@ Operations
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    path = tmp_path / "memory_profile_1.json"
-    path.write_bytes(encode_document(Profile(tracker=full())))
+    path = tmp_path / "memory_profile_1.memprof"
+    path.write_bytes(encode_profile(Profile(tracker=full())))
     result = CliRunner().invoke(main, ["report", str(path)], env={"COLUMNS": "100"})
     assert result.exit_code == 0
     assert result.output == render_tracker_record(full())

@@ -128,7 +128,7 @@ def test_sigterm_under_load_gives_a_complete_file(tmp_path: Path) -> None:
     # AND there is one complete file with everything that was taken
     (name,) = files(tmp_path)
     found = record(tmp_path)
-    assert name.endswith(".json")
+    assert name.endswith(".memprof")
     assert (found.metadata.state, found.metadata.reason) == (RunState.SIGNAL, "SIGTERM")
     assert len(found.snapshots) == found.metadata.snapshots_taken == server.taken()
     assert found.snapshots[-1].kind is SnapshotKind.END

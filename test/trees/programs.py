@@ -35,8 +35,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Generator, Tensor
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path import ExecutionState

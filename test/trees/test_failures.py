@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
+from memprof.cudagraph_trees.capture.recovery import InputBackup
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.path import ExecutionState
-from memprof.cudagraph_trees.recovery import InputBackup
 from memprof.profiler.model import LedgerKind
 
 from .support import (

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
-from .node import number_of
+from ..node import number_of
 
 if TYPE_CHECKING:
-    from .node import CUDAGraphNode
-    from .path import TreePath
-    from .spec import FunctionSpec
+    from ..node import CUDAGraphNode
+    from ..path import TreePath
+    from ..spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 
@@ -140,7 +140,7 @@ class TreeLedger:
             self._entries[key] = entry
 
     def retire(self, node: CUDAGraphNode) -> None:
-        """Keep the count of a node that goes away."""
+        """Keep what was counted in a node that goes away."""
         with self._lock:
             for e in self._counted(node):
                 self._replayed[(node.number, e.kind, e.reason)] = e

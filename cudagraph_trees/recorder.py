@@ -278,6 +278,9 @@ class Recorder:
             )
             return self.run_plainly(function, inputs, Refusal(reason, failed=True))
         finally:
+            # Raised from here its traceback has this frame, which must not have it: what frames
+            # of the program hold would wait for a garbage collector, tensors of the pool too.
+            del error
             # Not before: inputs that died in the attempt lie in memory that the old pool gives
             # back.
             self._replace_damaged_pool(function)

@@ -78,6 +78,11 @@ class GraphSpec:
         known = 0 if self.record is None else len(self.record.outputs)
         return _whole(self.graph_outputs, self.partition, i, known)
 
+    def graph_outputs_of(self, i: int) -> tuple[int, ...]:
+        """The same as ``TreeDetail.outputs``: empty if none is known."""
+        found = self.graph_output(i)
+        return () if found is None else (found,)
+
     @staticmethod
     def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
         """From what Inductor, and memprof's backend, pass to ``cudagraphify``.

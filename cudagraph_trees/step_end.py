@@ -254,7 +254,8 @@ class StepEnd:
             )
             reason = f"output {index} is held beyond its step: {why}"
             cause = TreeCause.HELD_GRADIENT if gradient else TreeCause.HELD
-            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason, cause, (index,)))
+            of = function.graph_outputs_of(index)
+            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason, cause, of))
         if all_moved:
             return events
         known.clear()
@@ -269,7 +270,8 @@ class StepEnd:
             message.text(self.step, self.step + 1, by=self.next_function.label),
         )
         reason = f"output {index} is held beyond its step; its use raises"
-        held = TreeEvent(LedgerKind.INVALIDATED, function, reason, TreeCause.HELD, (index,))
+        of = function.graph_outputs_of(index)
+        held = TreeEvent(LedgerKind.INVALIDATED, function, reason, TreeCause.HELD, of)
         return [*events, held]
 
 

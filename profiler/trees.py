@@ -115,12 +115,12 @@ def _function(
     graphs: dict[int, GraphRecord],
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
-    reasons: Counter[tuple[LedgerKind, tuple[int, ...], str]] = Counter()
+    reasons: Counter[tuple[LedgerKind, TreeCause | None, str]] = Counter()
     for e, tree in entries:
         counts[e.kind] += e.count
         if e.kind in _EXPLAINED:
             graph = graphs.get(e.graph) if e.graph is not None else None
-            reasons[e.kind, tree.outputs, short_reason(e, graph)] += e.count
+            reasons[e.kind, tree.cause, short_reason(e, graph)] += e.count
     recorded = (LedgerKind.RECORD, LedgerKind.RERECORD)
     return GraphedFunction(
         device,
@@ -136,15 +136,17 @@ def _function(
     )
 
 
-def _together(reasons: Counter[tuple[LedgerKind, tuple[int, ...], str]]) -> Iterator[TreeReason]:
+def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Iterator[TreeReason]:
     """One reason for all outputs of which the same is said: a backward may have hundreds."""
     grouped: dict[tuple[LedgerKind, str], list[tuple[str, int]]] = {}
-    for (kind, outputs, reason), count in reasons.items():
-        said = reason.removeprefix(f"output {outputs[0]} is") if outputs else reason
+    for (kind, cause, reason), count in reasons.items():
+        of_outputs = cause in (TreeCause.HELD, TreeCause.HELD_GRADIENT)
+        # What follows "output 7 is".
+        said = reason.split(" ", 3)[-1] if of_outputs else reason
         grouped.setdefault((kind, said), []).append((reason, count))
     for (kind, said), members in grouped.items():
         times = sum(count for _, count in members)
-        together = f"{len(members)} outputs are{said.replace(' its ', ' their ')}"
+        together = f"{len(members)} outputs are {said.replace(' its ', ' their ')}"
         yield TreeReason(kind, together if len(members) > 1 else members[0][0], times)
 
 

@@ -161,8 +161,9 @@ class TreeLedger:
             if not count:
                 continue
             reason = f"output {i} is held beyond its step; its use raises"
-            held = self._entry_of(node, LedgerKind.INVALIDATED, reason, count, TreeCause.HELD, (i,))
-            out.append(held)
+            cause, outputs = TreeCause.HELD, node.wrapped_function.graph_outputs_of(i)
+            kind = LedgerKind.INVALIDATED
+            out.append(self._entry_of(node, kind, reason, count, cause, outputs))
         return out
 
     def _entry_of(

@@ -16,7 +16,7 @@ from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.storage_ref import StorageWeakRefWrapper
 from memprof.cudagraph_trees.settings import configure
-from memprof.profiler.model import LedgerKind
+from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
 
@@ -25,6 +25,24 @@ pytestmark = pytest.mark.simgpu
 
 def entries(kind: LedgerKind) -> list[str]:
     return [e.reason for e in manager().entries() if e.kind is kind]
+
+
+def causes(kind: LedgerKind) -> list[TreeCause | None]:
+    """Of each entry: findings rest on these, not on the sentences."""
+    return [e.tree.cause for e in manager().entries() if e.kind is kind and e.tree is not None]
+
+
+def test_a_graph_that_writes_to_what_it_would_copy_says_so() -> None:
+    def write(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
+        cache.add_(x)
+        return [cache * 10]
+
+    x = torch.ones(4, device="cuda")
+    f = graphed(write, [x, x], mutated_input_idxs=(1,))
+    for _ in range(3):
+        next_step()
+        f([x, torch.ones(4, device="cuda")])
+    assert causes(LedgerKind.SKIP) == [TreeCause.WRITES_TO_COPIED]
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
@@ -75,6 +93,7 @@ def test_outputs_clone_keeps_every_value(before: int) -> None:
     assert sorted(entries(LedgerKind.MOVED_OUT)) == [
         f'output {i} is held beyond its step: outputs="clone"' for i in (0, 1)
     ]
+    assert causes(LedgerKind.MOVED_OUT) == [TreeCause.HELD] * 2
     assert entries(LedgerKind.INVALIDATED) == []
 
 

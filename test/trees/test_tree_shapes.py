@@ -11,7 +11,7 @@ import torch
 
 from memprof.cudagraph_trees.node import path_to
 from memprof.cudagraph_trees.path import ExecutionState
-from memprof.profiler.model import LedgerKind
+from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, no_manager, roots, same
 
@@ -346,5 +346,6 @@ def test_a_compiled_optimizer_belongs_to_the_step_whose_gradients_it_takes(marke
     # AND a gradient is read where the backward has put it
     moved = [e for e in manager().entries() if e.kind is LedgerKind.MOVED_OUT]
     assert bool(moved) == marked
+    assert all(e.tree is not None and e.tree.cause is TreeCause.HELD_GRADIENT for e in moved)
     recorded = [e for e in manager().entries() if e.kind is LedgerKind.RECORD]
     assert len(recorded) == 3

@@ -122,11 +122,6 @@ def inductor_option_type(name: str) -> Any:
 # --- tracing context ----------------------------------------------------------------------
 
 
-def torch_is(version: str) -> bool:
-    """Whether torch is of ``version`` (e.g. ``"2.13"``) or newer."""
-    return bool(torch.__version__ >= version)
-
-
 def forward_metadata() -> Any:
     """AOTAutograd's ViewAndMutationMeta of the graph being compiled, None outside."""
     from torch._guards import TracingContext
@@ -394,13 +389,6 @@ def size_symbols(size: int | torch.SymInt) -> frozenset[str]:
     if not isinstance(size, torch.SymInt):
         return frozenset()
     return frozenset(map(str, size.node.expr.free_symbols))
-
-
-def is_wrapper_subclass(value: Any) -> bool:
-    """Whether ``value`` is a tensor subclass that AOTAutograd takes apart."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    return bool(is_traceable_wrapper_subclass(value))
 
 
 def is_backward_state(value: Any) -> bool:

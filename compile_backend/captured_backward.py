@@ -133,7 +133,7 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @on_reset
 def switch_off() -> None:
-    """Called by ``torch._dynamo.reset()``."""
+    """Stop capturing backwards, and forget the forwards: ``torch._dynamo.reset()`` was called."""
     compiled_autograd.turn_off()
     _in_force.clear()
     FORWARDS.clear()

@@ -82,7 +82,7 @@ class Forwards:
         return None if aot_id is None else self._known.get(aot_id)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all forwards."""
         self._known.clear()
 
 

@@ -47,7 +47,7 @@ class RecordStage(CompileStage[Any]):
         self.record = record
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
-        """Complete the record."""
+        """Complete the record; the graph is handed on as it is."""
         record = self.record
         # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
         # backward writes to, Inductor alone can tell.

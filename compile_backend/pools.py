@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memprof.cudagraph_trees.attribution import PoolParts, explain_pool
-from memprof.cudagraph_trees.history import managers
+from memprof.cudagraph_trees.account.attribution import PoolParts, explain_pool
+from memprof.cudagraph_trees.account.history import managers
 
 from .cpu_arena.replay import explain_arena
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from memprof.cudagraph_trees import history
+from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
     AllocationProgram,
     GraphRecord,
@@ -137,7 +137,7 @@ class Runtime:
         return found
 
     def snapshot(self, session: Session | None = None) -> Profile:
-        """The same without the call log."""
+        """What ``profile`` returns, without the call log."""
         with self._lock:
             graphs = list(self._graphs.values())
         before = session.calls_before if session else {}

@@ -98,5 +98,5 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 
 def register() -> None:
-    """Let the tracker ask."""
+    """Let the tracker ask ``origin`` and ``compiled``."""
     tell_tracker(origin, compiled)

@@ -220,7 +220,7 @@ def leave_dynamo() -> None:
 
 
 def return_to_dynamo() -> None:
-    """Undo ``leave_dynamo``."""
+    """Dynamo looks at frames again as it did before ``leave_dynamo``."""
     before = _unseen.before.pop()
     _set_eval_frame(before)
 
@@ -293,7 +293,7 @@ def entered_compile_context(context: CompileContext) -> AbstractContextManager[A
 
 
 def compile_id_of(context: CompileContext) -> str:
-    """The id as text."""
+    """The compile id of ``context`` as text."""
     return str(context.compile_id)
 
 

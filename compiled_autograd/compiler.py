@@ -351,7 +351,7 @@ class AutogradCompilerInstance:
         return tracer.new_value(node, value_of(old) or value_of(new))
 
     def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
-        """Into ``variable.grad``.
+        """Accumulate a gradient into ``variable.grad``.
 
         Up to torch 2.11 ``(variable, grad, has_post_hooks) -> None``, and the current
         gradient is read when the graph runs; then ``(variable, variable_grad, grad,
@@ -415,7 +415,7 @@ class AutogradCompilerInstance:
         )
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
-        """The same, registered in C++."""
+        """A hook as of ``tensor_pre_hook``, registered in C++ (``retain_grad()``)."""
         node = self._tracer.call(call_cpp_tensor_pre_hooks, (hook_id, self._lift(inputs[i])))
         return self._replace(inputs, i, node)
 

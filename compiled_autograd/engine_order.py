@@ -31,7 +31,7 @@ from . import _torch_compat
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """How the engine was entered.
+    """How the engine was entered: where it starts, and which gradients are wanted.
 
     Attributes:
         roots: autograd nodes to start from, one a tensor.
@@ -110,7 +110,7 @@ class _Graph:
         return found
 
     def depth_first(self) -> list[int]:
-        """As C++ walks it for a capture."""
+        """The nodes in the order in which C++ walks them for a capture."""
         waiting, pending, order = self.dependencies(), [0], []
         while pending:
             node = pending.pop()
@@ -122,7 +122,7 @@ class _Graph:
         return order
 
     def as_the_engine(self) -> list[int]:
-        """As the normal engine runs it."""
+        """The nodes in the order in which the normal engine runs them."""
         waiting, order = self.dependencies(), []
         ready: list[tuple[int, int]] = [(0, 0)]
         while ready:

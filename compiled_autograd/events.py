@@ -61,7 +61,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who wants to know.
+    """Functions that are told of captures and of runs of captured graphs.
 
     Attributes:
         captured: a graph was captured (a miss of the engine's cache).
@@ -90,7 +90,7 @@ class CaptureLog:
         return capture
 
     def ran(self, capture: Capture) -> None:
-        """Note a run."""
+        """Tell the listeners that a captured graph is about to run."""
         if self.listeners:
             hit = next(capture.runs) > 0
             for listener in tuple(self.listeners):

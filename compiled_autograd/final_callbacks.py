@@ -37,7 +37,7 @@ from . import _torch_compat
 
 
 class _Here(threading.local):
-    """Of a thread.
+    """What a thread runs at this moment.
 
     Attributes:
         runs: it runs a captured graph.
@@ -80,7 +80,7 @@ class _Engine:
         return getattr(self.engine, name)
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
-        """As the engine's."""
+        """Queue a callback for the end of the backward that runs."""
         if torch.compiler.is_dynamo_compiling():
             mine = HERE.is_captured
         else:
@@ -92,7 +92,7 @@ class _Engine:
 
     @_torch_compat.entered_by_dynamo
     def queue_elsewhere(self, callback: Callable[[], Any]) -> None:
-        """Of a backward that is not captured."""
+        """Queue the callback of a backward that is not captured with the engine."""
         self.engine.queue_callback(callback)
 
 

@@ -53,7 +53,7 @@ class LiftedInput:
 
 
 def input_roles(graph: Graph) -> dict[int, LiftedInput]:
-    """By index in ``inputs``."""
+    """What each lifted tensor is to the engine, by its index in ``inputs``."""
     items: dict[Node, int] = {}
     for node in placeholders(graph)["inputs"].users:
         if is_getitem(node) and isinstance(index := node.args[1], int):

@@ -194,7 +194,7 @@ def _at(values: Any, index: int) -> Any:
 
 
 def node_memory(graph: Graph) -> list[NodeMemory]:
-    """The estimate, in graph order."""
+    """The estimate for each node, in graph order."""
     blocks = Blocks(graph)
     order = [n for n in graph.nodes if n.op != "placeholder"]
     found = []

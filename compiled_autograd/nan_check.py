@@ -56,7 +56,7 @@ class NanCheck:
     def after(
         self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
     ) -> None:
-        """Look at the gradients.
+        """Look for NaN in the gradients that the backward has made.
 
         Args:
             parameters: what ``before`` returned.

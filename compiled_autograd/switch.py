@@ -35,7 +35,7 @@ Tell = Callable[[CaptureError], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is in force.
+    """Whether backwards are captured, and by whom.
 
     Attributes:
         factory: of compilers; None for the normal engine.
@@ -174,7 +174,7 @@ class Switch:
 
     @property
     def tell(self) -> Tell | None:
-        """Of the claim that is in force."""
+        """Who is told of a backward that cannot be captured, by the claim that is in force."""
         claims = self._claims
         return claims[-1].tell if claims else None
 

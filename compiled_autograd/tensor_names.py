@@ -33,7 +33,7 @@ class TensorNames:
         return found
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all names."""
         self._names.clear()
 
 

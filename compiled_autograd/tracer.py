@@ -178,7 +178,7 @@ class GraphTracer:
         return node
 
     def item(self, placeholder: str, index: int) -> Node:
-        """``<placeholder>[index]``.
+        """The node of ``<placeholder>[index]``.
 
         It goes to the top of the graph with the others: so nodes that use it can move.
         """

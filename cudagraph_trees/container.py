@@ -25,7 +25,7 @@ import torch
 from memprof.profiler.process_hooks import on_fork, on_reset
 
 from . import _torch_compat as compat
-from . import history
+from .account import history
 from .capture_lock import capturing, when_nobody_captures
 from .device.cuda import CudaDevice
 from .device.protocol import Device
@@ -158,7 +158,7 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 
 def family() -> Family:
-    """That of the calling thread."""
+    """The family of the calling thread."""
     own: Family | None = getattr(_local, "family", None)
     if own is not None:
         return own
@@ -216,7 +216,7 @@ def get_manager(
 
 
 def all_managers() -> list[CUDAGraphTreeManager]:
-    """Those of all threads and devices."""
+    """The managers of all threads and devices."""
     return [
         c.tree_manager
         for f in list(_families)

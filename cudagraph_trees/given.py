@@ -23,7 +23,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from .container import family
-from .liveness import path_refs
+from .replay.liveness import path_refs
 
 if TYPE_CHECKING:
     from .device.protocol import Input

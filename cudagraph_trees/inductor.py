@@ -51,7 +51,7 @@ class _Replaced:
         self._theirs: list[tuple[object, str, object]] = []
 
     def switch(self, on: bool) -> None:
-        """Idempotent."""
+        """Put ours in the place of the names, or theirs back. Idempotent."""
         if on and not self._theirs:
             for module, names in self._ours().items():
                 for name, ours in names.items():

@@ -209,9 +209,9 @@ class CUDAGraphTreeManager:
         if (refused := self.policy.refusal(function)) is not None:
             return refused
         if self.device.address_bound and (
-            why := self.policy.reason_against(function, inputs, self.path.node)
+            refused := self.policy.refusal_at(function, inputs, self.path.node)
         ):
-            return Refusal(why)
+            return refused
         if self.policy.exceeds_limit(self._place(function)):
             return Refusal("it was recorded too often at this place")
         return None
@@ -236,9 +236,9 @@ class CUDAGraphTreeManager:
         if (
             self.device.address_bound
             and function.mutated_input_idxs
-            and (why := policy.reason_against(function, inputs, path.node, again=True))
+            and (refused := policy.refusal_at(function, inputs, path.node, again=True))
         ):
-            return Refusal(why)
+            return refused
         if existing:
             for reason in policy.demote(place, existing[-1], inputs):
                 self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=place[0])
@@ -247,11 +247,11 @@ class CUDAGraphTreeManager:
             if policy.exceeds_limit(place):
                 policy.warn_of_limit(place, misfit.reason)
                 why = f"re-recording limit reached: {misfit.reason}"
-                return Refusal(policy.known_reason(place) or why)
+                return policy.known_refusal(place) or Refusal(why)
         self._try_end_execution(function, inputs)
         place = self._place(function)
-        if why := policy.known_reason(place):
-            return Refusal(why)
+        if refused := policy.known_refusal(place):
+            return refused
         return Refusal(misfit.reason) if policy.exceeds_limit(place) else misfit
 
     def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
@@ -342,7 +342,9 @@ class CUDAGraphTreeManager:
         assert node is not None
         end = StepEnd(node, step, inputs, function, self.given, self.parameters, self.pool)
         for event in end.end():
-            self.ledger.add(event.kind, event.function, event.reason)
+            self.ledger.add(
+                event.kind, event.function, event.reason, cause=event.cause, outputs=event.outputs
+            )
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:

@@ -48,7 +48,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
-from .storage_ref import StorageWeakRefWrapper, address_of
+from .replay.storage_ref import StorageWeakRefWrapper, address_of
 
 if TYPE_CHECKING:
     from .device.protocol import Input

@@ -15,8 +15,8 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
-from .inputs import CheckInvariantStatus, InputPlan
-from .liveness import (
+from .replay.inputs import CheckInvariantStatus, InputPlan
+from .replay.liveness import (
     Liveness,
     OutputRefs,
     PathOutputIndex,
@@ -24,15 +24,15 @@ from .liveness import (
     held,
     path_refs,
 )
-from .storage_ref import StorageWeakRefWrapper, address_of
+from .replay.storage_ref import StorageWeakRefWrapper, address_of
 
 if TYPE_CHECKING:
     from memprof.profiler.model import AllocationProgram
 
     from .device.protocol import CapturedRun, Checkpoint, Input, Pool, TensorSpec
-    from .output_cache import OutputCache
-    from .outputs import OutputPlan
-    from .replay import Replay
+    from .replay.output_cache import OutputCache
+    from .replay.outputs import OutputPlan
+    from .replay.replay import Replay
     from .spec import FunctionSpec
 
 
@@ -248,7 +248,7 @@ def path_to(node: Any) -> Any:
 
 
 def number_of(node: Node | None) -> int | None:
-    """Its number, for the ledger."""
+    """The number of a node, for the ledger and for a place; None if there is no node."""
     return None if node is None else node.number
 
 

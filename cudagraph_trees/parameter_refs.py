@@ -27,7 +27,7 @@ class ParameterRefs:
         self._refs = WeakTensorKeyDictionary()
 
     def remember(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """``function`` is about to be recorded."""
+        """Keep the parameters among the inputs of a forward that is about to be recorded."""
         if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
             return
         for i in function.static_input_idxs:

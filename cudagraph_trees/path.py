@@ -37,7 +37,7 @@ from enum import Enum, auto
 from . import _torch_compat as compat
 from .device.protocol import Input, Output
 from .node import CUDAGraphNode, CUDAWarmupNode
-from .replay import CalledOff
+from .replay.replay import CalledOff
 from .spec import CompilationMode, FunctionSpec
 
 
@@ -167,6 +167,6 @@ class TreePath:
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        """What ran last is over."""
+        """The path is over: the next node is a root."""
         self.node = None
         self.state = _NONE

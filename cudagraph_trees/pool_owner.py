@@ -34,15 +34,15 @@ from memprof.profiler.model import LedgerKind
 from . import _torch_compat as compat
 from . import torch_logs
 from .budget import Budget
+from .capture.pool_check import memory_kept
 from .capture_lock import capturing
 from .device.protocol import Device
-from .liveness import path_refs
 from .node import CUDAGraphNode, Node, path_to
 from .path import ExecutionState
-from .pool_check import memory_kept
+from .replay.liveness import path_refs
+from .replay.storage_ref import StorageWeakRefWrapper
 from .settings import TreeSettings
 from .spec import FunctionSpec
-from .storage_ref import StorageWeakRefWrapper
 from .tree_state import TreeState
 
 

@@ -17,9 +17,9 @@ from memprof.profiler.model import TreeCause
 
 from . import _torch_compat as compat
 from .device.protocol import Input
-from .inputs import CheckInvariantStatus
 from .moves import nbytes_of
 from .node import CUDAGraphNode, Node, number_of
+from .replay.inputs import CheckInvariantStatus
 from .spec import CompilationMode, FunctionSpec, FunctionState
 
 MAX_FAILURES = 2
@@ -116,7 +116,7 @@ class RecordPolicy:
         self._functions = functions
         self.stopped: dict[object, str] = {}
         self.plain_forwards: dict[object, set[int | None]] = {}
-        self._skipped: dict[Place, str] = {}
+        self._skipped: dict[Place, Refusal | None] = {}
         self._recorded_again: dict[Place, int] = defaultdict(int)
         self._moves: dict[Place, dict[int, int]] = {}
         self._demoted: dict[Place, frozenset[int]] = {}
@@ -180,7 +180,7 @@ class RecordPolicy:
             known.clear()
 
     def forget_function(self, function: FunctionSpec) -> None:
-        """``function`` is gone."""
+        """``function`` is gone, and what was known about it goes."""
         self.ran_with_graph(function)
         self._warned_inputs.discard(function)
         self._warned_limit = {p for p in self._warned_limit if p[1] is not function}
@@ -188,10 +188,10 @@ class RecordPolicy:
             for place in [p for p in known if p[1] is function]:
                 del known[place]
 
-    def reason_against(
+    def refusal_at(
         self, function: FunctionSpec, inputs: list[Input], node: Node | None, *, again: bool = False
-    ) -> str:
-        """Why the function runs without a graph after ``node``; "" if nothing speaks against one.
+    ) -> Refusal | None:
+        """Why the function runs without a graph after ``node``; None if nothing speaks against one.
 
         Args:
             function: what is called.
@@ -204,11 +204,13 @@ class RecordPolicy:
             self._skipped[place] = self._look(function, inputs, node)
         return self._skipped[place]
 
-    def known_reason(self, place: Place) -> str:
-        """The reason that was found before, "" if there is none or nobody looked."""
-        return self._skipped.get(place, "")
+    def known_refusal(self, place: Place) -> Refusal | None:
+        """The one that was found before, None if there is none or nobody looked."""
+        return self._skipped.get(place)
 
-    def _look(self, function: FunctionSpec, inputs: list[Input], node: Node | None) -> str:
+    def _look(
+        self, function: FunctionSpec, inputs: list[Input], node: Node | None
+    ) -> Refusal | None:
         support = function.options.supports_mutation
         bad = [
             i
@@ -223,13 +225,14 @@ class RecordPolicy:
             )
         ]
         if not bad:
-            return ""
+            return None
         # An error each time says which line writes.
         if function.options.or_error or function not in self._warned_inputs:
             self._warned_inputs.add(function)
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
-        return "it writes to inputs that graphs copy"
+        cause = Cause.of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
+        return Refusal("it writes to inputs that graphs copy", cause)
 
     def input_elsewhere(
         self, function: FunctionSpec, inputs: list[Input], device: torch.device
@@ -263,11 +266,11 @@ class RecordPolicy:
         self._recorded_again[place] += 1
 
     def exceeds_limit(self, place: Place) -> bool:
-        """Whether that has happened too often."""
+        """Whether recordings there have failed to fit more often than the options allow."""
         return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
 
     def warn_of_limit(self, place: Place, reason: str) -> None:
-        """Torch's sentence about it, once."""
+        """Say, once for each place and in torch's words, that its limit is reached."""
         if place not in self._warned_limit:
             self._warned_limit.add(place)
             options = place[1].options
@@ -302,7 +305,8 @@ class RecordPolicy:
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in self.demoted(place):
                 if options.managed_input_rerecord_action == "skip":
-                    reason = self._skipped[place] = f"input {i}, made by a graph, keeps moving"
+                    reason = f"input {i}, made by a graph, keeps moving"
+                    self._skipped[place] = Refusal(reason)
                     compat.announce_skip(
                         f"skipping cudagraph due to function {place[1].number} reaching the "
                         f"cudagraph-managed input re-recording threshold (={limit}) on cudagraph "

@@ -21,19 +21,19 @@ from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
 from . import torch_logs
-from .capture import Run, capture_node, warm_up_node
+from .account.ledger import Measurement
+from .account.placement import keep_placement
+from .capture.pool_debug import history
+from .capture.recovery import InputBackup, Unrecoverable
+from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
 from .device.protocol import Input, Output
 from .errors import UntrackedMemory, why_it_failed
-from .ledger import Measurement
 from .moves import Moves
 from .node import Node, number_of, path_addresses
 from .parameter_refs import ParameterRefs
-from .placement import keep_placement
-from .pool_debug import history
 from .pool_owner import PoolOwner
 from .record_policy import Misfit, Refusal
-from .recovery import InputBackup, Unrecoverable
 from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
 
@@ -69,16 +69,22 @@ class Recorder:
         """
         path, owner, state = self._path, self._owner, self._functions[function]
         with capturing():
-            measured = Measurement.begin(self._owner.pool.reserved_bytes)
+            measured = Measurement.begin(owner.pool.reserved_bytes)
             owner.restore_books(function)
             compat.align_inputs(inputs, function.alignment_checked)
             parent = path.node
             path.begin_run()
             number = next(self._warm_up_numbers)
-            run = Run(function, inputs, parent, number, path.step, self._owner.pool)
+            run = Run(function, inputs, parent, number, path.step, owner.pool)
             above = path_addresses(parent)
-            backup = InputBackup.warm_up(function, inputs, above, self._owner.pool.device)
-            not_to_be_last = not state.warmed_up
+            backup = InputBackup.warm_up(function, inputs, above, owner.pool.device)
+            reason = "first run"
+            if state.warm_ups:
+                reason = (
+                    "a warm-up came before it"
+                    if state.warmed_up
+                    else "the one before was not to be the last"
+                )
             # It is called from here on, unless that fails, or says that once is not enough.
             state.warmed_up = True
             torch_logs.warm_up(function, again=state.warm_ups > 0)
@@ -95,18 +101,12 @@ class Recorder:
                 self.active_warm_up = None
             backup.succeeded()
             self._ran(node)
-            reason = "first run"
-            if state.warm_ups:
-                reason = "the one before was not to be the last"
-                if not not_to_be_last:
-                    reason = "a warm-up came before it"
-            parent_number = number_of(parent)
             self._ledger.add(
                 LedgerKind.WARM_UP,
                 function,
                 reason,
                 node=number,
-                parent=parent_number,
+                parent=number_of(parent),
                 measured=measured,
             )
             state.warm_ups += 1
@@ -132,7 +132,7 @@ class Recorder:
         path, owner, device = self._path, self._owner, self._owner.device
         state = self._functions[function]
         with capturing(), compat.recording_callbacks(function.compile_id):
-            measured = Measurement.begin(self._owner.pool.reserved_bytes)
+            measured = Measurement.begin(owner.pool.reserved_bytes)
             owner.restore_books(function)
             parent = path.node
             place = number_of(parent), function
@@ -140,9 +140,9 @@ class Recorder:
             self._parameters.remember(function, inputs)
             above = path_addresses(parent)
             backup = (
-                InputBackup.recording(function, inputs, above, self._owner.pool)
+                InputBackup.recording(function, inputs, above, owner.pool)
                 if device.address_bound
-                else InputBackup.warm_up(function, inputs, above, self._owner.pool.device)
+                else InputBackup.warm_up(function, inputs, above, owner.pool.device)
             )
             device.synchronize()
             number = next(self._recording_numbers)
@@ -153,11 +153,11 @@ class Recorder:
                 parent,
                 number,
                 path.step,
-                self._owner.pool,
+                owner.pool,
                 demoted=self._policy.demoted(place),
                 address_bound=device.address_bound,
                 # Who has a record wants to know, and it costs milliseconds, once.
-                learn_program=self._owner.settings.programs or function.record is not None,
+                learn_program=owner.settings.programs or function.record is not None,
                 buffers=backup.buffers,
             )
             backward = function.mode is CompilationMode.BACKWARD
@@ -249,57 +249,50 @@ class Recorder:
         backup: InputBackup,
         measured: Measurement,
     ) -> list[Output]:
-        """See Note [Failures]."""
+        """A warm-up or a recording has failed: make the call again without a graph, or raise what
+        the user is told. See Note [Failures]."""
         try:
-            return self._call_again(function, inputs, what, error, backup, measured)
+            why = why_it_failed(error)
+            reason = f"{what} failed: {why}"
+            if not isinstance(error, Exception) or function.options.or_error:
+                if isinstance(error, Exception):
+                    self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+                backup.give_up(error)
+                raise error
+            self._functions[function].failures += 1
+            try:
+                # The caller's list, which may be as full as it was, or not.
+                inputs[:] = backup.call_again(error)
+            except Unrecoverable as e:
+                self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
+                if hasattr(error, "add_note"):
+                    error.add_note(f"memprof: {e}")
+                else:  # Python 3.10
+                    compat.log.error("%s of %s failed, and %s", what, function.label, e)
+                raise error from None
+            self._grown(function, measured)
+            self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+            # Not the exception: a log record lives on, and with it the frames of the failure.
+            compat.log.warning(
+                "%s of %s failed; it runs without a graph. %s", what, function.label, why
+            )
+            return self.run_plainly(function, inputs, Refusal(reason, failed=True))
         finally:
+            # Raised from here its traceback has this frame, which must not have it: what frames
+            # of the program hold would wait for a garbage collector, tensors of the pool too.
+            del error
             # Not before: inputs that died in the attempt lie in memory that the old pool gives
             # back.
             self._replace_damaged_pool(function)
 
-    def _call_again(
-        self,
-        function: FunctionSpec,
-        inputs: list[Input],
-        what: str,
-        error: BaseException,
-        backup: InputBackup,
-        measured: Measurement,
-    ) -> list[Output]:
-        why = why_it_failed(error)
-        reason = f"{what} failed: {why}"
-        if not isinstance(error, Exception) or function.options.or_error:
-            if isinstance(error, Exception):
-                self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
-            backup.give_up(error)
-            raise error
-        self._functions[function].failures += 1
-        try:
-            # The caller's list, which may be as full as it was, or not.
-            inputs[:] = backup.call_again(error)
-        except Unrecoverable as e:
-            self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
-            if hasattr(error, "add_note"):
-                error.add_note(f"memprof: {e}")
-            else:  # Python 3.10
-                compat.log.error("%s of %s failed, and %s", what, function.label, e)
-            raise error from None
-        self._grown(function, measured)
-        self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
-        # Not the exception: a log record lives on, and with it the frames of the failure.
-        compat.log.warning(
-            "%s of %s failed; it runs without a graph. %s", what, function.label, why
-        )
-        return self.run_plainly(function, inputs, Refusal(reason, failed=True))
-
     def _replace_damaged_pool(self, function: FunctionSpec) -> None:
         owner = self._owner
         try:
-            if self._owner.pool.damaged:
+            if owner.pool.damaged:
                 owner.give_back("a failed capture has spoilt the pool or the device's generator")
             elif owner.memory_kept(function, self._path.node):
                 owner.leave()
         except Exception as e:
             # The call has its results, or an error of its own. Next time it is tried again.
-            self._owner.pool.damaged = True
+            owner.pool.damaged = True
             compat.log.warning("the pool could not be replaced: %s: %s", type(e).__name__, e)

@@ -65,7 +65,7 @@ _current = _configured
 
 
 def current_settings() -> TreeSettings:
-    """The settings in force."""
+    """The settings that managers are made with now."""
     return _current
 
 
@@ -136,6 +136,6 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
 
 @on_reset
 def end_override() -> None:
-    """What was configured is in force again."""
+    """What ``override`` set is over: what was configured is in force again."""
     global _current
     _current = _configured

@@ -38,17 +38,17 @@ from typing import TypeGuard
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from memprof.profiler.model import LedgerKind
+from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
+from .account.ledger import TreeEvent
 from .device.protocol import Input, Pool, TensorSpec
 from .errors import OverwrittenMessage
-from .ledger import TreeEvent
-from .liveness import held
 from .node import CUDAGraphNode, Node, path_to
-from .output_cache import OutputCache
+from .replay.liveness import held
+from .replay.output_cache import OutputCache
+from .replay.storage_ref import StorageWeakRefWrapper
 from .spec import CompilationMode, FunctionSpec
-from .storage_ref import StorageWeakRefWrapper
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
@@ -253,7 +253,8 @@ class StepEnd:
                 else "a graph in parts takes it"
             )
             reason = f"output {index} is held beyond its step: {why}"
-            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason))
+            cause = TreeCause.HELD_GRADIENT if gradient else TreeCause.HELD
+            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason, cause, (index,)))
         if all_moved:
             return events
         known.clear()
@@ -268,7 +269,8 @@ class StepEnd:
             message.text(self.step, self.step + 1, by=self.next_function.label),
         )
         reason = f"output {index} is held beyond its step; its use raises"
-        return [*events, TreeEvent(LedgerKind.INVALIDATED, function, reason)]
+        held = TreeEvent(LedgerKind.INVALIDATED, function, reason, TreeCause.HELD, (index,))
+        return [*events, held]
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:

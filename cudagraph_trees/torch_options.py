@@ -60,9 +60,9 @@ DECISIONS: Mapping[str, Decision] = {
     "triton.cudagraph_dynamic_shape_warn_limit": _ours("entry.ShapeDispatcher"),
     "triton.cudagraph_dynamic_shape_rerecord_limit": _ours("entry.ShapeDispatcher"),
     "triton.cudagraph_initial_mempool_allocation_gb": _ours("container.get_tree_manager"),
-    "triton.slow_path_cudagraph_asserts": _ours("capture.capture_node"),
+    "triton.slow_path_cudagraph_asserts": _ours("capture.run.capture_node"),
     "triton.fast_path_cudagraph_asserts": Decision(
-        Verdict.ALWAYS, "each replay looks whether what must be dead is (replay)"
+        Verdict.ALWAYS, "each replay looks whether what must be dead is (replay.replay)"
     ),
     "triton.cudagraph_trees_history_recording": _ours("recorder, pool_check"),
     "triton.cudagraph_trees_objgraph": _ours("pool_check"),

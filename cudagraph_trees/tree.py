@@ -51,7 +51,7 @@ class RecordingTree:
         self.roots = {f: nodes for f, nodes in self.roots.items() if nodes or f is not function}
 
     def clear(self) -> None:
-        """No recording is left."""
+        """Forget all recordings, which were released."""
         self.roots.clear()
 
     def nodes(self) -> Iterator[CUDAGraphNode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .ledger import TreeLedger
+from .account.ledger import TreeLedger
 from .path import TreePath
 from .record_policy import RecordPolicy
 from .spec import FunctionSpec, FunctionState

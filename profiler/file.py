@@ -72,9 +72,7 @@ def encode_profile(profile: Profile) -> bytes:
     try:
         return encoding.encode_profile(profile)
     except (TypeError, ValueError, RecursionError) as e:
-        raise ProfileInvalidError(
-            None, f"this profile has no JSON form: {e}; `metadata` must hold JSON values only"
-        ) from e
+        raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
 
 
 def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from .model import GraphRecord, LedgerEntry, LedgerKind, TreeCause, TreeDetail
+from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
 _EXPLAINED = (
     LedgerKind.RERECORD,
@@ -23,8 +22,6 @@ _EXPLAINED = (
 
 _SHOWN = 5
 """How many inputs that moved a reason names."""
-
-_OUTPUT = re.compile(r"^output \d+ is(?= held)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +61,33 @@ class GraphedFunction:
 
 def has_moved(entry: LedgerEntry) -> bool:
     """Whether something was recorded again because inputs have moved."""
-    cause = entry.tree.cause if entry.tree is not None else None
-    # Files of older versions have no cause.
-    return cause is TreeCause.MOVED or (cause is None and "pointer changed" in entry.reason)
-
-
-def moved_inputs(entry: LedgerEntry, graph: GraphRecord | None) -> list[str]:
-    """Names, in the graph, of the inputs that an entry says have moved."""
-    if graph is not None and entry.tree is not None and entry.tree.inputs:
-        return [graph.inputs[i].name for i in entry.tree.inputs if i < len(graph.inputs)]
-    return re.findall(r"^input name: (\S+?)\. data pointer changed", entry.reason, re.MULTILINE)
+    return _cause(entry) is TreeCause.MOVED
 
 
 def writes_to_copied(entry: LedgerEntry) -> bool:
     """Whether code ran without a graph because it writes to inputs that a graph would copy."""
-    return entry.kind is LedgerKind.SKIP and "writes to inputs" in entry.reason
+    return entry.kind is LedgerKind.SKIP and _cause(entry) is TreeCause.WRITES_TO_COPIED
+
+
+def _cause(entry: LedgerEntry) -> TreeCause | None:
+    return entry.tree.cause if entry.tree is not None else None
+
+
+def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[GraphValue]:
+    """The inputs of its graph that are the cause of an entry."""
+    if graph is None or entry.tree is None:
+        return []
+    return [graph.inputs[i] for i in entry.tree.inputs if 0 <= i < len(graph.inputs)]
 
 
 def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
     """Why, on one line and with the user's names for the inputs that are to blame."""
-    what = entry.reason.partition("\n")[0]
-    names = {v.name: v.fqn or v.name for v in graph.inputs} if graph else {}
-    shown = [names.get(n, n) for n in moved_inputs(entry, graph)] if has_moved(entry) else []
-    if graph and not shown and writes_to_copied(entry):
-        shown = [names[v.name] for v in graph.inputs if v.mutated and not v.static]
-    if not shown:
+    if not (has_moved(entry) or writes_to_copied(entry)):
         return entry.reason
+    shown = [v.fqn or v.name for v in inputs_to_blame(entry, graph)]
+    what = entry.reason.partition("\n")[0]
+    if not shown:
+        return what
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return f"{what.rstrip('.')}: {', '.join(shown[:_SHOWN])}{more}"
 
@@ -117,12 +115,12 @@ def _function(
     graphs: dict[int, GraphRecord],
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
-    reasons: Counter[tuple[LedgerKind, str]] = Counter()
-    for e, _ in entries:
+    reasons: Counter[tuple[LedgerKind, tuple[int, ...], str]] = Counter()
+    for e, tree in entries:
         counts[e.kind] += e.count
         if e.kind in _EXPLAINED:
             graph = graphs.get(e.graph) if e.graph is not None else None
-            reasons[e.kind, short_reason(e, graph)] += e.count
+            reasons[e.kind, tree.outputs, short_reason(e, graph)] += e.count
     recorded = (LedgerKind.RECORD, LedgerKind.RERECORD)
     return GraphedFunction(
         device,
@@ -134,23 +132,20 @@ def _function(
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
         marginal_bytes=sum(pool_growth(e) for e, _ in entries),
-        reasons=tuple(
-            TreeReason(k, r, n) for (k, r), n in _outputs_together(reasons).most_common()
-        ),
+        reasons=tuple(sorted(_together(reasons), key=lambda r: -r.count)),
     )
 
 
-def _outputs_together(reasons: Counter[tuple[LedgerKind, str]]) -> Counter[tuple[LedgerKind, str]]:
+def _together(reasons: Counter[tuple[LedgerKind, tuple[int, ...], str]]) -> Iterator[TreeReason]:
     """One reason for all outputs of which the same is said: a backward may have hundreds."""
-    grouped: dict[tuple[LedgerKind, str], list[tuple[LedgerKind, str]]] = {}
-    for kind, reason in reasons:
-        grouped.setdefault((kind, _OUTPUT.sub("", reason)), []).append((kind, reason))
-    found: Counter[tuple[LedgerKind, str]] = Counter()
-    for (kind, rest), members in grouped.items():
-        said = f"{len(members)} outputs are{rest.replace(' its ', ' their ')}"
-        key = members[0] if len(members) == 1 else (kind, said)
-        found[key] = sum(reasons[m] for m in members)
-    return found
+    grouped: dict[tuple[LedgerKind, str], list[tuple[str, int]]] = {}
+    for (kind, outputs, reason), count in reasons.items():
+        said = reason.removeprefix(f"output {outputs[0]} is") if outputs else reason
+        grouped.setdefault((kind, said), []).append((reason, count))
+    for (kind, said), members in grouped.items():
+        times = sum(count for _, count in members)
+        together = f"{len(members)} outputs are{said.replace(' its ', ' their ')}"
+        yield TreeReason(kind, together if len(members) > 1 else members[0][0], times)
 
 
 def pool_growth(entry: LedgerEntry) -> int:

@@ -32,7 +32,7 @@ def graph_findings(graph: GraphRecord, at: str) -> Iterator[Finding]:
         if (buffer.nbytes or 0) < 0:
             yield f"{at}.buffers[{name!r}].nbytes", f"{buffer.nbytes} is no number of bytes"
     for field in dataclasses.fields(graph):
-        if field.name not in ("programs", "placements", "metadata"):
+        if field.name not in ("programs", "placements"):
             yield from number_findings(getattr(graph, field.name), f"{at}.{field.name}")
 
 

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from memprof.cudagraph_trees.arena import LeasePool, Tokens
+from .memory import LeasePool, Tokens
 
 
 def minor_page_faults() -> int:

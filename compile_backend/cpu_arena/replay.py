@@ -15,21 +15,16 @@ from typing import Any
 
 import torch
 
-from memprof.cudagraph_trees.arena import LeasePool
-from memprof.cudagraph_trees.arena_plan import Site
-from memprof.cudagraph_trees.arena_tensors import (
-    LeasedTensors,
-    ScratchPlan,
-    ScratchPool,
-    TensorShape,
-)
-from memprof.cudagraph_trees.attribution import PoolParts
+from memprof.cudagraph_trees.account.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register
 
 from .. import _torch_compat
 from ..call_log import Counter
+from .memory import LeasePool
+from .plan import Site
+from .tensors import LeasedTensors, ScratchPlan, ScratchPool, TensorShape
 from .wrapper_code import WrapperCode, rewritten
 
 BoxedCall = Callable[[list[Any]], Any]

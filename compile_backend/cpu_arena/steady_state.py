@@ -38,17 +38,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memprof.cudagraph_trees.arena import PAGE, SUPPORTED
-from memprof.cudagraph_trees.arena_plan import LARGE, ArenaPlan, plan_program
-from memprof.cudagraph_trees.arena_tensors import TensorShape
-from memprof.cudagraph_trees.placement import keep, placement_of_plan
+from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat
 from ..call_log import Counter
 from ..ledger import Ledger
+from .memory import PAGE, SUPPORTED
 from .page_faults import minor_page_faults, nanoseconds_per_fault
+from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
 from .replay import POOL, BoxedCall, replay_in_arena
+from .tensors import TensorShape
 from .wrapper_code import WrapperCode, evaluate, read_wrapper
 
 Use = Callable[[BoxedCall], None]

@@ -65,7 +65,7 @@ class WrapperCode:
 
 
 def read_wrapper(source: str) -> WrapperCode | None:
-    """None if there is no Python wrapper."""
+    """Read what a generated module allocates; None if it has no Python wrapper."""
     try:
         functions = dict(wrapper_functions(ast.parse(source)))
     except SyntaxError:
@@ -195,7 +195,7 @@ def rewritten(
     scratch: Sequence[int],
     leases: Mapping[int, Callable[[], Any]],
 ) -> ScratchCall:
-    """The clone.
+    """Make the clone, see the top of this file.
 
     Args:
         code: the wrapper.

@@ -362,7 +362,7 @@ class ObservedCall:
                 )
 
         def inside(run: BoxedCall) -> BoxedCall:
-            """``run``, and then the trees'."""
+            """Run the copy of a partition; what is allocated after it is the trees'."""
 
             def call(inputs: list[Any]) -> Any:
                 try:

@@ -93,7 +93,7 @@ def running(models: Sequence[ObservableModel], copies: Sequence[Model]) -> Itera
 
 
 def check_runs(armed: Sequence[_Once]) -> None:
-    """After an observed call.
+    """Check, after an observed call, that it showed what the graph does.
 
     Raises:
         NotRun: a copy did not run, or it failed and Inductor's function ran after it.

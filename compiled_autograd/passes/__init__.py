@@ -60,7 +60,7 @@ class PassResult:
 def run_passes(
     graph: Graph, *, cuda_graphs: bool = False, places: Sequence[int] | None = None
 ) -> PassResult:
-    """All of them.
+    """Run all passes over a captured graph.
 
     Args:
         cuda_graphs: the graph shall be capturable as a CUDA graph.

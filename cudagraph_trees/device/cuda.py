@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from .. import _torch_compat as compat
-from ..generators import GeneratorStates, generators_among
+from . import _torch_compat as allocator
+from .generators import GeneratorStates, generators_among
 from .protocol import (
     AllocatorEvent,
     Block,
@@ -35,7 +36,7 @@ class CudaCapturedRun:
         self.outputs: list[Output] | None = outputs
         self.ran = graph is None
         self.launch: Callable[[], object] | None = (
-            compat.graph_launch(graph) if graph is not None else _nothing
+            allocator.graph_launch(graph) if graph is not None else _nothing
         )
 
     def replay(self, inputs: list[Input]) -> list[Output] | None:
@@ -107,12 +108,12 @@ class CudaPool:
         self.stream.wait_stream(caller)
         try:
             with torch.cuda.stream(self.stream), torch.device(self.device):
-                compat.begin_allocate_to_pool(self.index, self.handle)
+                allocator.begin_allocate_to_pool(self.index, self.handle)
                 try:
                     yield
                 finally:
-                    compat.end_allocate_to_pool(self.index, self.handle)
-                    compat.release_pool(self.index, self.handle)
+                    allocator.end_allocate_to_pool(self.index, self.handle)
+                    allocator.release_pool(self.index, self.handle)
         finally:
             # After a failure as well: its kernels may be running when the call is made again.
             caller.wait_stream(self.stream)
@@ -120,12 +121,12 @@ class CudaPool:
     def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
         with (
             torch.cuda.device(self.index),
-            compat.keep_conv_cache(),
-            compat.fresh_cublas_workspaces(),
+            allocator.keep_conv_cache(),
+            allocator.fresh_cublas_workspaces(),
             self.allocating(),
         ):
-            compat.publish_current_stream()
-            with compat.control_flow_warm_up():
+            allocator.publish_current_stream()
+            with allocator.control_flow_warm_up():
                 return list(model(inputs))
 
     def capture(
@@ -139,18 +140,18 @@ class CudaPool:
         generators = [g for g in generators_among(inputs) if g.device == self.device]
         with (
             torch.cuda.device(self.index),
-            compat.fresh_cublas_workspaces(),
+            allocator.fresh_cublas_workspaces(),
         ):
             if generators:
                 with torch.cuda.stream(self.stream):
-                    compat.register_generators(graph, generators)
+                    allocator.register_generators(graph, generators)
             capture = torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             )
             try:
                 with capture:
-                    compat.publish_current_stream()
-                    with compat.control_flow_capture():
+                    allocator.publish_current_stream()
+                    with allocator.control_flow_capture():
                         outputs: Any = model(inputs)
             except BaseException:
                 self._end_failed_capture(graph, caller, generators)
@@ -174,14 +175,14 @@ class CudaPool:
                     warnings.simplefilter("ignore")  # "the graph is empty"
                     graph.capture_end()
         torch.cuda.set_stream(caller)
-        self.damaged |= compat.end_failed_capture(
+        self.damaged |= allocator.end_failed_capture(
             self.index, self.handle, graph, self.stream, generators
         )
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[list[AllocatorEvent]]:
         out: list[AllocatorEvent] = []
-        with compat.allocator_history() as history:
+        with allocator.allocator_history() as history:
             yield out
             segments = [(s.address, s.address + s.nbytes) for s in self.segments()]
             for e in history(self.index):
@@ -193,28 +194,28 @@ class CudaPool:
                     out.append(AllocatorEvent(e["action"] == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
-        return compat.pool_checkpoint(self.index, self.handle)
+        return allocator.pool_checkpoint(self.index, self.handle)
 
     def restore(
         self, checkpoint: Checkpoint, live: Sequence[StoragePointer], dead: Iterable[int]
     ) -> None:
-        compat.restore_pool(self.index, checkpoint, [], list(live))
+        allocator.restore_pool(self.index, checkpoint, [], list(live))
         for address in dead:
-            compat.raw_delete(address)
+            allocator.raw_delete(address)
 
     def release_storage(self, storage: StoragePointer) -> None:
-        if compat.has_standard_deleter(storage):
-            compat.free_and_remove_deleter(storage)
+        if allocator.has_standard_deleter(storage):
+            allocator.free_and_remove_deleter(storage)
 
     def invalidate(
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
     ) -> None:
         if tensor is not None:
             self.invalidate_tensor(tensor, message)
-        compat.set_storage_message(storage, message)
+        allocator.set_storage_message(storage, message)
 
     def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
-        compat.set_tensor_message(tensor, message)
+        allocator.set_tensor_message(tensor, message)
 
     def move_out(self, storage: StoragePointer) -> bool:
         source = compat.storage_from_weak(storage)
@@ -234,7 +235,7 @@ class CudaPool:
             fresh.copy_(view.set_(source, 0, (nbytes,), (1,)))
             del view
         # If the old memory owned its block, it frees it when ``fresh`` dies, right here.
-        compat.swap_storage(source, fresh.untyped_storage())
+        allocator.swap_storage(source, fresh.untyped_storage())
         return True
 
     def tensor_at(
@@ -242,7 +243,7 @@ class CudaPool:
     ) -> torch.Tensor:
         if storage is None:
             storage = compat.storage_at(spec.address, spec.device, spec.nbytes)
-        return compat.cuda_tensor(
+        return allocator.cuda_tensor(
             {
                 "nbytes": spec.nbytes,
                 "data_ptr": spec.address,
@@ -258,7 +259,7 @@ class CudaPool:
     def extent(self) -> Callable[[int], bool]:
         segments = sorted(
             (s["address"], s["address"] + s["total_size"])
-            for s in compat.memory_snapshot(self.handle)
+            for s in allocator.memory_snapshot(self.handle)
         )
         begins = [begin for begin, _ in segments]
 
@@ -272,11 +273,11 @@ class CudaPool:
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
     def only_live(self, addresses: set[int]) -> bool:
-        return compat.pool_has_only(self.index, self.handle, addresses)
+        return allocator.pool_has_only(self.index, self.handle, addresses)
 
     def segments(self) -> list[Segment]:
         out = []
-        for s in compat.memory_snapshot(self.handle):
+        for s in allocator.memory_snapshot(self.handle):
             blocks = []
             address = s["address"]
             for b in s["blocks"]:
@@ -289,7 +290,7 @@ class CudaPool:
         return sorted(out, key=lambda s: s.address)
 
     def reserved_bytes(self) -> int:
-        return sum(s["total_size"] for s in compat.memory_snapshot(self.handle))
+        return sum(s["total_size"] for s in allocator.memory_snapshot(self.handle))
 
     def release(self) -> None:
         self._keep_alive = None

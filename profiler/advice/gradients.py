@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 
 from ..attribution import Attribution
-from ..model import Category, DataFlowDevice, GraphKind, LedgerKind, Profile
+from ..model import Category, DataFlowDevice, GraphKind, LedgerKind, Profile, TreeCause
 from ..timeline import Timeline
 from .finding import MIN_TIMES, Evidence, Finding, FindingKind, together
-from .graph_trees import of_trees, output_bytes, output_index
+from .graph_trees import of_trees, output_bytes
 
 _RELEASE = (
     "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
@@ -85,21 +85,20 @@ def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evi
 def _gradients_moved_out(profile: Profile) -> list[Evidence]:
     graphs = {g.id: g for g in profile.graphs}
     out = []
-    for entry, _ in of_trees(profile, LedgerKind.MOVED_OUT):
-        of_gradient = "gradient" in entry.reason or ".grad" in entry.reason
+    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
         graph = graphs.get(entry.graph) if entry.graph is not None else None
-        index = output_index(entry.reason)
-        if not of_gradient or graph is None or index is None or entry.count < MIN_TIMES:
+        if tree.cause is not TreeCause.HELD_GRADIENT or graph is None or entry.count < MIN_TIMES:
             continue
-        value = graph.outputs[index] if index < len(graph.outputs) else None
-        out.append(
-            Evidence(
-                f"{(value.fqn if value else None) or f'output {index}'} left the pool when the "
-                "next step began",
-                output_bytes(graph, index),
-                entry.count,
-                graph.label,
-                value.name if value else None,
+        for index in tree.outputs:
+            value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
+            name = (value.fqn if value else None) or f"output {index}"
+            out.append(
+                Evidence(
+                    f"{name} left the pool when the next step began",
+                    output_bytes(graph, index),
+                    entry.count,
+                    graph.label,
+                    value.name if value else None,
+                )
             )
-        )
     return out

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..model import (
     GraphRecord,
+    GraphValue,
     LedgerEntry,
     LedgerKind,
     Profile,
@@ -16,7 +16,7 @@ from ..model import (
     TreeCause,
     TreeDetail,
 )
-from ..trees import has_moved, moved_inputs, pool_bytes, writes_to_copied
+from ..trees import has_moved, inputs_to_blame, pool_bytes, writes_to_copied
 from .finding import (
     MIN_BYTES,
     MIN_SHARE,
@@ -35,12 +35,10 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
     evidence = []
     # One output may have been moved for several reasons; it is one output all the same.
     times: Counter[tuple[int, int]] = Counter()
-    for entry, _ in of_trees(profile, LedgerKind.MOVED_OUT):
-        if "gradient" in entry.reason or ".grad" in entry.reason:
-            continue
-        index = output_index(entry.reason)
-        if entry.graph in graphs and index is not None:
-            times[entry.graph, index] += entry.count
+    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
+        if entry.graph in graphs and tree.cause is TreeCause.HELD:
+            for index in tree.outputs:
+                times[entry.graph, index] += entry.count
     for (of, index), count in times.items():
         if count < MIN_TIMES:
             continue
@@ -68,11 +66,6 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
         "let go of them before the next step begins (del, or keep loss.item() and "
         "detached copies of the part you need), or copy them once into a buffer of your own",
     )
-
-
-def output_index(reason: str) -> int | None:
-    found = re.search(r"output (\d+)", reason)
-    return int(found[1]) if found else None
 
 
 def output_bytes(graph: GraphRecord, index: int) -> int:
@@ -180,11 +173,11 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
         took = sum(t.duration_ns for _, t in entries)
         id = entries[0][0].graph
         graph = graphs.get(id) if id is not None else None
-        counts: Counter[str] = Counter()
+        counts: Counter[GraphValue | None] = Counter()
         for e, _ in entries:
-            for name in moved_inputs(e, graph) or [""]:
-                counts[name] += e.count
-        evidence = [_moving_input(graph, function, name, n) for name, n in counts.items()]
+            for value in _to_blame(e, graph):
+                counts[value] += e.count
+        evidence = [_moving_input(graph, function, value, n) for value, n in counts.items()]
         # Recordings at one place share the pool's memory, so what they add to it can be little:
         # what is at stake is the input, and the time that recording takes.
         nbytes = max(sum(t.marginal for _, t in entries), sum(e.nbytes for e in evidence))
@@ -208,8 +201,7 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
 
 def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | None) -> Finding:
     evidence = [
-        _moving_input(graph, tree.function, name, entry.count)
-        for name in moved_inputs(entry, graph) or [""]
+        _moving_input(graph, tree.function, value, entry.count) for value in _to_blame(entry, graph)
     ]
     return Finding(
         FindingKind.MOVING_ADDRESS,
@@ -224,20 +216,27 @@ def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | Non
     )
 
 
-def _moving_input(graph: GraphRecord | None, function: str, name: str, times: int) -> Evidence:
-    value = next((v for v in graph.inputs if v.name == name), None) if graph else None
+def _to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> Sequence[GraphValue | None]:
+    """The inputs that are the cause; one that nobody knows if none is named."""
+    return inputs_to_blame(entry, graph) or [None]
+
+
+def _moving_input(
+    graph: GraphRecord | None, function: str, value: GraphValue | None, times: int
+) -> Evidence:
     nbytes = 0
     if graph is not None and value is not None:
         nbytes = value.nbytes or max(
             (s.nbytes for p in graph.programs for s in p.storages if value.index in s.inputs),
             default=0,
         )
+    name = (value.fqn or value.name) if value else "an input"
     return Evidence(
-        f"{(value.fqn if value else None) or name or 'an input'} was at another address",
+        f"{name} was at another address",
         nbytes,
         times,
         graph.label if graph else function,
-        name or None,
+        value.name if value else None,
     )
 
 

@@ -180,22 +180,15 @@ class FunctionCall:
     """The call of AOTAutograd's autograd function: a compiled forward or backward.
 
     Attributes:
-        event: number of the event in the walk.
-        scope: row that encloses it.
         start, end: ns.
         backward: it is the backward of the function.
         keys: key of each tensor argument, in order; -1 for one without a storage.
-        sizes: bytes that each of them spans.
     """
 
-    name: str
-    event: int
-    scope: int
     start: int
     end: int
     backward: bool
     keys: tuple[int, ...]
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +302,6 @@ class EventColumns:
             devices=self.devices[:devices],
             read=None,
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the arrays take."""
-        tables = (self.keys, self.leaves, self.uses, self.allocations, self.scopes)
-        return sum(getattr(t, name).nbytes for t in tables for name in type(t).__dataclass_fields__)
 
 
 def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -22,7 +22,11 @@ from .source import frames_of_events
 
 
 def storages_at(
-    profile: DataFlowProfile, device: int, time: int, origin: int = 0
+    profile: DataFlowProfile,
+    device: int,
+    time: int,
+    origin: int = 0,
+    lines: Mapping[int, SourceFrame] | None = None,
 ) -> list[DataFlowStorage]:
     """Storages live at a time (ns), largest first.
 
@@ -31,9 +35,10 @@ def storages_at(
         device: index in ``EventColumns.devices``.
         time: ns since the epoch.
         origin: what to take from times to have the clock of the call log.
+        lines: ``frames`` of the storages, where they are known already.
     """
     rows = live_rows(profile, device, time).tolist()
-    lines = frames(profile, rows, time)
+    lines = frames(profile, rows, time) if lines is None else lines
     leaves = profile.columns.leaves
     backward = np.sort(leaves.start[leaves.backward == NODE])
     out = []
@@ -55,8 +60,9 @@ def live_rows(profile: DataFlowProfile, device: int, time: int) -> Ints:
     return rows[np.argsort(-s.size[rows], kind="stable")]
 
 
-def leaks(profile: DataFlowProfile, device: int, most: int, origin: int = 0) -> list[DataFlowLeak]:
-    """The ``most`` largest storages that outlived their step and the one after, largest first.
+def leaks(profile: DataFlowProfile, device: int, most: int) -> list[tuple[int, int, int]]:
+    """(storage, step that made it, steps it outlived) of the ``most`` largest storages that
+    outlived their step and the one after, largest first.
 
     Gradients and the like may well live into the next step, up to where it clears them;
     what is still there when the next step ends is held by something else. Parameters and
@@ -75,8 +81,16 @@ def leaks(profile: DataFlowProfile, device: int, most: int, origin: int = 0) -> 
         for row, step, n in zip(rows.tolist(), made_in.tolist(), held.tolist(), strict=True)
         if n >= 2 and profile.category(row) not in stay
     ]
-    found = sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
-    lines = frames(profile, [row for row, _, _ in found])
+    return sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
+
+
+def leaked(
+    profile: DataFlowProfile,
+    found: Iterable[tuple[int, int, int]],
+    origin: int,
+    lines: Mapping[int, SourceFrame],
+) -> list[DataFlowLeak]:
+    """What ``leaks`` has found, as the model has it; ``lines`` are ``frames`` of the storages."""
     return [
         DataFlowLeak(
             _storage(profile, row, None, profile.last_category(row), lines.get(row), origin),

@@ -212,7 +212,7 @@ class _Reader:
                         elif kind != _FUNCTION:
                             inside = new_scope(_SCOPES[kind], event, number, name, scope, back)
                         if kind == _FUNCTION:
-                            tables.note_function(event, x, number, keys, inside, back)
+                            tables.note_function(event, keys, back)
                     if leaf < 0 and is_leaf:
                         below = new_leaf(
                             number,

@@ -206,24 +206,11 @@ class GrowingTables:
         for column, value in zip(self.caching, values, strict=True):
             column.append(value)
 
-    def note_function(
-        self, event: Any, x: Any, number: int, keys: list[Any], scope: int, backward: int
-    ) -> None:
+    def note_function(self, event: Any, keys: list[Any], backward: int) -> None:
         """Note a compiled autograd function and its tensor arguments."""
-        flat = [k if isinstance(k, int) else -1 for k in keys]
-        sizes = [self.extent(v) if type(v) is compat.TensorMetadata else 0 for v in x.inputs]
-        self.calls.append(
-            FunctionCall(
-                name=x.name,
-                event=number,
-                scope=scope,
-                start=event.start_time_ns,
-                end=event.end_time_ns,
-                backward=backward == NODE,
-                keys=tuple(flat),
-                sizes=tuple(sizes),
-            )
-        )
+        flat = tuple(k if isinstance(k, int) else -1 for k in keys)
+        call = FunctionCall(event.start_time_ns, event.end_time_ns, backward == NODE, flat)
+        self.calls.append(call)
 
     # -- result ---------------------------------------------------------------------
 

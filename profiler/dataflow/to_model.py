@@ -13,7 +13,7 @@ from memprof.profiler.model import (
 
 from .categories import CATEGORIES
 from .columns import ScopeKind
-from .live import leaks, storages_at
+from .live import frames, leaked, leaks, live_rows, storages_at
 from .over_time import ORDER, by_category, distinct, thinned
 from .profile import DataFlowProfile
 from .source import frames_of_events
@@ -74,6 +74,10 @@ def data_flow_device(
     a = profile.columns.allocations
     told = np.flatnonzero((a.device == index) & (a.reserved >= 0) & (a.start <= time))
     last = int(told[np.argmax(a.start[told])]) if len(told) else None
+    held = leaks(profile, index, LEAKS)
+    # Together: finding lines is a walk over the whole trace.
+    rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
+    lines = frames(profile, rows, time)
     return DataFlowDevice(
         device=device,
         time_ns=(table.time - perf_origin_ns).tolist(),
@@ -83,8 +87,8 @@ def data_flow_device(
             if table.bytes[:, i].any()
         },
         peak=peak,
-        live=storages_at(profile, index, time, perf_origin_ns),
-        leaks=leaks(profile, index, LEAKS, perf_origin_ns),
+        live=storages_at(profile, index, time, perf_origin_ns, lines),
+        leaks=leaked(profile, held, perf_origin_ns, lines),
         reserved=None if last is None else int(a.reserved[last]),
         allocated=None if last is None else int(a.allocated[last]),
         replay_reserved=sum(m.reserved for m in profile.memory if m.device == device),

@@ -1,56 +1,47 @@
 """The names of ``torch.profiler._memory_profiler``, over memprof's columns.
 
-Code that uses torch's private module can import these instead. They are views: an object
-is made when it is asked for, and an operator event is fetched from the profiler's result
-by walking its tree again. What differs is listed in docs/dataflow.md.
+Code that uses torch's private module can import these instead. What names or describes one thing
+(a key, a category, the schemas of an event) is torch's own. The rest are views: an object is made
+when it is asked for, and an operator event is fetched from the profiler's result by walking its
+tree again. What differs is listed in docs/dataflow.md.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.profiler._memory_profiler import (
+    Action,
+    Category,
+    CategoryDict,
+    CategoryElement,
+    DataFlowEdge,
+    Key,
+    SchemaMatcher,
+    TensorKey,
+    _Storage,
+    extract_gradients,
+    extract_parameters,
+    get_scopes,
+)
 
 from memprof.profiler.model import Profile
 from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
 from .categories import NUMBER_OF
-from .changes import Action
 from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
-from .event_names import (
-    Key,
-    SchemaMatcher,
-    Storage,
-    TensorKey,
-    extract_gradients,
-    extract_parameters,
-    get_scopes,
-)
 from .export import export_timeline, raw_timeline, timeline_points, write_html
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
 from .read import read_events
 from .source import events_by_number
-
-
-class Category(Enum):
-    """The seven categories of ``torch.profiler``'s memory profile; None is unknown."""
-
-    INPUT = 1
-    TEMPORARY = 2
-    ACTIVATION = 3
-    GRADIENT = 4
-    AUTOGRAD_DETAIL = 5
-    PARAMETER = 6
-    OPTIMIZER_STATE = 7
 
 
 class OpTree:
@@ -89,7 +80,7 @@ class OpTree:
             k.id.tolist(), k.allocation.tolist(), k.ptr.tolist(), k.device.tolist(), strict=True
         )
         return [
-            TensorKey(devices[d], id, Storage(ptr % (1 << 64), allocation))
+            TensorKey(devices[d], id, _Storage(ptr % (1 << 64), allocation))
             for id, allocation, ptr, d in rows
         ]
 
@@ -124,24 +115,6 @@ class SizeMap:
     @property
     def _values(self) -> dict[TensorKey, int]:
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
-
-
-@dataclass
-class DataFlowEdge:
-    """What a node does to a storage: version before, and whether it writes to it."""
-
-    input_version: int | None = None
-    mutated: bool | None = False
-
-    @property
-    def is_allocation(self) -> bool:
-        """The node makes the storage."""
-        return self.input_version is None
-
-    @property
-    def is_deletion(self) -> bool:
-        """The node releases the storage."""
-        return self.mutated is None
 
 
 class DataFlowNode:
@@ -231,48 +204,6 @@ class DataFlowGraph:
         return int(self.graph.first_value[row + 1] - self.graph.first_value[row]) - 1
 
 
-@dataclass
-class CategoryElement:
-    """What is known of one tensor id."""
-
-    by_id: Category | None = None
-    by_key: dict[TensorKey, Category] = field(default_factory=dict)
-    by_version: dict[tuple[TensorKey, int], Category] = field(default_factory=dict)
-
-
-class CategoryDict:
-    """Categories by id, by storage and by version, in this order of precedence."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, CategoryElement] = {}
-
-    def _element(self, key: TensorKey) -> CategoryElement:
-        return self._values.setdefault(key.id, CategoryElement())
-
-    def set_by_id(self, key: TensorKey, category: Category) -> None:
-        """Set the category of every storage with the key's tensor id."""
-        self._element(key).by_id = category
-
-    def set_by_key(self, key: TensorKey, category: Category) -> None:
-        """Set the category of every version of a storage."""
-        self._element(key).by_key[key] = category
-
-    def set_by_version(self, key: TensorKey, version: int, category: Category) -> None:
-        """Set the category of one version."""
-        self._element(key).by_version[key, version] = category
-
-    def setdefault_by_version(self, key: TensorKey, version: int, category: Category) -> None:
-        """Set the category of one version, unless it has one."""
-        self._element(key).by_version.setdefault((key, version), category)
-
-    def get(self, key: Key, version: int) -> Category | None:
-        """The category of a version; None is unknown."""
-        element = self._values.get(key.id) if isinstance(key, TensorKey) else None
-        if element is None or not isinstance(key, TensorKey):
-            return None
-        return element.by_id or element.by_key.get(key) or element.by_version.get((key, version))
-
-
 class _ColumnCategories(CategoryDict):
     """Categories of a profile; what is set by hand comes first."""
 
@@ -282,8 +213,10 @@ class _ColumnCategories(CategoryDict):
         self._op_tree = op_tree
 
     def get(self, key: Key, version: int) -> Category | None:
-        found = super().get(key, version) if self._values else None
-        if found is not None or not isinstance(key, TensorKey):
+        if not isinstance(key, TensorKey):
+            return None
+        found = super().get(key, version) if key.id in self._values else None
+        if found is not None:
             return found
         row = self._op_tree.row_of.get(key)
         number = 0 if row is None else NUMBER_OF[self._profile.category(row, version)]

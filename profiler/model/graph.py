@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from .category import Category
 from .placement import Placement
@@ -137,7 +136,6 @@ class GraphRecord:
         buffers: by name in the generated code.
         statements: the generated wrapper code, in line order.
         programs: observed allocation programs, one per key.
-        metadata: AOTAutograd's metadata in JSON form, in files of memprof 0.1.0.
         fx_cache: ``hit``, ``miss``, ``bypass`` or ``disabled``.
         compile_ns: time Inductor took, nanoseconds.
         code_path: path of the generated module, None if there is none.
@@ -159,7 +157,6 @@ class GraphRecord:
     buffers: dict[str, BufferProvenance] = field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
     programs: list[AllocationProgram] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
     fx_cache: str = "disabled"
     compile_ns: int = 0
     code_path: str | None = None

@@ -67,6 +67,12 @@ class TreeCause(str, Enum):
     KEEPS_MOVING = "keeps_moving"
     """They are somewhere else again and again: they are copied from now on, or nothing is
     recorded any more."""
+    WRITES_TO_COPIED = "writes_to_copied"
+    """Code writes to inputs that its graph would copy."""
+    HELD = "held"
+    """Outputs are held beyond their step."""
+    HELD_GRADIENT = "held_gradient"
+    """Outputs that are gradients of parameters are held beyond their step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class TreeDetail:
         cause: what made the trees do it, None where the reason alone says so.
         inputs: inputs of the graph that are the cause.
         nbytes: bytes of these inputs, 0 if there are none.
+        outputs: outputs of the graph that the entry is about.
     """
 
     device: str
@@ -101,6 +108,7 @@ class TreeDetail:
     cause: TreeCause | None = None
     inputs: tuple[int, ...] = ()
     nbytes: int = 0
+    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ..model import (
     Machine,
     Process,
     Profile,
+    Role,
     SourceFrame,
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
@@ -104,6 +105,9 @@ class GraphRow:
         peak: the most bytes live inside a call, inputs included.
         saved: bytes left for the backward.
         unobserved: why some calls have no program, None if all have.
+        mutates: names of the inputs that a call writes to.
+        aliases: names of the inputs that it returns, as they are or as views.
+        donated: bytes of saved activations that nobody else holds, so that it may overwrite them.
     """
 
     id: int
@@ -116,6 +120,9 @@ class GraphRow:
     peak: int | None
     saved: int | None
     unobserved: str | None
+    mutates: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    donated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +378,23 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 peak=unit.peak_bytes if unit else None,
                 saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
                 unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
+                mutates=tuple(v.fqn or v.name for v in graph.inputs if v.mutated),
+                aliases=_returned_inputs(graph),
+                donated=sum(v.nbytes or 0 for v in graph.inputs if v.donated),
             )
         )
     return rows
+
+
+def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
+    """Inputs whose memory the caller gets back; what is saved for the backward he does not see."""
+    returned = {
+        v.alias_of_input: None
+        for v in graph.outputs
+        if v.alias_of_input is not None and v.role is not Role.SAVED_FOR_BACKWARD
+    }
+    known = [graph.inputs[i] for i in returned if i < len(graph.inputs)]
+    return tuple(v.fqn or v.name for v in known)
 
 
 def _ledger(profile: Profile) -> LedgerSummary:

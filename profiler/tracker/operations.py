@@ -39,11 +39,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Container
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from memprof.profiler.model import OperationSummary
 
 from .lanes import Lanes, current_task
-from .operation_tree import OperationTree
+from .operation_tree import Counted, OperationTree
 from .ration import Allowance
 from .rows import OperationRow
 from .settings import TrackerSettings
@@ -61,59 +62,55 @@ _READING_LASTS_NS = 200_000
 MAX_WAITING = 512
 """Edges that wait to be digested."""
 
-_UNKNOWN = (-1, -1)
+_UNKNOWN: Counted = (-1, -1)
 
 Reading = dict[str, tuple[int, int]]
 """By device: bytes in use and the highest mark."""
 
 
+@dataclass(slots=True, eq=False)
 class Operation:
-    """One invocation, running or ended; ``owner`` is who ends it, None when that is done.
+    """One invocation, running or ended.
 
     What the edges know is here at once. ``number``, ``summary`` and ``memory`` follow when they
-    are digested; ``number`` is -1 until then.
+    are digested.
+
+    Attributes:
+        log: whose it is.
+        owner: who ends it, None when that is done.
+        name: as given to ``track_operation``.
+        parent: the operation around it.
+        start_ns, end_ns: when; -1 while it runs.
+        number: in order of start, -1 until it is digested.
+        summary: its place in the tree of operations, likewise.
+        lane: where it runs.
+        task: identity of its asyncio task, 0 for none.
+        failed: whether an exception left it.
+        reading_ns, counting_ns: time spent on it.
+        tensors_before, tensors_after: bytes and number of live tensors.
+        before, after: what was in use at the edges; None where that could not be read.
+        memory: by device bytes before, after, highest seen, whether that is exact, and the mark
+            before.
     """
 
-    __slots__ = (
-        "after",
-        "before",
-        "counting_ns",
-        "end_ns",
-        "failed",
-        "lane",
-        "log",
-        "memory",
-        "name",
-        "number",
-        "owner",
-        "parent",
-        "reading_ns",
-        "start_ns",
-        "summary",
-        "task",
-        "tensors_after",
-        "tensors_before",
-    )
-
-    def __init__(
-        self, log: OperationLog, owner: object, name: str, parent: Operation | None, now: int
-    ) -> None:
-        self.log = log
-        self.owner: object | None = owner
-        self.name = name
-        self.parent = parent
-        self.number = self.summary = -1
-        self.lane = 0
-        self.task = 0
-        self.start_ns = now
-        self.end_ns = -1
-        self.failed = False
-        self.reading_ns = self.counting_ns = 0  # spent on it
-        self.tensors_before = self.tensors_after = _UNKNOWN
-        self.before: Reading | None = None
-        self.after: Reading | None = {}  # None: could not be read
-        # device: [before, after, highest seen, exact, mark before]
-        self.memory: dict[str, list[int]] = {}
+    log: OperationLog
+    owner: object | None
+    name: str
+    parent: Operation | None
+    start_ns: int
+    end_ns: int = -1
+    number: int = -1
+    summary: int = -1
+    lane: int = 0
+    task: int = 0
+    failed: bool = False
+    reading_ns: int = 0
+    counting_ns: int = 0
+    tensors_before: Counted = _UNKNOWN
+    tensors_after: Counted = _UNKNOWN
+    before: Reading | None = None
+    after: Reading | None = field(default_factory=dict)
+    memory: dict[str, list[int]] = field(default_factory=dict)
 
     def saw(self, device: str, nbytes: int) -> None:
         """Note that ``device`` had this many bytes in use at an instant inside."""
@@ -309,7 +306,7 @@ class OperationLog:
             found["cpu"] = self._resident
         return found
 
-    def _count_tensors(self, operation: Operation) -> tuple[int, int]:
+    def _count_tensors(self, operation: Operation) -> Counted:
         """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; the time
         is charged to ``operation``."""
         begin = self._clock()
@@ -391,7 +388,7 @@ class OperationLog:
         elif mark == figures[4]:
             figures[3] = int(figures[2] >= mark)
 
-    def _count_edge(self, counted: tuple[int, int]) -> None:
+    def _count_edge(self, counted: Counted) -> None:
         """An operation began or ended, right after tensors were looked for or not."""
         self._edges += 1
         if counted[0] >= 0 and self._edges_at_look == self._edges - 1:

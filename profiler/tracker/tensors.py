@@ -71,6 +71,7 @@ _Refs = list["weakref.ref[torch.Tensor]"]
 _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
 
 
+@dataclass(slots=True, eq=False)
 class KnownStorage:
     """A storage that known tensors refer to.
 
@@ -83,15 +84,12 @@ class KnownStorage:
         operation: position of an operation's summary in which it was made, -1 if unknown.
     """
 
-    __slots__ = ("address", "device", "nbytes", "operation", "sample", "tensors")
-
-    def __init__(self, address: int, nbytes: int, device: str, operation: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.device = device
-        self.tensors = 0
-        self.sample: KnownTensor | None = None
-        self.operation = operation
+    address: int
+    nbytes: int
+    device: str
+    operation: int
+    tensors: int = 0
+    sample: KnownTensor | None = None
 
     def tensor(self) -> torch.Tensor | None:
         """A tensor that refers to it, if one is at hand. Whoever holds it delays the release of

@@ -141,51 +141,26 @@ def test_drop_in_names_read_events_like_torchs() -> None:
     assert [e.id for e in tree.sorted_nodes] == [e.id for e in their_tree.sorted_nodes]
     graph = theirs.DataFlowGraph(their_tree)
     assert [e.id for e in ours.DataFlowGraph(tree).leaf_events] == [e.id for e in graph.leaf_events]
-    for e in tree.dfs():
-        assert ours.get_scopes(e) == theirs.get_scopes(e)
-        assert [plain(p) for p in ours.extract_parameters(e)] == [
-            plain(p) for p in theirs.extract_parameters(e)
-        ]
-        assert [(p and plain(p), plain(g)) for p, g in ours.extract_gradients(e)] == [
-            (p and plain(p), plain(g)) for p, g in theirs.extract_gradients(e)
-        ]
-        if type(e.extra_fields).__name__ == "_ExtraFields_TorchOp":
-            x = e.extra_fields
-            assert ours.SchemaMatcher.inputs_are_mutable(x) == (
-                theirs.SchemaMatcher.inputs_are_mutable(x)
-            )
-            assert [str(s) for s in ours.SchemaMatcher.match_schemas(x)] == [
-                str(s) for s in theirs.SchemaMatcher.match_schemas(x)
-            ]
+    # THEN names of single things are torch's own
+    for name in ("Action", "Category", "TensorKey", "SchemaMatcher", "extract_gradients"):
+        assert getattr(ours, name) is getattr(theirs, name)
 
 
-def test_category_dict_has_torchs_precedence() -> None:
-    a, b = ours.CategoryDict(), theirs.CategoryDict()
-    for module, categories_ in ((ours, a), (theirs, b)):
-        storage = module._Storage(64, 2) if hasattr(module, "_Storage") else ours_storage(64, 2)
-        key = module.TensorKey(torch.device("cpu"), 1, storage)
-        c = module.Category
-        got = [categories_.get(key, 0)]
-        categories_.setdefault_by_version(key, 0, c.INPUT)
-        got.append(categories_.get(key, 0))
-        categories_.setdefault_by_version(key, 0, c.ACTIVATION)
-        got.append(categories_.get(key, 0))
-        categories_.set_by_version(key, 1, c.ACTIVATION)
-        got.append(categories_.get(key, 1))
-        categories_.set_by_key(key, c.TEMPORARY)
-        got.append(categories_.get(key, 1))
-        categories_.set_by_id(key, c.GRADIENT)
-        got.append(categories_.get(key, 7))
-        got.append(categories_.get(module.Key(torch.device("cpu")), 0))
-        assert [g and g.name for g in got] == [
-            None, "INPUT", "INPUT", "ACTIVATION", "TEMPORARY", "GRADIENT", None,
-        ]  # fmt: skip
-
-
-def ours_storage(ptr: int, allocation: int) -> Any:
-    from memprof.profiler.dataflow.vocabulary import Storage
-
-    return Storage(ptr, allocation)
+def test_categories_set_by_hand_come_before_a_profiles_own() -> None:
+    with profiled() as prof:
+        torch.ones(64) + 1
+    found = ours.MemoryProfile(prof.profiler.kineto_results)
+    first, *others = found._op_tree.keys
+    categories_ = found._categories
+    before = {key: categories_.get(key, 0) for key in others}
+    categories_.setdefault_by_version(first, 0, ours.Category.INPUT)
+    assert categories_.get(first, 0) is ours.Category.INPUT
+    categories_.set_by_id(first, ours.Category.GRADIENT)
+    assert categories_.get(first, 7) is ours.Category.GRADIENT
+    # THEN the others have what they had, and asking has set nothing
+    assert {key: categories_.get(key, 0) for key in others} == before
+    assert set(categories_._values) == {first.id}
+    assert categories_.get(ours.Key(torch.device("cpu")), 0) is None
 
 
 def test_the_names_that_are_offered_are_torchs_and_are_there() -> None:
@@ -193,26 +168,20 @@ def test_the_names_that_are_offered_are_torchs_and_are_there() -> None:
     from memprof.profiler.dataflow import vocabulary
 
     # GIVEN the list that `import memprof.profiler` has, without torch, and the modules' own
-    homes: dict[str, set[str]] = {}
-    for name, home in ours._HOME.items():
-        homes.setdefault(home, set()).add(name)
-    assert homes["dataflow.vocabulary"] == set(vocabulary.__all__) - {"export_timeline"}
-    assert homes["dataflow"] <= set(dataflow.__all__)
-    assert set(ours._HOME) == set(ours.__all__)
-    assert set(ours.__all__) <= set(dir(ours))
+    names = set(vocabulary.__all__) - {"export_timeline"}
+    assert set(ours.__all__) - names <= set(dataflow.__all__)
+    assert names <= set(ours.__all__) <= set(dir(ours))
     # THEN each is the object of its home, and torch has one of the name
-    for name, home in ours._HOME.items():
-        assert getattr(ours, name) is getattr(
-            vocabulary if home == "dataflow.vocabulary" else dataflow, name
-        )
-        assert home == "dataflow" or hasattr(theirs, name), name
+    for name in ours.__all__:
+        assert getattr(ours, name) is getattr(vocabulary if name in names else dataflow, name)
+        assert name not in names or hasattr(theirs, name), name
     # and torch has no public class that is not among them.
     classes = {
         name
         for name, value in vars(theirs).items()
         if isinstance(value, type) and value.__module__ == theirs.__name__ and name[0] != "_"
     }
-    assert classes <= homes["dataflow.vocabulary"]
+    assert classes <= names
 
 
 def test_importing_the_profiler_does_not_import_torch() -> None:

@@ -181,9 +181,11 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "deep JSON": lambda: packed(
         [(Kind.HEADER, b'{"format":"memprof-profile",' + b'"a":[' * 50_000)]
     ),
-    "deep metadata": lambda: _edited(lambda d: d["graphs"][0].update(metadata={"a": _deep(900)})),
-    "deeper metadata": lambda: _more(
-        Kind.GRAPH, b'{"id":0,"metadata":{"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}}"
+    "a deep field that nobody knows": lambda: _edited(
+        lambda d: d["graphs"][0].update(metadata={"a": _deep(900)})
+    ),
+    "a deeper unknown field": lambda: _more(
+        Kind.GRAPH, b'{"id":0,"x":{"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}}"
     ),
     "a deep version": lambda: packed([header(_deep(900))]),
     "a version of thousands of digits": lambda: packed([header(int("9" * 4_000))]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from profile_builder import (
@@ -188,9 +189,21 @@ def entry(
     function: str = "0/0 forward",
     device: str = CUDA,
     graph: int | None = 0,
+    **detail: Any,
 ) -> LedgerEntry:
-    tree = TreeDetail(device, function, key, marginal=marginal, pool_after=100 * MIB)
+    tree = TreeDetail(device, function, key, marginal=marginal, pool_after=100 * MIB, **detail)
     return LedgerEntry(1, kind, graph, reason, count, tree)
+
+
+def held(output: int, count: int, cause: TreeCause = TreeCause.HELD) -> LedgerEntry:
+    """An output that was moved out of the pool; findings do not rest on the sentence."""
+    return entry(LedgerKind.MOVED_OUT, "a reason", count, cause=cause, outputs=(output,))
+
+
+def moved(count: int, marginal: int = 0, **more: Any) -> LedgerEntry:
+    """Recorded again since the graph's first input, or ``inputs``, has moved."""
+    detail = {"cause": TreeCause.MOVED, "inputs": (0,), **more}
+    return entry(LedgerKind.RERECORD, "a reason", count, marginal, **detail)
 
 
 def on_trees(*ledger: LedgerEntry) -> Profile:
@@ -209,11 +222,8 @@ def on_trees(*ledger: LedgerEntry) -> Profile:
     return profile
 
 
-HELD = 'output 0 is held beyond its step: outputs="clone"'
-
-
 def test_outputs_that_are_cloned_every_step() -> None:
-    (found,) = advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=7)))
+    (found,) = advise(on_trees(held(0, 7)))
     assert found.kind is FindingKind.OUTPUT_CLONE
     assert found.nbytes == 1 * MIB
     (e,) = found.evidence
@@ -222,10 +232,9 @@ def test_outputs_that_are_cloned_every_step() -> None:
 
 
 def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
-    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, HELD, count=1))) == []
+    assert advise(on_trees(held(0, 1))) == []
     # nor is one that the graph does not have, which a partition of a graph can say
-    strange = HELD.replace("0", "99", 1)
-    assert advise(on_trees(entry(LedgerKind.MOVED_OUT, strange, count=7))) == []
+    assert advise(on_trees(held(99, 7))) == []
 
 
 def test_state_that_is_copied_in_every_replay() -> None:
@@ -254,7 +263,8 @@ def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
 
 
 def test_a_cache_that_prevents_the_graph() -> None:
-    profile = on_trees(entry(LedgerKind.SKIP, "it writes to inputs that graphs copy", 7))
+    writes = TreeCause.WRITES_TO_COPIED
+    profile = on_trees(entry(LedgerKind.SKIP, "a reason", 7, cause=writes, inputs=(2,)))
     assert advise(profile) == []
     inputs = list(profile.graphs[0].inputs)
     inputs[2] = dataclasses.replace(inputs[2], mutated=True)
@@ -280,17 +290,11 @@ def test_a_batch_is_not_static() -> None:
     assert advise(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))) == []
 
 
-MOVED = (
-    "static input data pointer changed.\ninput name: primals_1. data pointer changed from 1 to 2. "
-    "input stack trace: None"
-)
-
-
 def test_an_input_that_moves() -> None:
     profile = on_trees(
         entry(LedgerKind.RECORD, marginal=3 * MIB),
-        entry(LedgerKind.RERECORD, MOVED, count=2, marginal=3 * MIB),
-        entry(LedgerKind.RERECORD, MOVED.replace("2", "3"), count=1, marginal=2 * MIB),
+        moved(2, 3 * MIB),
+        moved(1, 2 * MIB),
     )
     (found,) = advise(profile)
     assert found.kind is FindingKind.MOVING_ADDRESS
@@ -302,7 +306,7 @@ def test_an_input_that_moves() -> None:
 
 def test_a_graph_that_is_not_recorded_any_more() -> None:
     # GIVEN two recordings, and then 40 calls without one
-    again = entry(LedgerKind.RERECORD, MOVED, count=2, marginal=9 * MIB)
+    again = moved(2, 9 * MIB)
     skipped = entry(LedgerKind.SKIP, "inputs keep moving", count=40)
     assert skipped.tree is not None
     tree = dataclasses.replace(
@@ -315,22 +319,14 @@ def test_a_graph_that_is_not_recorded_any_more() -> None:
     assert [e.text for e in found.evidence] == ["l1.weight was at another address"]
 
 
-def test_the_cause_of_another_recording_counts_not_its_sentence() -> None:
-    again = entry(LedgerKind.RERECORD, "in other words", count=2)
-    assert again.tree is not None
-    tree = dataclasses.replace(again.tree, cause=TreeCause.MOVED, inputs=(0,))
-    (found,) = advise(on_trees(dataclasses.replace(again, tree=tree)))
-    assert [e.text for e in found.evidence] == ["l1.weight was at another address"]
-
-
 def test_recordings_that_cost_no_pool_are_about_the_input() -> None:
-    (found,) = advise(on_trees(entry(LedgerKind.RERECORD, MOVED, count=5)))
+    (found,) = advise(on_trees(moved(5)))
     assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 4 * MIB)
 
 
 def test_a_small_input_that_moves_costs_time() -> None:
     # GIVEN an input of unknown size, and recordings that took a tenth of the time
-    profile = on_trees(entry(LedgerKind.RERECORD, MOVED.replace("primals_1", "s0"), count=5))
+    profile = on_trees(moved(5, inputs=()))
     assert advise(profile) == []
     tree = profile.ledger[0].tree
     assert tree is not None
@@ -341,7 +337,7 @@ def test_a_small_input_that_moves_costs_time() -> None:
 
 
 def test_one_move_or_another_reason_is_no_finding() -> None:
-    assert advise(on_trees(entry(LedgerKind.RERECORD, MOVED, 1, 9 * MIB))) == []
+    assert advise(on_trees(moved(1, 9 * MIB))) == []
     other = "an input that died in the recording is still held"
     assert advise(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))) == []
 
@@ -458,8 +454,7 @@ def test_gradients_in_the_live_set_of_a_peak_in_a_forward() -> None:
 
 
 def test_gradients_that_leave_the_pool() -> None:
-    reason = "output 1 is held beyond its step: a gradient"
-    (found,) = advise(on_trees(entry(LedgerKind.MOVED_OUT, reason, 9)))
+    (found,) = advise(on_trees(held(1, 9, TreeCause.HELD_GRADIENT)))
     assert found.kind is FindingKind.GRADIENT
     assert found.nbytes == 8 * MIB
 
@@ -470,10 +465,10 @@ def test_gradients_that_leave_the_pool() -> None:
 def test_at_most_five_and_the_largest_first() -> None:
     profile = on_trees(
         entry(LedgerKind.REPLAY, "replayed", 40),
-        entry(LedgerKind.MOVED_OUT, HELD, 9),
-        entry(LedgerKind.RERECORD, MOVED, 9, 40 * MIB),
-        entry(LedgerKind.RERECORD, MOVED, 9, 41 * MIB, function="1/0 forward"),
-        entry(LedgerKind.RERECORD, MOVED, 9, 42 * MIB, function="2/0 forward"),
+        held(0, 9),
+        moved(9, 40 * MIB),
+        moved(9, 41 * MIB, function="1/0 forward"),
+        moved(9, 42 * MIB, function="2/0 forward"),
         *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4)),
     )
     inputs = list(profile.graphs[0].inputs)

@@ -58,7 +58,7 @@ def test_round_trip(tmp_path: Path, name: str) -> None:
     profile = training()
     profile.options = {"trees": "off"}
     profile.released = {1: 4}
-    profile.graphs[0].metadata = {"a": [1, None, {"b": 1.5}], "c": "ü"}
+    profile.graphs[0].code_path = "/tmp/ü.py"
     write_profile(profile, tmp_path / name)
     assert read_profile(tmp_path / name) == profile
     assert only_file(tmp_path) == [name]
@@ -103,15 +103,16 @@ def test_subclasses_of_str_and_int_are_written_as_such(tmp_path: Path) -> None:
 
     profile = training()
     profile.torch = Version("2.13.0")
-    profile.graphs[0].metadata = {"n": Size(3)}
+    profile.graphs[0].compile_ns = Size(3)
     write_profile(profile, tmp_path / "p.memprof")
     found = read_profile(tmp_path / "p.memprof")
-    assert (found.torch, found.graphs[0].metadata) == ("2.13.0", {"n": 3})
+    assert (found.torch, found.graphs[0].compile_ns) == ("2.13.0", 3)
 
 
-def test_metadata_without_json_form_is_refused(tmp_path: Path) -> None:
+def test_a_value_without_json_form_is_refused(tmp_path: Path) -> None:
     profile = training()
-    profile.graphs[0].metadata = {"x": object()}
+    no_text: Any = object()
+    profile.options = {"x": no_text}
     with pytest.raises(ProfileInvalidError, match=r"builtins\.object has no JSON form"):
         write_profile(profile, tmp_path / "p.memprof")
     assert only_file(tmp_path) == []

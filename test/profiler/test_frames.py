@@ -110,11 +110,11 @@ class History:
     def learn(self) -> None:
         if self.profile.graphs:
             record = self.random.choice(self.profile.graphs)
-            what = self.random.choice(["unobservable", "metadata", "devices", "nodes"])
+            what = self.random.choice(["unobservable", "compile_ns", "devices", "nodes"])
             if what == "unobservable":
                 record.unobservable = self.random.choice([None, "a reason"])
-            elif what == "metadata":
-                record.metadata = {"n": self.random.random()}
+            elif what == "compile_ns":
+                record.compile_ns = self.random.randrange(1 << 40)
             elif what == "devices":
                 record.devices = (*record.devices, f"cuda:{self.random.randrange(9)}")
             else:
@@ -245,7 +245,7 @@ def test_a_chunk_that_could_not_be_made_is_said_by_the_next() -> None:
     columns = dataclasses.replace(profile.calls)
     begin = encoder.chunk(Profile(memprof="0.1.0"), CallColumns())
     broken = copy.deepcopy(profile)
-    broken.graphs[-1].metadata = {"a": object()}
+    broken.graphs[-1].code_path = object()  # type: ignore[assignment]
     with pytest.raises(TypeError):
         encoder.chunk(broken, columns)
     # WHEN it is tried again THEN nothing of it is missing

@@ -21,6 +21,7 @@ from memprof.profiler.model import (
     Profile,
     SourceFrame,
     TrackerRecord,
+    TreeCause,
     TreeDetail,
 )
 from memprof.profiler.report import Style, render_ledger, render_text, summarize
@@ -363,18 +364,20 @@ def test_a_pool_that_warm_ups_made_is_theirs() -> None:
 
 def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
     # GIVEN an input of the graph that moved twice, beside others that are not known
-    def moved(to: int, *names: str) -> LedgerEntry:
+    def moved(to: int, *inputs: int) -> LedgerEntry:
         lines = [
-            f"input name: {n}. data pointer changed from 1 to {to}. input stack trace: None"
-            for n in names
+            f"input name: {profile.graphs[0].inputs[i].name}. data pointer changed from 1 to {to}."
+            for i in inputs
         ]
         reason = "\n".join(["static input data pointer changed.", *lines])
-        tree = TreeDetail("cuda:0", "0/0 forward")
+        tree = TreeDetail("cuda:0", "0/0 forward", cause=TreeCause.MOVED, inputs=inputs)
         return LedgerEntry(0, LedgerKind.RERECORD, 0, reason, 1, tree)
 
     profile = training()
-    many = [f"x{i}" for i in range(7)]
-    profile.ledger = [moved(2, "primals_1"), moved(3, "primals_1"), moved(2, *many)]
+    first = profile.graphs[0].inputs[0]
+    more = [dataclasses.replace(first, index=3 + i, name=f"x{i}", fqn=None) for i in range(7)]
+    profile.graphs[0].inputs = (*profile.graphs[0].inputs[:3], *more)
+    profile.ledger = [moved(2, 0), moved(3, 0), moved(2, *range(3, 10))]
     # THEN one line says so, without addresses
     (function,) = summarize(profile).trees
     told = [(r.count, r.reason) for r in function.reasons]
@@ -389,7 +392,9 @@ def test_outputs_of_which_the_same_is_said_are_one_reason() -> None:
     # GIVEN a backward whose gradients were held, and a forward's loss
     def held(kind: LedgerKind, function: str, output: int, why: str, count: int) -> LedgerEntry:
         reason = f"output {output} is held beyond its step{why}"
-        return LedgerEntry(0, kind, 0, reason, count, TreeDetail("cuda:0", function))
+        cause = TreeCause.HELD_GRADIENT if "gradient" in why else TreeCause.HELD
+        tree = TreeDetail("cuda:0", function, cause=cause, outputs=(output,))
+        return LedgerEntry(0, kind, 0, reason, count, tree)
 
     profile = training()
     moved = [held(LedgerKind.MOVED_OUT, "0/0 backward", i, ": a gradient", 2) for i in range(30)]
@@ -412,10 +417,31 @@ def test_an_input_that_is_written_to_is_named() -> None:
     inputs = list(forward.inputs)
     inputs[2] = dataclasses.replace(inputs[2], fqn="L['cache']", mutated=True, static=False)
     forward.inputs = tuple(inputs)
-    tree = TreeDetail("cuda:0", forward.label)
+    writes = TreeCause.WRITES_TO_COPIED
+    tree = TreeDetail("cuda:0", forward.label, cause=writes, inputs=(2,))
     reason = "it writes to inputs that graphs copy"
     profile.ledger = [LedgerEntry(0, LedgerKind.SKIP, forward.id, reason, 4, tree)]
     assert f"{reason}: L['cache']\n" in render_ledger(profile)
+
+
+def test_what_graphs_do_with_memory_that_they_were_given() -> None:
+    # GIVEN a forward that writes to its input and returns a view of it, and a backward that gets
+    # an activation which nobody else holds
+    profile = training()
+    forward, backward = profile.graphs[:2]
+    given = forward.inputs[-1]
+    forward.inputs = (*forward.inputs[:-1], dataclasses.replace(given, mutated=True))
+    view = dataclasses.replace(forward.outputs[0], alias_of_input=given.index)
+    forward.outputs = (view, *forward.outputs[1:])
+    saved = dataclasses.replace(backward.inputs[0], donated=True, nbytes=MIB)
+    backward.inputs = (saved, *backward.inputs[1:])
+    # THEN the report has a line for each of the two
+    text = render_text(summarize(profile))
+    _, _, table = text.partition("Memory that graphs were given")
+    name = re.escape(given.fqn or given.name)
+    assert re.search(rf"0/0 forward +{name} +{name}\s", table)
+    assert re.search(r"0/0 backward +1\.00 MiB", table)
+    assert "1/0 inference" not in table.partition("\n\n")[0]
 
 
 def test_utf8() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool, Tokens
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import container
-from memprof.cudagraph_trees.arena import LeasePool, Tokens
 from memprof.cudagraph_trees.device.protocol import (
     AllocatorEvent,
     Checkpoint,

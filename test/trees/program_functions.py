@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
+from memprof.compile_backend.cpu_arena.tensors import LeasedTensors, TensorShape
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.arena import LeasePool
-from memprof.cudagraph_trees.arena_tensors import LeasedTensors, TensorShape
 
 N = 300
 SIZES = (7, 200, N, 50)

@@ -35,8 +35,8 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Generator, Tensor
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.arena import LeasePool
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path import ExecutionState
@@ -139,7 +139,6 @@ class Machine:
         self.pending = False
         # Cycles and graphs of autograd may hold what the program does not.
         self.garbage = False
-        self.interrupted = False
         self.leases = LeasePool()
         self.user: Any = type("User", (), {})()
         self.leases.add_user(self.user)
@@ -351,7 +350,6 @@ class Machine:
             with torch.inference_mode() if inference else torch.no_grad():
                 out = function(inputs)
         except Interrupt:
-            self.interrupted = True
             for g, state in zip(self.all_generators(), states, strict=bool(states)):
                 g.set_state(state)
             if spec.buffer:  # it may have been written to or not
@@ -564,7 +562,7 @@ class Machine:
         if p % 8:
             return
         p //= 8
-        if p % 4 == 0 or self.interrupted:  # frames of exceptions hold functions
+        if p % 4 == 0:
             self.collect()
         for key in list(self.functions)[p % 3 :: 3] if p % 2 else list(self.functions):
             del self.functions[key]
@@ -580,7 +578,7 @@ class Machine:
 
     def collect(self) -> None:
         gc.collect()
-        self.garbage = self.interrupted = False
+        self.garbage = False
 
     def manager_is_gone(self) -> None:
         """What was valid owns its memory from now on."""

@@ -17,23 +17,17 @@ from typing import Any
 
 import torch
 
+from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import (
-    capture,
-    inputs,
-    liveness,
-    output_cache,
-    pool_owner,
-    record_policy,
-    recovery,
-    replay,
-    step_end,
-)
-from memprof.cudagraph_trees.arena import LeasePool
+from memprof.cudagraph_trees import pool_owner, record_policy, step_end
+from memprof.cudagraph_trees.capture import recovery
+from memprof.cudagraph_trees.capture import run as capture
+from memprof.cudagraph_trees.device import _torch_compat as allocator
 from memprof.cudagraph_trees.device import cuda
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import CUDAGraphNode
 from memprof.cudagraph_trees.path import TreePath
+from memprof.cudagraph_trees.replay import inputs, liveness, output_cache, replay
 from memprof.cudagraph_trees.spec import CompilationMode, GraphSpec
 
 from . import cpu_device as cpu
@@ -148,7 +142,7 @@ def _() -> None:
 
 @sabotage("what moves out of the pool gets other memory, and not its content")
 def _() -> None:
-    _set(cuda, "compat", _Changed(cuda.compat, swap_storage=_swap_with_nothing))
+    _set(allocator, "swap_storage", _swap_with_nothing)
     _wrap(
         step_end,
         "_copies",
@@ -169,7 +163,7 @@ class _Changed:
 
 def _swap_with_nothing(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
     b.fill_(0)
-    compat.swap_storage(a, b)
+    a._swap_data_ptr_(b)
 
 
 @sabotage("a function's own clone_outputs is forgotten", needs=compat.can_swap_storage)
@@ -415,7 +409,7 @@ def _() -> None:
 
 @sabotage("a failed capture leaves the allocator as it was")
 def _() -> None:
-    _set(compat, "end_failed_capture", lambda *args: False)
+    _set(allocator, "end_failed_capture", lambda *args: False)
 
 
 @sabotage(
@@ -443,8 +437,8 @@ def _() -> None:
 
         return run
 
-    launch_of = compat.graph_launch
-    _set(compat, "graph_launch", launches)
+    launch_of = allocator.graph_launch
+    _set(allocator, "graph_launch", launches)
 
 
 @sabotage("a replay does not move the generator")
@@ -460,8 +454,8 @@ def _() -> None:
 
         return run
 
-    launch_of = compat.graph_launch
-    _set(compat, "graph_launch", launches)
+    launch_of = allocator.graph_launch
+    _set(allocator, "graph_launch", launches)
 
 
 @sabotage("the generator is put back a second time, after the call")

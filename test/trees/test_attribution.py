@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees._torch_compat import torch_version
-from memprof.cudagraph_trees.attribution import explain_pool, explain_replay
+from memprof.cudagraph_trees.account.attribution import explain_pool, explain_replay
 from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure

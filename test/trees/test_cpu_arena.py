@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.arena import MIN_SEGMENT, Arena, LeasePool, OverBudget
-from memprof.cudagraph_trees.arena_tensors import (
+from memprof.compile_backend.cpu_arena.memory import MIN_SEGMENT, Arena, LeasePool, OverBudget
+from memprof.compile_backend.cpu_arena.tensors import (
     LEASES_PER_SITE,
     MAX_SCRATCH,
     LeasedTensors,
@@ -22,6 +21,7 @@ from memprof.cudagraph_trees.arena_tensors import (
     ScratchPool,
     TensorShape,
 )
+from memprof.cudagraph_trees import _torch_compat as compat
 
 
 class User:

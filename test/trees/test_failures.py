@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
+from memprof.cudagraph_trees.capture.recovery import InputBackup
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.path import ExecutionState
-from memprof.cudagraph_trees.recovery import InputBackup
 from memprof.profiler.model import LedgerKind
 
 from .support import (
@@ -470,3 +470,32 @@ def test_a_size_whose_forward_cannot_be_recorded_leaves_the_other_sizes_their_ba
         if e.kind is LedgerKind.SKIP and e.tree and "backward" in e.tree.function
     ]
     assert backwards == [((3,), "its forward ran without a graph")]
+
+
+def test_what_frames_of_an_interrupt_hold_waits_for_no_collector() -> None:
+    # GIVEN a function that is interrupted, called by somebody who has a tensor
+    def interrupted(x: torch.Tensor) -> tuple[torch.Tensor]:
+        raise KeyboardInterrupt
+
+    f = graphed(interrupted, [torch.ones(4, device="cuda")])
+    theirs: list[weakref.ref[torch.Tensor]] = []
+
+    def call() -> None:
+        held = torch.ones(4, device="cuda")
+        theirs.append(weakref.ref(held))
+        f([held + 1])
+
+    # WHEN the interrupt is over
+    gc.disable()
+    try:
+        for _ in range(2):
+            try:
+                call()
+            except KeyboardInterrupt:
+                pass
+            else:
+                pytest.fail("it was not interrupted")
+        # THEN nothing is left of it
+        assert [r() for r in theirs] == [None, None]
+    finally:
+        gc.enable()

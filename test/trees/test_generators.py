@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.generators import GeneratorStates
+from memprof.cudagraph_trees.device import _torch_compat as allocator
+from memprof.cudagraph_trees.device.generators import GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
@@ -180,7 +180,7 @@ def test_the_driver_fails_in_a_recording(api: str, error: int) -> None:
     # GIVEN a graph of the user's that draws from the generators, too
     both = Both(lambda x, a: draw_swapped(draw(x, None), a, lambda: None), 3)
     theirs = torch.cuda.CUDAGraph()
-    compat.register_generators(theirs, both.ours)
+    allocator.register_generators(theirs, both.ours)
     with torch.cuda.graph(theirs):
         out = draw(draw(both.x, None), both.ours[0])
     both.call()

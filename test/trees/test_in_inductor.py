@@ -14,9 +14,9 @@ import torch._inductor.compile_fx as compile_fx
 import torch._inductor.cudagraph_trees as torchs
 import torch._inductor.output_code as output_code
 
+from memprof.cudagraph_trees.account.ledger import LedgerKind
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.ledger import LedgerKind
 
 from .support import graphed
 

@@ -59,11 +59,11 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.replay as m\n"
+        "import memprof.cudagraph_trees.replay.replay as m\n"
         "m._pointers_equal = lambda inputs, pointers, which: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "import memprof.cudagraph_trees.replay as m\nm.all_dead = lambda refs: True"
+        "import memprof.cudagraph_trees.replay.replay as m\nm.all_dead = lambda refs: True"
     ),
     "no output is invalidated when its step is over": (
         "from memprof.cudagraph_trees.device.cuda import CudaPool as c\n"
@@ -75,16 +75,16 @@ BROKEN = {
         "p.CompilationMode = type('M', (), {'BACKWARD': m.INFERENCE})"
     ),
     "what a failed warm-up wrote is not put back": (
-        "from memprof.cudagraph_trees.recovery import InputBackup as c\n"
+        "from memprof.cudagraph_trees.capture.recovery import InputBackup as c\n"
         "c._copy_written = lambda self, which, inputs: 0"
     ),
     "generators are not put back after a failure": (
-        "from memprof.cudagraph_trees.generators import GeneratorStates as c\n"
+        "from memprof.cudagraph_trees.device.generators import GeneratorStates as c\n"
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "import memprof.cudagraph_trees.replay as m\n"
-        "import memprof.cudagraph_trees.recovery as n\n"
+        "import memprof.cudagraph_trees.replay.replay as m\n"
+        "import memprof.cudagraph_trees.capture.recovery as n\n"
         "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
         "    i: pool.tensor_at(spec) for i, spec in specs.items()}"
     ),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.cudagraph_trees.arena_plan import plan_program
-from memprof.cudagraph_trees.placement import MAX_PLACEMENTS, keep, placed, placement_of_plan
+from memprof.compile_backend.cpu_arena.plan import placement_of_plan, plan_program
+from memprof.cudagraph_trees.account.placement import MAX_PLACEMENTS, keep, placed
 from memprof.profiler.model import (
     AllocationProgram,
     Category,

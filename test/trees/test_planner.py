@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.cudagraph_trees.planner import Lifetime, Offsets, plan
+from memprof.compile_backend.cpu_arena.planner import Lifetime, Offsets, plan
 
 lifetimes = st.lists(
     st.builds(

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import capture_lock
-from memprof.cudagraph_trees.attribution import explain_pool
+from memprof.cudagraph_trees.account.attribution import explain_pool
+from memprof.cudagraph_trees.account.history import replay_memory
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
-from memprof.cudagraph_trees.history import replay_memory
 
 from .support import graphed
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import recovery
+from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.parameter_refs import ParameterRefs
 from memprof.cudagraph_trees.spec import CompilationMode, FunctionSpec

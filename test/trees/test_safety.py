@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import liveness, step_end
+from memprof.cudagraph_trees import step_end
+from memprof.cudagraph_trees.device._torch_compat import memory_snapshot
 from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.replay import liveness
+from memprof.cudagraph_trees.replay.storage_ref import StorageWeakRefWrapper
 from memprof.cudagraph_trees.settings import configure
-from memprof.cudagraph_trees.storage_ref import StorageWeakRefWrapper
 from memprof.profiler.model import LedgerKind
 
 from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
@@ -374,10 +375,10 @@ def test_looking_into_a_pool_takes_no_references() -> None:
     before = [sys.getrefcount(n) for n in handle]
     # WHEN the pool of that handle is looked at
     for _ in range(20):
-        assert compat.memory_snapshot(handle) == []
+        assert memory_snapshot(handle) == []
     # THEN the numbers are still held by as many, and the other pool was left out
     assert [sys.getrefcount(n) for n in handle] == before
-    assert len(compat.memory_snapshot(manager().pool.handle)) == 1
+    assert len(memory_snapshot(manager().pool.handle)) == 1
     del y
 
 

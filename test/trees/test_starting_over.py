@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from memprof.cudagraph_trees import configure, pool_owner
+from memprof.cudagraph_trees.capture.recovery import InputBackup
+from memprof.cudagraph_trees.device.generators import GeneratorStates
 from memprof.cudagraph_trees.device.protocol import Pool
-from memprof.cudagraph_trees.generators import GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
-from memprof.cudagraph_trees.recovery import InputBackup
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, same

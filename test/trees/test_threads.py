@@ -197,7 +197,7 @@ print("end", flush=True)
 """
 
 FORK = """
-from memprof.cudagraph_trees import history
+from memprof.cudagraph_trees.account import history
 manager = get_manager(0)
 pid = os.fork()
 if pid == 0:

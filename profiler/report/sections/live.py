@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
@@ -282,6 +282,32 @@ def graphs(s: Summary) -> Section:
         lines=True,
     )
     none = "No graph was compiled while the profile was taken."
-    table = Table(columns, rows, least=10, empty=none)
+    tables = [Table(columns, rows, least=10, empty=none)]
+    others = [
+        (r.label, _names(r.mutates), _names(r.aliases), r.donated or None)
+        for r in ordered
+        if r.mutates or r.aliases or r.donated
+    ]
+    if others:
+        tables.append(_others(others))
+    if s.unobserved:
+        tables.append(missing)
     title = "Graphs; bytes of one call of the most called program"
-    return Section("graphs", title, tables=(table, missing) if s.unobserved else (table,))
+    return Section("graphs", title, tables=tuple(tables))
+
+
+def _others(rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """What calls do with memory that is not theirs."""
+    columns = (
+        Column("graph", Unit.CODE),
+        Column("writes to", Unit.CODE, "Inputs that a call changes in place", fold=True),
+        Column("returns", Unit.CODE, "Inputs that are its outputs too, or that these view"),
+        Column("may overwrite", Unit.BYTES, "Saved activations that nobody else holds"),
+    )
+    return Table(columns, rows, caption="Memory that graphs were given", rest="more graphs")
+
+
+def _names(names: Sequence[str], most: int = 3) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

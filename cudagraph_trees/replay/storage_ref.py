@@ -26,7 +26,7 @@ import sys
 
 import torch
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from . import _torch_compat as compat
-from .device.protocol import Input, Output, Pool, TensorSpec
-from .inputs import InputPlan, reference_persistent
-from .liveness import Liveness, OutputRefs, died, liveness_of, path_refs, refs_at
-from .node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
-from .node_program import program_of
-from .output_cache import OutputCache
-from .outputs import OutputPlan, PathAlias
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Output, Pool, TensorSpec
+from ..node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
+from ..replay.inputs import InputPlan, reference_persistent
+from ..replay.liveness import Liveness, OutputRefs, died, liveness_of, path_refs, refs_at
+from ..replay.output_cache import OutputCache
+from ..replay.outputs import OutputPlan, PathAlias
+from ..replay.replay import Replay
+from ..replay.storage_ref import StorageWeakRefWrapper, address_of
 from .pool_check import check_pool
-from .replay import Replay
-from .storage_ref import StorageWeakRefWrapper, address_of
+from .program import program_of
 
 if TYPE_CHECKING:
     from memprof.profiler.model import AllocationProgram
 
-    from .device.protocol import AllocatorEvent, CapturedRun
-    from .spec import FunctionSpec
+    from ..device.protocol import AllocatorEvent, CapturedRun
+    from ..spec import FunctionSpec
 
 
 @dataclass(slots=True)

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _torch_compat as compat
-from .device.protocol import Output, Pool, TensorSpec
-from .errors import OverwrittenMessage
+from .. import _torch_compat as compat
+from ..device.protocol import Output, Pool, TensorSpec
+from ..errors import OverwrittenMessage
+from ..spec import CompilationMode, FunctionSpec
 from .liveness import OutputRefs, detach_in_place
 from .outputs import OutputAlias, OutputPlan, PathAlias
-from .spec import CompilationMode, FunctionSpec
 
 if TYPE_CHECKING:
     from .storage_ref import StorageWeakRefWrapper
@@ -164,7 +164,7 @@ class OutputCache:
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:
-        """Make one cached tensor."""
+        """Make the cached tensor of output ``i``."""
         spec, ref = self.plan.specs[i], self.refs[i]
         assert isinstance(spec, TensorSpec)
         assert ref is not None
@@ -187,7 +187,7 @@ class OutputCache:
         return t
 
     def clear(self) -> None:
-        """Drop all cached tensors."""
+        """Drop all cached tensors: the next replay makes others."""
         for i in range(len(self.slots)):
             self.drop_slot(i)
         self.slots.clear()

@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .capture_lock import capturing
-from .manager import CUDAGraphTreeManager
-from .node import CUDAGraphNode, Node, path_to
-from .path import ExecutionState
-from .storage_ref import StorageWeakRefWrapper
+from ..capture_lock import capturing
+from ..manager import CUDAGraphTreeManager
+from ..node import CUDAGraphNode, Node, path_to
+from ..path import ExecutionState
+from ..replay.storage_ref import StorageWeakRefWrapper
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""

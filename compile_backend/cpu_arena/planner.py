@@ -39,7 +39,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A plan.
+    """Where each buffer lies, and how much memory that takes.
 
     Attributes:
         offsets: of each buffer, in bytes, multiples of the alignment.

@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from . import _torch_compat as compat
-from .device.protocol import Input, Pool, TensorSpec
-from .generators import GeneratorStates
-from .inputs import inputs_again
-from .spec import CompilationMode
-from .storage_ref import StorageWeakRefWrapper
+from .. import _torch_compat as compat
+from ..device.generators import GeneratorStates
+from ..device.protocol import Input, Pool, TensorSpec
+from ..replay.inputs import inputs_again
+from ..replay.storage_ref import StorageWeakRefWrapper
+from ..spec import CompilationMode
 
 if TYPE_CHECKING:
-    from .spec import FunctionSpec
+    from ..spec import FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
@@ -113,7 +113,7 @@ class InputBackup:
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: Pool
     ) -> InputBackup:
-        """Before a recording."""
+        """The backup that is made before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}

@@ -3,7 +3,7 @@
 Note [Two kinds of memory in a replay]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Leased*: outputs and saved activations. Each call makes a new tensor over a block of its
-own, which the tensor's storage owns (Note [Ownership on the CPU] in ``arena``).
+own, which the tensor's storage owns (Note [Ownership on the CPU] in ``memory``).
 
 *Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for
 each plan and used at every call. One call at a time uses a scratch: a second call at the
@@ -24,10 +24,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.profiler.replay_memory import SCRATCH
 
-from . import _torch_compat as compat
-from .arena import LeasePool, Tokens
+from .memory import LeasePool, Tokens
 
 Bound = TypeVar("Bound")
 
@@ -212,7 +212,7 @@ class ScratchPool:
         self._tokens.append(None)
 
     def clear(self) -> None:
-        """Give up all free ones."""
+        """Give the memory of all scratches that are not in use back to the pool."""
         while True:
             try:
                 scratch = self.idle.pop()

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 from .storage_ref import StorageWeakRefWrapper
 
 _count = compat.storage_use_count
@@ -103,7 +103,7 @@ def path_refs(path: Sequence[OutputRefs]) -> list[StorageWeakRefWrapper]:
 def refs_at(
     path: Sequence[OutputRefs], indices: Sequence[PathOutputIndex]
 ) -> list[StorageWeakRefWrapper]:
-    """Some outputs of a path."""
+    """The outputs of a path at these indices, none of which lies outside of the pool."""
     out = []
     for depth, i in indices:
         r = path[depth][i]

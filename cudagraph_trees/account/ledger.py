@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
-from .node import number_of
+from ..node import number_of
 
 if TYPE_CHECKING:
-    from .node import CUDAGraphNode
-    from .path import TreePath
-    from .spec import FunctionSpec
+    from ..node import CUDAGraphNode
+    from ..path import TreePath
+    from ..spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 
@@ -50,12 +50,14 @@ class TreeEvent:
     """What happened, for the ledger, where that is written by somebody else.
 
     Attributes:
-        kind, function, reason: as of ``TreeLedger.add``.
+        kind, function, reason, cause, outputs: as of ``TreeLedger.add``.
     """
 
     kind: LedgerKind
     function: FunctionSpec
     reason: str
+    cause: TreeCause | None = None
+    outputs: tuple[int, ...] = ()
 
 
 class TreeLedger:
@@ -88,6 +90,7 @@ class TreeLedger:
         cause: TreeCause | None = None,
         inputs: tuple[int, ...] = (),
         nbytes: int = 0,
+        outputs: tuple[int, ...] = (),
     ) -> None:
         """Write one entry. One that differs only in time, step and measurements is a repeat."""
         record = None if function is None or function.record is None else function.record.id
@@ -131,12 +134,13 @@ class TreeLedger:
                     cause=cause,
                     inputs=inputs,
                     nbytes=nbytes,
+                    outputs=outputs,
                 ),
             )
             self._entries[key] = entry
 
     def retire(self, node: CUDAGraphNode) -> None:
-        """Keep the count of a node that goes away."""
+        """Keep what was counted in a node that goes away."""
         with self._lock:
             for e in self._counted(node):
                 self._replayed[(node.number, e.kind, e.reason)] = e
@@ -157,11 +161,18 @@ class TreeLedger:
             if not count:
                 continue
             reason = f"output {i} is held beyond its step; its use raises"
-            out.append(self._entry_of(node, LedgerKind.INVALIDATED, reason, count))
+            held = self._entry_of(node, LedgerKind.INVALIDATED, reason, count, TreeCause.HELD, (i,))
+            out.append(held)
         return out
 
     def _entry_of(
-        self, node: CUDAGraphNode, kind: LedgerKind, reason: str, count: int
+        self,
+        node: CUDAGraphNode,
+        kind: LedgerKind,
+        reason: str,
+        count: int,
+        cause: TreeCause | None = None,
+        outputs: tuple[int, ...] = (),
     ) -> LedgerEntry:
         function, parent = node.wrapped_function, node.parent
         return LedgerEntry(
@@ -178,5 +189,7 @@ class TreeLedger:
                 parent=number_of(parent),
                 step=node.step,
                 marginal=node.marginal_bytes if kind is LedgerKind.REPLAY else 0,
+                cause=cause,
+                outputs=outputs,
             ),
         )

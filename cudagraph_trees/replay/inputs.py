@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch_compat as compat
-from .device.protocol import Input, Pool, TensorSpec
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Pool, TensorSpec
 from .liveness import live_path_outputs, path_refs
 from .storage_ref import StorageWeakRefWrapper, address_of
 
 if TYPE_CHECKING:
+    from ..spec import FunctionSpec
     from .liveness import OutputRefs, PathOutputIndex
-    from .spec import FunctionSpec
 
 
 class CheckInvariantStatus(Enum):

@@ -4,7 +4,7 @@ Note [What can be planned]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 Planned are allocations that the generated code makes itself, once a call, at a known line,
 and whose storage the observed program saw born there. What dies in the call is scratch;
-what the call returns is leased (``arena_tensors``). The rest keeps its ordinary memory:
+what the call returns is leased (``tensors``). The rest keeps its ordinary memory:
 
 * what an operator allocates inside itself, its results included;
 * what survives a call without being returned: somebody keeps it;
@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from memprof.profiler.model import AllocationProgram, EventKind, Origin
+from memprof.cudagraph_trees.account.placement import placed
+from memprof.profiler.model import AllocationProgram, EventKind, Origin, Placement
 
 from .planner import Lifetime, plan
 
@@ -51,7 +52,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """A plan for one program.
+    """What of one program comes out of the arena, and where it lies there.
 
     Attributes:
         sites: by line.
@@ -64,11 +65,6 @@ class ArenaPlan:
     scratch_bytes: int
     lower_bound: int
     left_out: Mapping[str, int]
-
-    @property
-    def leased_bytes(self) -> int:
-        """Bytes in leased blocks after one call."""
-        return sum(s.nbytes for s in self.sites if s.offset is None)
 
     @property
     def large_bytes(self) -> int:
@@ -140,4 +136,18 @@ def plan_program(
     ]
     return ArenaPlan(
         tuple(sorted(sites, key=lambda s: s.line)), made.nbytes, made.lower_bound, left_out
+    )
+
+
+def placement_of_plan(graph: int, program: AllocationProgram, plan: ArenaPlan) -> Placement:
+    """The placement of a CPU graph's temporaries in its scratch memory. Outputs are in blocks
+    of their own, which are elsewhere at every call."""
+    offsets = {s.storage: s.offset for s in plan.sites if s.offset is not None}
+    return Placement(
+        pool="cpu arena",
+        key=program.key,
+        node=None,
+        segments=((0, plan.scratch_bytes),),
+        lines=tuple(e.line for e in program.events),
+        blocks=tuple(placed(graph, program, offsets)),
     )

@@ -38,10 +38,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memprof.cudagraph_trees.device.protocol import Block, Segment
 from memprof.profiler.process_hooks import on_fork
 from memprof.profiler.replay_memory import Lease, ReplayMemory
 
-from .device.protocol import Block, Segment
 from .planner import ALIGNMENT
 
 PAGE = 4096

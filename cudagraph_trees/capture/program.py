@@ -23,11 +23,11 @@ from memprof.profiler.model import (
     Storage,
 )
 
-from .spec import CompilationMode
+from ..spec import CompilationMode
 
 if TYPE_CHECKING:
-    from .device.protocol import AllocatorEvent, Output, TensorSpec
-    from .spec import FunctionSpec
+    from ..device.protocol import AllocatorEvent, Output, TensorSpec
+    from ..spec import FunctionSpec
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
 _NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")

@@ -9,9 +9,9 @@ from collections import deque
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.replay_memory import ReplayMemory, register
 
-from .capture_lock import capturing
+from ..capture_lock import capturing
+from ..manager import CUDAGraphTreeManager
 from .ledger import TreeLedger
-from .manager import CUDAGraphTreeManager
 
 MAX_LEDGERS = 64
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import is_the_users
+from ..errors import is_the_users
 
 if TYPE_CHECKING:
-    from .device.protocol import Block, Pool
-    from .torch_options import TreeOptions
+    from ..device.protocol import Block, Pool
+    from ..torch_options import TreeOptions
 
 SHOWN = 10
 """So many blocks are described, and so many pictures drawn."""

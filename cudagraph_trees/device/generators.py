@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from .device.protocol import Input
+from .protocol import Input
 
 
 def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .device.protocol import Output, Pool, TensorSpec
+from ..device.protocol import Output, Pool, TensorSpec
 from .liveness import OutputRefs, PathOutputIndex, live_path_outputs
 from .storage_ref import StorageWeakRefWrapper, address_of
 

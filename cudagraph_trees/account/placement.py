@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from memprof.profiler.model import (
     AllocationProgram,
@@ -14,11 +13,8 @@ from memprof.profiler.model import (
     Placement,
 )
 
-from . import _torch_compat as compat
-from .node import CUDAGraphNode, path_to
-
-if TYPE_CHECKING:
-    from .arena_plan import ArenaPlan
+from .. import _torch_compat as compat
+from ..node import CUDAGraphNode, path_to
 
 MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
@@ -105,20 +101,6 @@ def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placemen
         segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
         lines=tuple(e.line for e in program.events),
         blocks=tuple(_sorted(blocks)),
-    )
-
-
-def placement_of_plan(graph: int, program: AllocationProgram, plan: ArenaPlan) -> Placement:
-    """The placement of a CPU graph's temporaries in its scratch memory. Outputs are in blocks
-    of their own, which are elsewhere at every call."""
-    offsets = {s.storage: s.offset for s in plan.sites if s.offset is not None}
-    return Placement(
-        pool="cpu arena",
-        key=program.key,
-        node=None,
-        segments=((0, plan.scratch_bytes),),
-        lines=tuple(e.line for e in program.events),
-        blocks=tuple(placed(graph, program, offsets)),
     )
 
 

@@ -18,12 +18,12 @@ import gc
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from .errors import UntrackedMemory
+from ..errors import UntrackedMemory
 from .pool_debug import describe
 
 if TYPE_CHECKING:
-    from .device.protocol import Pool
-    from .torch_options import TreeOptions
+    from ..device.protocol import Pool
+    from ..torch_options import TreeOptions
 
 
 def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None:

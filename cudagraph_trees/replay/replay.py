@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 from .inputs import Copies, InputPlan, inputs_again
 from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
 from .output_cache import OutputCache
 
 if TYPE_CHECKING:
-    from .device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
+    from ..device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
 
 _foreach_copy = compat.foreach_copy
 _pointers_equal = compat.pointers_equal
@@ -156,7 +156,7 @@ class Replay:
         self.launch = launch_and_wait
 
     def release(self) -> None:
-        """The device's recording is gone."""
+        """The device has dropped its recording: a launch raises from here on."""
         self.launch = self.captured.launch
 
     def _let_die(self, inputs: list[Input]) -> None:

@@ -1,0 +1,1 @@
+"""Runs that take memory of the pool, and what becomes of those that fail."""

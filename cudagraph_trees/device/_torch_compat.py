@@ -1,0 +1,271 @@
+"""Names of torch that only the CUDA device uses: private pools, captures, the pool's history."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from .._torch_compat import bind, log, torch_version
+
+_C: Any = torch._C
+
+
+def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor over a storage, a normal one in inference mode as well: it is used again by later
+    calls, and nobody may write to a tensor of inference mode outside of it."""
+    if not torch.is_inference_mode_enabled():
+        return _cuda_tensor(metadata, storage)
+    with torch.inference_mode(False):
+        return _cuda_tensor(metadata, storage)
+
+
+_cuda_tensor: Callable[[dict[str, Any], torch.UntypedStorage], torch.Tensor] = bind(
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata"
+)
+has_standard_deleter: Callable[[int], bool] = bind("_has_Standard_Deleter")
+free_and_remove_deleter: Callable[[int], None] = bind("_free_And_Remove_DeleterFn")
+set_tensor_message: Callable[[torch.Tensor, str], None] = bind("_set_storage_access_error_msg")
+set_storage_message: Callable[[int, str], None] = bind("_set_storage_data_ptr_access_error_msg")
+
+
+def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages."""
+    a._swap_data_ptr_(b)  # type: ignore[attr-defined]
+
+
+begin_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind(
+    "_cuda_beginAllocateCurrentThreadToPool"
+)
+end_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_endAllocateToPool")
+release_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_releasePool")
+pool_checkpoint: Callable[[int, tuple[int, int]], Any] = bind("_cuda_getCheckpointState")
+restore_pool: Callable[[int, Any, list[int], list[int]], None] = bind(
+    "_cuda_setCheckpointPoolState"
+)
+pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
+    "_cuda_checkPoolLiveAllocations"
+)
+raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
+clear_cublas_workspaces: Callable[[], None] = bind("_cuda_clearCublasWorkspaces")
+history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
+
+
+def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]) -> None:
+    """Tell ``graph``, before its capture, what it draws from besides the default generator.
+
+    Torch 2.14 and later find that out for themselves.
+
+    Raises:
+        torch.OutOfMemoryError: two small tensors for each do not fit on the current stream.
+            None is registered then: half a registration would end the process when the
+            graph is destroyed.
+    """
+    if torch_version() >= (2, 14):
+        return
+    room = [torch.empty(1, dtype=torch.int64, device=g.device) for g in generators for _ in "ab"]
+    del room
+    for g in generators:
+        graph.register_generator_state(g)
+
+
+def end_failed_capture(
+    device: int,
+    pool: tuple[int, int],
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    generators: Sequence[torch.Generator],
+) -> bool:
+    """Finish what a capture that failed to begin or to end has left undone, and drop the graph.
+
+    ``CUDAGraph`` tells the allocators that a capture has ended
+
+    * in 2.11 only after ending it has succeeded: without this, the allocator defers frees for
+      ever. The states of generators, too, go on counting as captured, and drawing from one raises;
+    * in 2.13 before, but not if the capture failed to begin; and the pool is given back only if
+      the capture ended well;
+    * in 2.15 always. Doing it twice would abort the process, which is why other versions, of
+      which nothing is known, are left alone: all they can do is leak.
+
+    Args:
+        device: index of the device.
+        pool: where it was to allocate.
+        graph: what was to be captured.
+        stream: on which; nothing else runs there.
+        generators: what was registered with it.
+
+    Returns:
+        Whether no more can be captured in the pool: the allocator of pinned memory still
+        captures into it, which Python can neither see nor end.
+    """
+    version = torch_version()
+    ended_well = _has_pool(graph)
+    with contextlib.suppress(RuntimeError):
+        graph.reset()
+    if version not in ((2, 11), (2, 13)):
+        return False
+    try:
+        end_allocate_to_pool(device, pool)
+    except RuntimeError:  # the allocator was told
+        still_told = False
+    else:
+        still_told = True
+    if still_told or (version == (2, 13) and not ended_well):
+        release_pool(device, pool)
+    if version == (2, 11) and not ended_well:
+        _end_capture_of_generators(device, stream, generators)
+    return still_told
+
+
+def _end_capture_of_generators(
+    device: int, stream: torch.cuda.Stream, generators: Sequence[torch.Generator]
+) -> None:
+    """Torch 2.11: let the states of generators no longer count as captured.
+
+    Capturing nothing does that. Giving the generators new states would do it as well, but graphs
+    that were captured before, whosever they are, would go on drawing from the old ones.
+    """
+    nothing = torch.cuda.CUDAGraph()
+    caller = torch.cuda.current_stream(device)
+    try:
+        register_generators(nothing, generators)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the graph is empty"
+            with torch.cuda.graph(nothing, stream=stream, capture_error_mode="thread_local"):
+                pass
+    except RuntimeError:
+        torch.cuda.set_stream(caller)
+        log.exception(
+            "after a failed capture another one failed: this process can no longer draw random "
+            "numbers on %s (torch 2.11)",
+            torch.device("cuda", device),
+        )
+
+
+def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:  # "without a preceding successful capture"
+        return False
+    return True
+
+
+def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
+    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one,
+    and costs as much; later ones do more. Whoever has replaced it, as a profiler or a simulated
+    device may, wants to be called."""
+    replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
+    if replaced or torch_version() >= (2, 12):
+        return graph.replay
+    return super(torch.cuda.CUDAGraph, graph).replay
+
+
+def memory_snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """The caching allocator's segments of one pool.
+
+    Torch before 2.15 drops a reference to each thing in the tuple that it
+    was not given, until the interpreter crashes: they are given here.
+    """
+    which = (*pool, False)  # without the history of allocations
+    if torch_version() < (2, 15):
+        for x in which:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+    return _C._cuda_memorySnapshot(which)["segments"]  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def allocator_history() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
+    """Within it the caching allocator writes down what it does, with Python frames.
+
+    A history that the user has switched on goes on as it was; its settings decide whether
+    there are frames then.
+
+    Yields:
+        Gives the events on one device since the beginning, to be called inside.
+    """
+    theirs = history_enabled()
+    if not theirs:
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
+    last = [_identity(t[-1]) if t else None for t in _device_traces()] if theirs else []
+
+    def events(device: int) -> list[dict[str, Any]]:
+        traces = _device_traces()
+        trace = traces[device] if device < len(traces) else []
+        before = last[device] if device < len(last) else None
+        # From the end: a bounded history drops entries at its beginning, so that their number
+        # tells nothing. One that is too short for what was asked has dropped some of that too.
+        for i in range(len(trace) - 1, -1, -1):
+            if _identity(trace[i]) == before:
+                return trace[i + 1 :]
+        return trace
+
+    try:
+        yield events
+    finally:
+        if not theirs:
+            torch.cuda.memory._record_memory_history(None)
+
+
+def _identity(event: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(event.get(key) for key in ("time_us", "action", "addr", "size"))
+
+
+def _device_traces() -> list[list[dict[str, Any]]]:
+    return torch.cuda.memory._snapshot()["device_traces"]  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def keep_conv_cache() -> Iterator[None]:
+    """cudnn's benchmark mode must not empty the allocator's cache meanwhile."""
+    before = _C._cuda_get_conv_benchmark_empty_cache()
+    _C._cudnn_set_conv_benchmark_empty_cache(False)
+    try:
+        yield
+    finally:
+        _C._cudnn_set_conv_benchmark_empty_cache(before)
+
+
+@contextlib.contextmanager
+def fresh_cublas_workspaces() -> Iterator[None]:
+    """Workspaces that cuBLAS caches must neither come from the pool nor stay in it."""
+    clear_cublas_workspaces()
+    try:
+        yield
+    finally:
+        clear_cublas_workspaces()
+
+
+def _optional_mode(name: str) -> AbstractContextManager[Any]:
+    try:
+        from torch._higher_order_ops import cudagraph_conditional_nodes as nodes
+    except ImportError:  # before 2.12
+        return contextlib.nullcontext()
+    mode = getattr(nodes, name, None)
+    return contextlib.nullcontext() if mode is None else mode()
+
+
+def control_flow_warm_up() -> AbstractContextManager[Any]:
+    """Lets ``torch.cond`` and the like warm up all branches, where this torch knows how."""
+    return _optional_mode("ControlFlowOpWarmupDispatchMode")
+
+
+def control_flow_capture() -> AbstractContextManager[Any]:
+    """Captures ``torch.cond`` and the like as conditional nodes, where this torch can."""
+    return _optional_mode("CUDAGraphCaptureControlFlowOpDispatchMode")
+
+
+def publish_current_stream() -> None:
+    """Let custom operators that ask Dynamo's object table for the stream see this one."""
+    try:
+        from torch._dynamo.graph_bytecode_inputs import (
+            CURRENT_STREAM_INDEX,
+            set_external_object_by_index,
+        )
+    except ImportError:  # before 2.12
+        return
+    set_external_object_by_index(CURRENT_STREAM_INDEX, torch.cuda.current_stream())

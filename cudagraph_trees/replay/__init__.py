@@ -1,0 +1,1 @@
+"""What a recording does when it is called again."""

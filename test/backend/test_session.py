@@ -143,7 +143,7 @@ def test_the_report_prints() -> None:
     compiled(torch.ones(2, 8))
     out = io.StringIO()
     memprof.report(file=out)
-    assert "Unattributed" in out.getvalue()
+    assert "unattributed at the peak by category" in out.getvalue()
 
 
 @pytest.mark.parametrize("top", [0, -1])

@@ -112,7 +112,8 @@ class Recorder:
                 measured=measured,
             )
             state.warm_ups += 1
-            state.host_outputs = any(isinstance(o, torch.Tensor) and o.is_cpu for o in outputs)
+            if not compat.in_backward():
+                state.host_outputs = any(isinstance(o, torch.Tensor) and o.is_cpu for o in outputs)
             self._grown(function, measured)
             owner.check_budget(function)
             if kept:

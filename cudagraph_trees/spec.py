@@ -215,8 +215,9 @@ class FunctionState:
         pool_growth: bytes that this pool took from the device for it.
         recordings: how many this pool has of it.
         warned_stuck: it was said that no step ever ends.
-        host_outputs: it last ran as a warm-up, and returned tensors of the host. Some operators'
-            random state is such a tensor, and one of the device in a recording.
+        host_outputs: outside of backwards it last ran as a warm-up, and returned tensors of the
+            host. Some operators' random state is such a tensor, and one of the device in a
+            recording.
     """
 
     warmed_up: bool = False

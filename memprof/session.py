@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
+from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
 
@@ -158,7 +159,10 @@ class ProfilingSession(Views):
 
     def __repr__(self) -> str:
         if self._session is not None:
-            return super().__repr__()
+            try:
+                return super().__repr__()
+            except ProfileError:  # Its file is gone: ``profile()`` says so.
+                return f"<memprof profile {self._name()}: its file cannot be read>"
         return f"<memprof profile {self._name()}: not begun>".replace("  ", " ")
 
     def _of_runtime(self) -> Profile:

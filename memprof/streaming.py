@@ -66,8 +66,8 @@ class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
     Attributes:
-        path: of the file; after ``start`` another one than was given, where a live process writes
-            that one.
+        path: of the file; after ``start`` another one than was given, where another session
+            writes that one.
         failed: the file lacks something that was tried to write; it has what came before.
         threads: numbers of threads in its calls, by ``threading.get_ident()``.
     """
@@ -100,8 +100,8 @@ class Streamer:
         self._fd, path = create_for_streaming(self.path)
         if path != os.fspath(self.path):
             log.warning(
-                "%s: another process writes it just now, so this one writes %s. Put {rank} or "
-                "{pid} into the path.",
+                "%s: another session writes it just now, so this one writes %s. Give each a path "
+                "of its own; for several processes put {rank} or {pid} into it.",
                 os.fspath(self.path),
                 path,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -55,8 +56,13 @@ __all__ = [
 StrPath = str | os.PathLike[str]
 
 _GZIP = b"\x1f\x8b"
-_OLD = tuple(f'{{"format":"memprof-{name}"'.encode() for name in ("profile", "stream", "tracker"))
-"""Begins files of memprof 0.1.0, in gzip or not."""
+_JSON = re.compile(
+    rb'\s*\{\s*"format"\s*:\s*"memprof-(?:profile|stream|tracker)"'
+    rb'(?:\s*,\s*"schema_version"\s*:\s*(\d+))?'
+)
+"""Begins files of memprof 0.1.0, in gzip or not, and what ``memprof export -f json`` makes."""
+_BEGIN = 256
+"""Bytes of a file without frames that tell what else it is."""
 _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
 
@@ -130,13 +136,22 @@ def _check_kind(data: bytes, name: str | None) -> None:
         raise ProfileTruncatedError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )
-    begin = data[:64]
+    begin = data[:_BEGIN]
     if data.startswith(_GZIP):
         try:
-            begin = zlib.decompressobj(wbits=31).decompress(data[:4096], 64)
+            begin = zlib.decompressobj(wbits=31).decompress(data[:4096], _BEGIN)
         except zlib.error:
             begin = b""
-    if begin.startswith(_OLD):
+    if begin.startswith(MAGIC):
+        raise ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
+    json = _JSON.match(begin)
+    if json is not None and json[1] == str(SCHEMA_VERSION).encode():
+        raise ProfileForeignError(
+            name,
+            "JSON of a profile, which `memprof export -f json` makes for other programs: give the "
+            "profile that it was made of",
+        )
+    if json is not None:
         raise ProfileVersionError(
             name,
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "

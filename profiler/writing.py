@@ -276,7 +276,7 @@ def _check_target(path: str) -> os.stat_result | None:
     """
     found = _check_regular(path)
     if found is not None and locked_by_another(path):
-        raise OSError(errno.EBUSY, "a process is writing it just now", path)
+        raise OSError(errno.EBUSY, "a session is writing it just now", path)
     return found
 
 
@@ -316,8 +316,9 @@ _ADVICE = {
     errno.EPERM: "check the permissions or give another path",
     errno.EROFS: "give a path on a file system that is not read-only",
     errno.ENOSPC: "make room or give a path on another disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f) or give a path on another disk",
     errno.EDQUOT: "make room in your quota or give a path on another disk",
-    errno.EBUSY: "give a path of its own, with {rank} or {pid} in it",
+    errno.EBUSY: "give another path; for several processes one with {rank} or {pid} in it",
     errno.ENAMETOOLONG: "give a shorter name",
 }
 

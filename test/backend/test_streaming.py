@@ -17,7 +17,7 @@ from torch import nn
 import memprof
 import memprof.streaming
 from memprof.compile_backend.runtime import RUNTIME
-from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.model import Profile
 
@@ -338,7 +338,8 @@ def test_two_processes_with_one_path_each_leave_their_profile(
     assert session.path == str(tmp_path / f"run.{os.getpid()}.memprof")
     pids = {read_profile(p).process.pid for p in (theirs, session.path)}  # type: ignore[union-attr]
     assert pids == {other.pid, os.getpid()}
-    assert "Put {rank} or {pid} into the path" in caplog.text
+    assert "another session writes it just now" in caplog.text
+    assert "for several processes put {rank} or {pid} into it" in caplog.text
 
 
 def test_one_process_replaces_what_it_wrote_itself(tmp_path: Path) -> None:
@@ -376,3 +377,14 @@ def test_a_child_does_not_hold_its_parents_file(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         for end in (ends, runs, begun):
             os.close(end)
+
+
+def test_a_session_whose_file_is_gone_can_be_named(tmp_path: Path) -> None:
+    # GIVEN a session that somebody took the file from
+    path = tmp_path / "run.memprof"
+    with memprof.profile(path) as session:
+        path.unlink()
+    # THEN its data cannot be had, but a debugger or notebook can show what it is
+    with pytest.raises(ProfileUnreadableError):
+        session.profile()
+    assert repr(session) == f"<memprof profile {path}: its file cannot be read>"

@@ -45,7 +45,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> Non
         again, another = create_for_streaming(path)
         assert another == str(tmp_path / f"run.0.{os.getpid()}-2.memprof")
         # AND a whole profile does not take its place either
-        with pytest.raises(ProfileNotWritableError, match="a process is writing it just now"):
+        with pytest.raises(ProfileNotWritableError, match="a session is writing it just now"):
             write_profile(Profile(), path)
         assert path.read_bytes() == b"mine"
     finally:

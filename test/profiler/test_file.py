@@ -27,6 +27,7 @@ from memprof.profiler.errors import (
     ProfileUnreadableError,
     ProfileVersionError,
 )
+from memprof.profiler.export import export_profile
 from memprof.profiler.file import (
     check_writable,
     decode_profile,
@@ -158,8 +159,29 @@ def test_files_of_memprof_0_1_0_are_refused_by_name(
     format: str, pack: Callable[[bytes], bytes]
 ) -> None:
     old = b'{"format":"%s","schema_version":1,"memprof":"0.1.0"}' % format.encode()
-    with pytest.raises(ProfileVersionError, match=r"written by memprof 0\.1\.0.*take the profile"):
-        decode_profile(pack(old), "p")
+    for text in (old, json.dumps(json.loads(old), indent=2).encode()):
+        with pytest.raises(ProfileVersionError, match=r"by memprof 0\.1\.0.*take the profile"):
+            decode_profile(pack(text), "p")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress])
+def test_json_that_was_exported_is_refused_as_such(
+    tmp_path: Path, pack: Callable[[bytes], bytes], indent: int | None
+) -> None:
+    # GIVEN what `memprof export -f json` writes, as it is or as another program lays it out
+    export_profile([training()], "json", tmp_path / "p.json", ["cpu"])
+    text = (tmp_path / "p.json").read_bytes()
+    if indent is not None:
+        text = json.dumps(json.loads(text), indent=indent).encode()
+    # THEN it is not taken for a file of another version
+    with pytest.raises(ProfileForeignError, match=r"`memprof export -f json` makes.*made of"):
+        decode_profile(pack(text), "p")
+
+
+def test_a_profile_in_gzip_is_refused_as_such() -> None:
+    with pytest.raises(ProfileForeignError, match="unpack it first"):
+        decode_profile(gzip.compress(encode_profile(training())), "p")
 
 
 def test_a_header_of_another_format_is_no_profile() -> None:

@@ -1,4 +1,4 @@
-"""The report as a page: what ``memprof report FILE --html out.html`` writes."""
+"""The report as a page: what ``memprof report FILE -o out.html`` writes."""
 
 from __future__ import annotations
 

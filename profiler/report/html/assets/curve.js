@@ -59,7 +59,7 @@
       c.fillRect(x, PLOT.top, 1, area.height);
       c.fillStyle = color("--text-2");
       c.textAlign = "center";
-      c.fillText("peak", x, PLOT.top - 8);
+      c.fillText("peak", x, PLOT.top - 13);
     });
     box.addEventListener("pointermove", (event) => {
       const x = event.clientX - box.getBoundingClientRect().left - PLOT.left;

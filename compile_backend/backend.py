@@ -111,5 +111,9 @@ def _compile(
     return compiled
 
 
+# Here, where the graph trees have registered, and not where it is made, since a session may be
+# imported before them: it drops ledgers of managers that are gone, and those that go in this reset
+# are reported until the next one.
+process_hooks.on_reset(RUNTIME.reset)
 # Called by torch._dynamo.reset(): forget graphs, recordings, and what options set.
 memprof.reset = process_hooks.reset  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.process_hooks import ForkSafeLock, on_reset
+from memprof.profiler.process_hooks import ForkSafeLock
 
 from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
 from .environment import new_profile, perf_origin_ns, process
@@ -193,4 +193,3 @@ def _world_size(process: Process) -> int:
 
 
 RUNTIME = Runtime()
-on_reset(RUNTIME.reset)

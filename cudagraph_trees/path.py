@@ -67,7 +67,16 @@ class TreePath:
         pending_backward: a forward ran, and since then no backward.
     """
 
-    __slots__ = ("_mark", "_tracker", "generation", "node", "pending_backward", "state", "step")
+    __slots__ = (
+        "__weakref__",
+        "_mark",
+        "_tracker",
+        "generation",
+        "node",
+        "pending_backward",
+        "state",
+        "step",
+    )
 
     def __init__(self) -> None:
         self._mark, self._tracker = compat.step_counters()

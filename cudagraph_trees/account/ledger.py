@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,7 +72,9 @@ class TreeLedger:
     def __init__(self, device: str, path: TreePath) -> None:
         self.device = device
         self.dropped = 0
-        self._path = path
+        # Ledgers outlive their managers. A call that was under way when one was shut down has put
+        # its node on the path since, with the function and all that it holds.
+        self._path = weakref.ref(path)
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
         self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
         # A collector run inside the lock may shut the manager down, which writes here.
@@ -115,6 +118,7 @@ class TreeLedger:
             if len(self._entries) >= MAX_ENTRIES:
                 self.dropped += 1
                 return
+            path = self._path()
             entry = LedgerEntry(
                 time.time_ns(),
                 kind,
@@ -126,7 +130,7 @@ class TreeLedger:
                     key=() if function is None else function.key,
                     node=node,
                     parent=parent,
-                    step=self._path.step,
+                    step=0 if path is None else path.step,
                     duration_ns=duration,
                     pool_before=before,
                     pool_after=after,

@@ -352,3 +352,21 @@ def test_importing_memprof_does_not_import_torch() -> None:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'profile'" in out.stdout
     assert "TYPE_CHECKING" not in out.stdout  # only what there is to use
+
+
+def test_whatever_is_imported_first_ledgers_of_managers_outlive_the_reset_that_ends_these() -> None:
+    code = """
+import memprof.session
+from memprof.compile_backend.backend import memprof as backend
+from memprof.compile_backend.runtime import RUNTIME
+from memprof.cudagraph_trees import container
+from memprof.cudagraph_trees.account import history
+
+called = []
+history.forget_the_dead = lambda: called.append("ledgers of dead managers are dropped")
+family = container.family
+container.family = lambda: called.append("managers die") or family()
+backend.reset()
+assert called == ["ledgers of dead managers are dropped", "managers die"], called
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

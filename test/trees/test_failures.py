@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 
@@ -499,3 +500,25 @@ def test_what_frames_of_an_interrupt_hold_waits_for_no_collector() -> None:
         assert [r() for r in theirs] == [None, None]
     finally:
         gc.enable()
+
+
+def test_what_a_function_holds_goes_though_it_has_reset_the_trees() -> None:
+    # GIVEN a function that is under way when the manager goes
+    class Held:
+        pass
+
+    def resetting(x: torch.Tensor, held: Held) -> tuple[torch.Tensor]:
+        assert held
+        reset_cudagraph_trees()
+        return (x + 1,)
+
+    held = Held()
+    theirs = weakref.ref(held)
+    f = graphed(functools.partial(resetting, held=held), [torch.ones(4, device="cuda")])
+    del held
+    same(f([torch.ones(4, device="cuda")])[0], torch.full((4,), 2.0))
+    # WHEN nobody can call it any more
+    del f
+    gc.collect()
+    # THEN the ledger, which stays for reports, does not hold it
+    assert theirs() is None

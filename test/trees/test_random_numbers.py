@@ -30,7 +30,7 @@ from .random_programs import (
     Step,
     same_numbers_in_all_kernels,
 )
-from .support import VALUES
+from .support import VALUES, graphed, next_step
 
 pytestmark = [
     pytest.mark.simgpu,
@@ -257,3 +257,25 @@ def test_attention_in_a_checkpoint_whose_outputs_are_dead_is_warmed_up_again() -
     # AND there are recordings in the end
     assert len(set(losses)) == 4
     assert any(node.replays for m in all_managers() for node in m.nodes())
+
+
+def test_a_forward_with_outputs_on_the_host_that_runs_in_backwards_alone_is_recorded() -> None:
+    # GIVEN a forward that gives its random state as attention does, elsewhere in a capture
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        capturing = torch.cuda.is_current_stream_capturing()
+        return x + 1, torch.zeros(2, device="cuda" if capturing else "cpu")
+
+    f = graphed(forward, [torch.ones(4, device="cuda")], is_inference=False)
+    out: list[Tensor] = []
+    for step in range(4):
+        next_step()
+        out.clear()
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        # WHEN all its calls come in a backward, as those in a reentrant checkpoint do
+        x.register_hook(lambda g, step=step: out.extend(f([torch.full((4,), step, device="cuda")])))
+        x.sum().backward()
+        assert out[0].tolist() == [step + 1] * 4
+    # THEN it is warmed up once and replayed
+    assert count(LedgerKind.WARM_UP) == 1
+    assert count(LedgerKind.RECORD) == 1
+    assert count(LedgerKind.REPLAY) == 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
@@ -107,7 +108,8 @@ class GraphRow:
         unobserved: why some calls have no program, None if all have.
         mutates: names of the inputs that a call writes to.
         aliases: names of the inputs that it returns, as they are or as views.
-        donated: bytes of saved activations that nobody else holds, so that it may overwrite them.
+        donated: bytes of saved activations that nobody else holds, so that it may overwrite them;
+            None if no call was observed.
     """
 
     id: int
@@ -122,7 +124,7 @@ class GraphRow:
     unobserved: str | None
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    donated: int = 0
+    donated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,10 +382,20 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
                 mutates=tuple(v.fqn or v.name for v in graph.inputs if v.mutated),
                 aliases=_returned_inputs(graph),
-                donated=sum(v.nbytes or 0 for v in graph.inputs if v.donated),
+                donated=_donated(unit) if unit else None,
             )
         )
     return rows
+
+
+def _donated(unit: PreparedProgram) -> int:
+    """Storages are counted, not tensors: several may be views of one."""
+    inputs = unit.graph.inputs
+    return sum(
+        s.nbytes
+        for s in unit.program.storages
+        if s.inputs and all(inputs[i].donated for i in s.inputs)
+    )
 
 
 def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:

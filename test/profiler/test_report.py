@@ -433,14 +433,21 @@ def test_what_graphs_do_with_memory_that_they_were_given() -> None:
     forward.inputs = (*forward.inputs[:-1], dataclasses.replace(given, mutated=True))
     view = dataclasses.replace(forward.outputs[0], alias_of_input=given.index)
     forward.outputs = (view, *forward.outputs[1:])
-    saved = dataclasses.replace(backward.inputs[0], donated=True, nbytes=MIB)
-    backward.inputs = (saved, *backward.inputs[1:])
+    # as two views of one storage, and another storage of which somebody holds a part
+    mm, *rest = (dataclasses.replace(v, donated=True) for v in backward.inputs[2:3] * 3)
+    views = tuple(dataclasses.replace(v, index=4 + i) for i, v in enumerate(rest))
+    backward.inputs = (*backward.inputs[:2], mm, backward.inputs[3], *views)
+    (program,) = backward.programs
+    storages = list(program.storages)
+    storages[1] = dataclasses.replace(storages[1], inputs=(1, 4))
+    storages[2] = dataclasses.replace(storages[2], inputs=(2, 5))
+    backward.programs = [dataclasses.replace(program, storages=storages)]
     # THEN the report has a line for each of the two
     text = render_text(summarize(profile))
     _, _, table = text.partition("Memory that graphs were given")
     name = re.escape(given.fqn or given.name)
     assert re.search(rf"0/0 forward +{name} +{name}\s", table)
-    assert re.search(r"0/0 backward +1\.00 MiB", table)
+    assert re.search(r"0/0 backward +8\.00 MiB", table)
     assert "1/0 inference" not in table.partition("\n\n")[0]
 
 

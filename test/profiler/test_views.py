@@ -24,7 +24,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.memprof"
 
 
-def test_a_file_prints_its_report(path: Path) -> None:
+def test_a_file_prints_its_report(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # libraries of other tests set it
     out = io.StringIO()
     memprof.load(path).report(file=out)
     assert out.getvalue() == render_text(summarize(training()))

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.profiler.model import Category, GraphKind, GraphRecord, GraphValue, Role
+from captured import captured, forward
+
+from memprof.profiler.model import GraphKind, GraphRecord
 from memprof.profiler.pairing import pair
-
-
-def forward(id: int, graph_id: int | None = None) -> GraphRecord:
-    return GraphRecord(id, GraphKind.FORWARD, f"{id}/0", id if graph_id is None else graph_id)
-
-
-def captured(id: int, *saved: tuple[int, int], capture: str = "!0", frame: int = 0) -> GraphRecord:
-    """A captured backward that is given outputs of forwards, by id of the record."""
-    inputs = tuple(
-        GraphValue(
-            i,
-            f"saved_{i}",
-            Role.SAVED_FOR_BACKWARD,
-            Category.ACTIVATION,
-            forward_output=output,
-            forward_graph=graph,
-        )
-        for i, (graph, output) in enumerate(saved)
-    )
-    return GraphRecord(id, GraphKind.BACKWARD, f"{capture}/{frame}", 90 + id, inputs=inputs)
 
 
 def paired(*graphs: GraphRecord) -> dict[int, list[tuple[int, int]]]:

@@ -496,27 +496,36 @@ def test_what_such_a_call_copied_is_recorded_again_with_its_strides() -> None:
     assert seen == [[(8, 2), (0, 2)]] * 3
 
 
-def test_stale_autograd_graphs_hold_nothing() -> None:
-    # GIVEN outputs that get a grad_fn after they were returned, as autograd.Function does
-    x = torch.ones(4, device="cuda")
-    f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
+def as_autograd_function(
+    f: Callable[[list[torch.Tensor]], Any], *, saves_output: bool
+) -> type[torch.autograd.Function]:
+    """``f``, which returns an output and what is saved for the backward, for autograd: its outputs
+    get a grad_fn after they were returned."""
 
     class Compiled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: torch.autograd.function.FunctionCtx, p: torch.Tensor) -> torch.Tensor:
             out, saved = f([p.detach().clone()])
-            ctx.save_for_backward(saved)
+            ctx.save_for_backward(*([out] if saves_output else []), saved)
             return out
 
         @staticmethod
         def backward(ctx, g):  # type: ignore[no-untyped-def]
-            return g * ctx.saved_tensors[0]
+            return g * ctx.saved_tensors[-1]
 
+    return Compiled
+
+
+def test_stale_autograd_graphs_hold_nothing() -> None:
+    # GIVEN outputs that get a grad_fn after they were returned, as autograd.Function does
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
+    compiled = as_autograd_function(f, saves_output=False)
     p = torch.ones(4, device="cuda", requires_grad=True)
     # WHEN steps are never followed by a backward, and nobody keeps their outputs
     for _ in range(6):
         next_step()
-        Compiled.apply(p)
+        compiled.apply(p)
     # THEN each call starts from the root: what only the trees hold counts as dead
     (root,) = roots()
     assert descendants(root) == 0
@@ -528,22 +537,11 @@ def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
     g = graphed(lambda x: [x * 3], [x])
-
-    class Compiled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: torch.autograd.function.FunctionCtx, p: torch.Tensor) -> torch.Tensor:
-            out, saved = f([p.detach().clone()])
-            ctx.save_for_backward(out, saved)
-            return out
-
-        @staticmethod
-        def backward(ctx, g):  # type: ignore[no-untyped-def]
-            return g * ctx.saved_tensors[1]
-
+    compiled = as_autograd_function(f, saves_output=True)
     p = torch.ones(4, device="cuda", requires_grad=True)
     for i in range(6):
         next_step()
-        Compiled.apply(p)
+        compiled.apply(p)
         # WHEN the next call of the step is made in inference mode, where detach_() does nothing
         with torch.inference_mode():
             (y,) = g([torch.full((4,), float(i), device="cuda")])

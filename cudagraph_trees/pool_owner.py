@@ -133,8 +133,7 @@ class PoolOwner:
         self.restored += 1
         torch_logs.books_restored(self.restored)
         # Cached tensors own nothing and would look live.
-        for n in path_to(node):
-            n.output_cache.clear()
+        _drop_cached_tensors(node)
         node.all_outputs_are_dead()
         node.restore_pool()
         self._path.books_restored()
@@ -240,8 +239,7 @@ class PoolOwner:
         with capturing():
             node = self._path.node
             if self._path.state is ExecutionState.EXECUTION and isinstance(node, CUDAGraphNode):
-                for n in path_to(node):
-                    n.output_cache.clear()
+                _drop_cached_tensors(node)
                 if next(node.path_live_weakrefs(), None) is not None:
                     node.restore_pool()
             for n in list(self._tree.nodes()):
@@ -250,3 +248,9 @@ class PoolOwner:
             self._tree.clear()
             self._path.end()
             self.pool.release()
+
+
+def _drop_cached_tensors(node: CUDAGraphNode) -> None:
+    """Those of the path to ``node``: outputs that are handed out from then on are others."""
+    for n in path_to(node):
+        n.output_cache.clear()

@@ -11,9 +11,8 @@ from typing import TextIO
 
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.diff import ProfileDiff, compare
-from memprof.profiler.errors import ProfileMergedError
 from memprof.profiler.export import export_profile
-from memprof.profiler.file import read_profiles
+from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, render_text, summarize
@@ -51,13 +50,7 @@ class Views:
         Raises:
             ProfileMergedError: there are several, of several ranks.
         """
-        found = self.profiles()
-        if len(found) > 1:
-            ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in found)
-            raise ProfileMergedError(
-                self._name(), f"it holds {len(found)} profiles, of ranks {ranks}: use profiles()"
-            )
-        return found[0]
+        return single_profile(self.profiles(), self._name(), "use profiles()")
 
     def report(
         self, *, top: int = 10, device: str | None = None, file: TextIO | None = None

@@ -48,6 +48,7 @@ __all__ = [
     "read_profile",
     "read_profiles",
     "replacing",
+    "single_profile",
     "write_profile",
     "write_profiles",
     "write_whole",
@@ -89,13 +90,25 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
         ProfileTooLargeError: it holds none; ``path`` is named in the message.
         ProfileMergedError: it holds several.
     """
-    profiles = decode_profiles(data, path)
+    way_out = "say whose is meant (on the command line --rank), or use `read_profiles`"
+    return single_profile(decode_profiles(data, path), path, way_out)
+
+
+def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: str) -> Profile:
+    """The profile of a file that holds one.
+
+    Args:
+        profiles: of the file, one at least.
+        path: of the file, for the message.
+        way_out: what to do where there are several.
+
+    Raises:
+        ProfileMergedError: there are.
+    """
     if len(profiles) > 1:
         ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in profiles)
         raise ProfileMergedError(
-            path,
-            f"it holds {len(profiles)} profiles, of ranks {ranks}: say whose is meant (on the "
-            "command line --rank), or use `read_profiles`",
+            path, f"it holds {len(profiles)} profiles, of ranks {ranks}: {way_out}"
         )
     return profiles[0]
 

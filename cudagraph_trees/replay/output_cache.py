@@ -34,6 +34,7 @@ from ..errors import OverwrittenMessage
 from ..spec import CompilationMode, FunctionSpec
 from .liveness import OutputRefs, detach_in_place
 from .outputs import OutputAlias, OutputPlan, PathAlias
+from .storage_ref import address_of
 
 if TYPE_CHECKING:
     from .storage_ref import StorageWeakRefWrapper
@@ -52,6 +53,8 @@ class OutputCache:
         seen: cached outputs that a user can get hold of.
         fixed: outputs that are the same tensor each time, over memory outside the pool, and not
             the user's.
+        empty: outputs without memory that a user can get hold of: a new tensor each time costs
+            less than to find out what the last one's holder did to it, and no memory.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
         nbytes: of the storage of each output.
@@ -60,6 +63,7 @@ class OutputCache:
 
     __slots__ = (
         "build",
+        "empty",
         "fixed",
         "function",
         "invalidated",
@@ -106,9 +110,14 @@ class OutputCache:
         self.seen: list[int] = []
         # What requires a gradient as soon as it was recorded is a user's own tensor, most often a
         # parameter that is saved for the backward: its hooks are the user's.
-        self.fixed = [
-            i for i, t in enumerate(plan.persistent) if t is not None and not t.requires_grad
-        ]
+        users = function.user_outputs
+        self.fixed: list[int] = []
+        self.empty: list[int] = []
+        for i, t in enumerate(plan.persistent):
+            if t is None or t.requires_grad:
+                continue
+            empty = not t.numel() and not address_of(t) and (users is None or i in users)
+            (self.empty if empty else self.fixed).append(i)
         self.ready = False
 
     def outputs(self) -> list[Output]:
@@ -127,6 +136,12 @@ class OutputCache:
         for i in self.fixed:
             if out[i].requires_grad:  # type: ignore[union-attr]
                 out[i]._backward_hooks = None  # type: ignore[union-attr]
+        for i in self.empty:
+            spec = self.plan.specs[i]
+            assert isinstance(spec, TensorSpec)
+            out[i] = torch.empty_strided(
+                spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+            )
         for i in self.build:
             out[i] = self._rebuild(i, out)
         return out

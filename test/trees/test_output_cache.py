@@ -232,3 +232,19 @@ def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
     # THEN replays left the hook alone
     w.sum().backward()
     same(w.grad, full(3))
+
+
+def test_what_was_done_to_an_output_without_memory_does_not_reach_the_next_replay() -> None:
+    # GIVEN a function whose second output has no elements, in every phase
+    f = graphed(lambda x: [x + 1, x.new_zeros(0, 3)], [full(0)])
+    for _ in range(5):
+        next_step()
+        _, empty = f([full(1)])
+        # THEN it is as if nobody had ever seen it
+        assert not vars(empty)
+        assert not empty.requires_grad
+        assert empty.shape == (0, 3)
+        # WHEN its holder leaves things on it, and gives it another size
+        empty.mine = "a program's"
+        empty.requires_grad_().register_hook(print)
+        empty.data = torch.ones(2, device="cuda")

@@ -158,6 +158,12 @@ def in_backward() -> bool:
     return bool(_C._current_graph_task_id() != -1)
 
 
+def in_checkpoint() -> bool:
+    """Whether what autograd saves now goes to a checkpoint that is not reentrant."""
+    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls
 is_in_tls: Callable[[str], bool] = _C._is_key_in_tls
 

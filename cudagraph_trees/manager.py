@@ -184,7 +184,6 @@ class CUDAGraphTreeManager:
             (not self.functions[function].warmed_up and not function.options.skips_warm_up)
             or path.state is _WARMUP
             or function.options.only_warms_up
-            or self._is_recomputation_of_warm_up(function)
         ):
             if (refused := self._refusal_now(function, inputs)) is not None:
                 return self.recorder.run_plainly(function, inputs, refused)
@@ -204,16 +203,6 @@ class CUDAGraphTreeManager:
         if (refused := self._refusal_now(function, inputs)) is not None:
             return self.recorder.run_plainly(function, inputs, refused)
         return self.recorder.record(function, inputs, misfit)
-
-    def _is_recomputation_of_warm_up(self, function: FunctionSpec) -> bool:
-        """Whether a checkpoint makes a forward again that it saw warmed up, and would see that a
-        recording's outputs are on other devices: it compares, and raises an error."""
-        return (
-            self.functions[function].host_outputs
-            and function.mode is CompilationMode.FORWARD
-            and self.device.address_bound
-            and compat.in_backward()
-        )
 
     def _refusal_here(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
         """Why a call runs without a graph at this place of the tree; None if it need not."""

@@ -17,8 +17,6 @@ import itertools
 import time
 from contextlib import AbstractContextManager
 
-import torch
-
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
@@ -35,6 +33,7 @@ from .moves import Moves
 from .node import Node, number_of, path_addresses
 from .parameter_refs import ParameterRefs
 from .pool_owner import PoolOwner
+from .random_state import RandomStates
 from .record_policy import Misfit, Refusal
 from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
@@ -58,6 +57,7 @@ class Recorder:
         self._owner = owner
         self._moves = moves
         self._parameters = parameters
+        self._random_states = RandomStates(state.functions, state.path)
         self._warm_up_numbers = itertools.count(-1, -1)
         self._recording_numbers = itertools.count()
         self.active_warm_up: FunctionSpec | None = None
@@ -73,6 +73,7 @@ class Recorder:
         with capturing():
             measured = Measurement.begin(owner.pool.reserved_bytes)
             owner.restore_books(function)
+            self._random_states.to_host(function, inputs)
             compat.align_inputs(inputs, function.alignment_checked)
             parent = path.node
             path.begin_run()
@@ -112,8 +113,7 @@ class Recorder:
                 measured=measured,
             )
             state.warm_ups += 1
-            if not compat.in_backward():
-                state.host_outputs = any(isinstance(o, torch.Tensor) and o.is_cpu for o in outputs)
+            self._random_states.ran(function, outputs, owner.pool.device)
             self._grown(function, measured)
             owner.check_budget(function)
             if kept:
@@ -180,7 +180,6 @@ class Recorder:
             device.synchronize()
             node.marginal_bytes = self._grown(function, measured)
             state.recordings += 1
-            state.host_outputs = False
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.
@@ -222,7 +221,10 @@ class Recorder:
         checked = function.alignment_checked
         compat.align_inputs(inputs, [i for i in checked if i not in mutated])
         written = [i for i in checked if i in mutated]
-        return list(compat.with_aligned_inputs(function.model, written, mutated)(inputs))
+        self._random_states.to_host(function, inputs)
+        outputs = list(compat.with_aligned_inputs(function.model, written, mutated)(inputs))
+        self._random_states.ran(function, outputs, self._owner.pool.device)
+        return outputs
 
     def mark_warmup_incomplete(self) -> None:
         """Warm the function up once more that is being warmed up now."""

@@ -215,9 +215,8 @@ class FunctionState:
         pool_growth: bytes that this pool took from the device for it.
         recordings: how many this pool has of it.
         warned_stuck: it was said that no step ever ends.
-        host_outputs: outside of backwards it last ran as a warm-up, and returned tensors of the
-            host. Some operators' random state is such a tensor, and one of the device in a
-            recording.
+        host_inputs, host_outputs: random states that were tensors of the host in a call that was
+            no replay, by number. See Note [Random state on two devices].
     """
 
     warmed_up: bool = False
@@ -227,7 +226,8 @@ class FunctionState:
     pool_growth: int = 0
     recordings: int = 0
     warned_stuck: bool = False
-    host_outputs: bool = False
+    host_inputs: set[int] = field(default_factory=set)
+    host_outputs: set[int] = field(default_factory=set)
 
 
 def _whole(

@@ -231,7 +231,7 @@ def test_a_program_that_cannot_be_captured(how: str) -> None:
     assert [s.loss for s in run(NO_GRAPHS, draws, how)] == [s.loss for s in graphs]
 
 
-def test_attention_in_a_checkpoint_whose_outputs_are_dead_is_warmed_up_again() -> None:
+def test_attention_in_a_checkpoint_whose_outputs_are_dead() -> None:
     # GIVEN compiled attention in a checkpoint around it, which compares metadata. The operator's
     # random state is a tensor of the host in a warm-up, and one of the device in a recording.
     def attention(x: Tensor, s: Tensor) -> Tensor:

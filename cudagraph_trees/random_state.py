@@ -1,0 +1,111 @@
+"""The random state of attention, which is on the host where it runs and on the device in a graph.
+
+Note [Random state on two devices]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Attention with dropout gives its backward a seed and an offset. Where it runs, they are tensors of
+the host, made without waiting for the device; where it is captured, of the device, so that replays
+can change them (Note [Seed and Offset Device] in ATen's ``attention.cu``). Its backward reads them
+in the same way: by their address on the host where it runs, by a kernel where it is captured. Two
+things follow for calls that are no replays.
+
+* A backward that runs after a forward was recorded, or replayed, gets addresses of the device that
+  it would read on the host. So before such a call whatever is known to be a random state is brought
+  to the host: inputs that were on the host in an earlier call of the function, outputs of the path
+  whose recording's warm-up had them on the host, and those of which we know the original.
+* A checkpoint that is not reentrant compares what it saved with what the recomputation saves,
+  devices too, and one may be a replay and the other not, in any order. So within such a checkpoint
+  a random state is always one of the device, and its original is kept for as long as that lives: a
+  backward that runs gets the original, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeGuard
+
+import torch
+
+from . import _torch_compat as compat
+from .device.protocol import Input, Output
+from .node import path_to
+from .path import TreePath
+from .replay.liveness import live_path_outputs
+from .replay.storage_ref import StorageWeakRefWrapper, address_of
+from .spec import CompilationMode, FunctionSpec, FunctionState
+
+_DTYPES = (torch.int64, torch.uint64)
+_MAX_NUMEL = 2
+"""A seed and an offset, or both in one tensor."""
+
+
+class RandomStates:
+    """Knows which tensors are random states, for the calls of a manager that are no replays."""
+
+    def __init__(self, functions: Mapping[FunctionSpec, FunctionState], path: TreePath) -> None:
+        self._functions = functions
+        self._path = path
+        self._originals: list[tuple[StorageWeakRefWrapper, torch.Tensor]] = []
+
+    def to_host(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Before ``function`` runs: random states among its inputs come to the host, in place."""
+        if function.mode is not CompilationMode.BACKWARD:
+            return
+        known = self._functions[function].host_inputs
+        on_path: set[int] | None = None
+        for i, t in enumerate(inputs):
+            if not _may_be_state(t):
+                continue
+            if t.is_cpu:
+                known.add(i)
+                continue
+            original = self._original(t)
+            if original is None:
+                if on_path is None:
+                    on_path = self._on_path()
+                if i not in known and address_of(t) not in on_path:
+                    continue
+                original = t.cpu()
+            known.add(i)
+            inputs[i] = original
+
+    def ran(self, function: FunctionSpec, outputs: list[Output], device: torch.device) -> None:
+        """After ``function`` ran: what it returned on the host is noted, and in a checkpoint
+        replaced, in place, by tensors on ``device``."""
+        if function.mode is not CompilationMode.FORWARD or device.type == "cpu":
+            return
+        found = [i for i, o in enumerate(outputs) if _may_be_state(o) and o.is_cpu]
+        if function.user_outputs is not None:
+            found = [i for i in found if i not in function.user_outputs]
+        if not found:
+            return
+        self._functions[function].host_outputs.update(found)
+        if not compat.in_checkpoint():
+            return
+        self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
+        for i in found:
+            original = outputs[i]
+            assert isinstance(original, torch.Tensor)
+            moved = outputs[i] = original.to(device)
+            self._originals.append((StorageWeakRefWrapper(moved), original))
+
+    def _original(self, t: torch.Tensor) -> torch.Tensor | None:
+        address = address_of(t)
+        for ref, original in self._originals:
+            if ref.address == address and not ref.expired():
+                return original
+        return None
+
+    def _on_path(self) -> set[int]:
+        """Addresses of what recordings of the path have instead of a tensor on the host."""
+        nodes = path_to(self._path.node)
+        live = live_path_outputs([n.outputs_weakrefs for n in nodes])
+        return {
+            address
+            for address, (depth, i) in live.items()
+            if (state := self._functions.get(nodes[depth].wrapped_function)) is not None
+            and i in state.host_outputs
+        }
+
+
+def _may_be_state(t: Input | Output) -> TypeGuard[torch.Tensor]:
+    return isinstance(t, torch.Tensor) and t.dtype in _DTYPES and 0 < t.numel() <= _MAX_NUMEL

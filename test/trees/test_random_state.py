@@ -135,7 +135,7 @@ def test_a_users_output_on_the_host_stays_there() -> None:
     devices = []
 
     def call(x: Tensor) -> Tensor:
-        out, number = run([x.detach().clone()])
+        _out, number = run([x.detach().clone()])
         devices.append(number.device.type)
         return x * 2
 

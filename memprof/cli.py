@@ -20,8 +20,6 @@ import click
 
 from memprof.profiler._text import visible
 
-__all__ = ["COMMANDS", "main"]
-
 COMMANDS = (
     "report",
     "ledger",

@@ -29,15 +29,6 @@ try:
 except ImportError:  # Windows
     _flock = None
 
-__all__ = [
-    "claim",
-    "claim_here_or_beside",
-    "locked_by_another",
-    "names_beside",
-    "put_in_place",
-    "try_lock",
-]
-
 _FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _PATIENCE = 10
 """Tries to claim a name that others make and remove meanwhile."""

@@ -28,8 +28,6 @@ from .reading import Budget
 from .repair import Notes
 from .salvage import UNREADABLE, salvage
 
-__all__ = ["Document", "documents"]
-
 _MOST_BAD = 1_000
 """Frames of a process that do not hold what they should; behind these nobody looks for more, since
 each costs an exception and a few bytes are enough for one."""

@@ -40,15 +40,6 @@ from .model import (
     TrackerRecord,
 )
 
-__all__ = [
-    "dataflow_notes",
-    "dataflow_quantities",
-    "devices_of_parts",
-    "operation_quantities",
-    "tracker_notes",
-    "tracker_quantities",
-]
-
 BLOCK = 512
 _TENSORS = "python tensors"
 

@@ -41,8 +41,6 @@ from .model import (
     Profile,
 )
 
-__all__ = ["ProfileEncoder", "encode_profile"]
-
 _CALLS_A_FRAME = 65_536
 # Written in frames of their own, or with the end.
 _SPECIAL = {

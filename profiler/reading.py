@@ -28,15 +28,6 @@ from .errors import (
 )
 from .writing import why
 
-__all__ = [
-    "FREE",
-    "LIMIT",
-    "LIMIT_VARIABLE",
-    "RATIO",
-    "Budget",
-    "read_file",
-]
-
 StrPath = str | os.PathLike[str]
 
 LIMIT = 1 << 30

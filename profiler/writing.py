@@ -21,15 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from .claims import claim_here_or_beside, locked_by_another, put_in_place
 from .errors import ProfileExistsError, ProfileNotWritableError
 
-__all__ = [
-    "check_writable",
-    "create_for_streaming",
-    "replacing",
-    "replacing_all",
-    "why",
-    "write_whole",
-]
-
 StrPath = str | os.PathLike[str]
 
 _O_BINARY: int = getattr(os, "O_BINARY", 0)

@@ -21,8 +21,6 @@ from ..timeline import Timeline
 from ..writing import replacing_all
 from .walk import AFTER, Moment, Walk
 
-__all__ = ["table_paths", "write_parquet"]
-
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
 

@@ -40,8 +40,6 @@ from ..model import (
 from .rows import OperationRow
 from .writer import Writer
 
-__all__ = ["JOURNAL_FORMAT", "JOURNAL_SUFFIX", "Entry", "Header", "Journal"]
-
 JOURNAL_FORMAT = "memprof-tracker-journal"
 JOURNAL_SUFFIX = ".journal"
 REWRITE_AT = 4 << 20

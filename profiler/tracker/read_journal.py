@@ -50,8 +50,6 @@ from .rows import OperationRow, as_columns, without
 from .settings import within_bounds
 from .thinning import operations_to_drop, thin_snapshots
 
-__all__ = ["MAX_LINE", "decode_header", "decode_journal", "is_journal", "read_journal"]
-
 MAX_LINE = 4 << 20
 """Bytes of a line. 500 operations, the most that a tracker puts into one, have some 100 KiB, the
 10,000 largest tensors some 2 MiB."""

@@ -35,8 +35,6 @@ from .journal import JOURNAL_SUFFIX, Header
 from .read_journal import decode_header, read_journal
 from .writer import left_behind
 
-__all__ = ["recover"]
-
 log = logging.getLogger("memprof")
 
 MAX_BYTES = 32 << 20

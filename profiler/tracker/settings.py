@@ -21,17 +21,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "FILE_NAME",
-    "Configured",
-    "SettingsError",
-    "TrackerSettings",
-    "configured",
-    "find_file",
-    "parse",
-]
-
 ENVIRONMENT_PREFIX = "MEMPROF_"
 FILE_NAME = "memprof.toml"
 _CONFIG_VARIABLE = "MEMPROF_CONFIG"

@@ -25,8 +25,6 @@ from pathlib import Path
 
 from ..claims import try_lock
 
-__all__ = ["Writer", "left_behind", "started", "this_process"]
-
 
 @dataclass(frozen=True, slots=True)
 class Writer:

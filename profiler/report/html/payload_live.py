@@ -34,8 +34,6 @@ from ...model import (
 from ...timeline import Timeline
 from ..format import shorten_path
 
-__all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload", "placement_payload"]
-
 EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
 """An event's kind in the payload is its position here."""
 HOLDS = tuple(Hold)

@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     LEDGER = 3
     CALLS = 4
     END = 5
+    TRACKER = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,10 @@ class DataFlowProfile:
         """The category of a storage after everything that was written to it."""
         return self.category(storage, len(self.graph.value_key))
 
+    def rule(self, key: int, version: int) -> Rule:
+        """The rule that decided the category of a version of a storage with a key."""
+        return Rule(int(self.corrected.value_rule[int(self.graph.first_value[key]) + version]))
+
     def change_categories(self) -> tuple[Bytes, Bytes]:
         """Numbers of the categories before and after each change.
 

@@ -86,7 +86,7 @@ def write_parquet(
             does not fit the tables' 64 bits; what was there is unchanged.
         IndexError: the log has no such calls.
     """
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow()
     walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
     tables = {
         "calls": (CALLS, _calls(profile, walks)),
@@ -209,7 +209,7 @@ def _operations(profile: Profile) -> Rows:
 
 
 def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:
-    pa, pq = _pyarrow()
+    pa, pq = pyarrow()
     types = {
         "int": pa.int64(),
         "bool": pa.bool_(),
@@ -244,7 +244,12 @@ def _text(pa: Any, values: Sequence[str | None]) -> Any:
         return pa.array(plain, pa.string())
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow() -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        ImportError: they are not installed.
+    """
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

@@ -51,8 +51,8 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
 
 def known_devices(profile: Profile) -> list[str]:
     """Devices of which anything in a profile knows memory: compiled code, the tracker, the data
-    flow; in order."""
-    known = {*devices_of(profile)}
+    flow, an account; in order."""
+    known = {*devices_of(profile), *(a.device for a in profile.accounts)}
     if profile.dataflow is not None:
         known |= {d.device for d in profile.dataflow.devices}
     if profile.tracker is not None:

@@ -72,6 +72,10 @@ class ProfileMergedError(ProfileError):
     """The file holds the profiles of several processes, and one was asked for."""
 
 
+class ProfileWithoutTimeError(ProfileError):
+    """A view over time is asked for, and the profile has the account of an instant alone."""
+
+
 class ProfileNotWritableError(ProfileError):
     """The profile could not be written; what was at the path before is unchanged."""
 

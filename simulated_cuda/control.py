@@ -31,13 +31,14 @@ __all__ = [
     "simulated",
     "uncovered",
     "used",
+    "written",
 ]
 
 STREAMS, EVENTS, GRAPHS, EXECS = range(4)
 """Kinds of handles, for `live`."""
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 """Error codes of CUDA, for `fail`."""
-_OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+_OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p)
 _WHICH = ("launched", "captured", "replayed")
 
 
@@ -64,6 +65,7 @@ def library() -> ctypes.CDLL:
         (device.simgpu_active_captures, number, []),
         (device.simgpu_uncovered, size, [name, size]),
         (device.simgpu_on_host_read, None, [_OnHostRead]),
+        (device.simgpu_written, None, [pointer, size]),
         # Of the values mode.
         (device.simgpu_capture_id, count, [pointer]),
         (device.simgpu_submit_python, number, [pointer, count]),
@@ -119,18 +121,32 @@ def uncovered() -> list[str]:
     return buffer.value.decode().splitlines()
 
 
-def on_host_read(do: Callable[[int], None]) -> None:
-    """Call ``do`` with the number of bytes whenever a copy from a device to the host is asked for.
+def on_host_read(do: Callable[[int, int], None]) -> None:
+    """Call ``do`` after each copy from a device to the host, with its bytes and where they went.
 
-    It runs on the thread that asks, before the copy; the frame that called is that of the program.
-    What it raises is printed and goes no further.
+    It runs on the thread that asks, and may write there; the frame that called is that of the
+    program. Several run in the order in which they came. What they raise is printed and goes no
+    further.
     """
-    _kept.append(_OnHostRead(do))
-    library().simgpu_on_host_read(_kept[-1])
+    _readers.append(do)
+    if len(_readers) == 1:
+        library().simgpu_on_host_read(_host_read)
 
 
-_kept: list[Any] = []
-"""What C calls must not be collected."""
+_readers: list[Callable[[int, int], None]] = []
+
+
+def _read(nbytes: int, address: int) -> None:
+    for do in _readers:
+        do(nbytes, address)
+
+
+_host_read = _OnHostRead(_read)
+
+
+def written(address: int, nbytes: int) -> None:
+    """Say that the host wrote to memory of a device, which without values is zero elsewhere."""
+    library().simgpu_written(address, nbytes)
 
 
 def live(kind: int) -> int:

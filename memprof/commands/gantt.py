@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from memprof.profiler.errors import ProfileError
+from memprof.profiler.export import check_has_time
 from memprof.profiler.export.walk import call_range
 from memprof.profiler.report.html import write_report
 
@@ -34,6 +35,7 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     keep_apart([output], [file], "--output")
     profile = read(file)
     try:
+        check_has_time([profile], "bars are over time")
         shown = call_range(profile, *calls)
         print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:

@@ -17,6 +17,7 @@ from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import BadJob, jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
+from memprof.simulate.pretend import BadPretence, Pretence, parse_pretence
 from memprof.simulate.result import as_json, write_profile_of
 from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
@@ -77,6 +78,15 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
 
 
+def _pretences(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[Pretence, ...]:
+    try:
+        return tuple(map(parse_pretence, value))
+    except BadPretence as e:
+        raise click.BadParameter(visible(str(e))) from e
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
@@ -123,6 +133,16 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     metavar="SECONDS",
     help="End it then.",
 )
+@click.option(
+    "--pretend",
+    multiple=True,
+    callback=_pretences,
+    metavar="FILE:LINE=VALUE[,...]",
+    help="What a line that looks at a value finds; the last value stays.",
+)
+@click.option(
+    "--balanced-experts", is_flag=True, help="Routers send as many tokens to each expert."
+)
 @click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
 @click.option(
     "--fail-above", "limit", callback=_size, metavar="SIZE", help="Exit 1 if it needs more."
@@ -145,6 +165,8 @@ def simulate(
     to_the_end: bool,
     smallest: bool,
     timeout: float | None,
+    pretend: tuple[Pretence, ...],
+    balanced_experts: bool,
     output: str | None,
     limit: int | None,
     as_data: bool,
@@ -191,6 +213,8 @@ def simulate(
             devices=devices or (job.ranks_per_host if job is not None else 1),
             timeout_s=timeout,
             quiet=quiet,
+            pretend=pretend,
+            balanced_experts=balanced_experts,
         )
         try:
             found.append(simulate_script(parsed, settings, os.environ))

@@ -29,6 +29,7 @@ from memprof.simulated_cuda.after_import import after_import
 from .ending import Stillness
 from .host_reads import HostReads
 from .main_thread import on_main_thread
+from .pretend import Pretences
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 
@@ -108,7 +109,7 @@ class _Run:
         self._began = time.monotonic()
         self._watch: Any = None
         self._session: Any = None
-        self._reads = HostReads()
+        self._reads = HostReads(Pretences(request.pretend))
         self._finishing = False
         self._stderr = os.dup(2)
 
@@ -174,6 +175,8 @@ class _Run:
             outcome.counters = counters[outcome.accounts[0].device]
         if control.simulated():
             outcome.uncovered = control.uncovered()
+        pretences = self._reads.pretences
+        outcome.notes = [*pretences.misfits, *pretences.unused()]
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:
@@ -200,6 +203,11 @@ class _Run:
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
         if control.simulated():
+            if self._request.balanced_experts:
+                from .experts import balance_experts
+
+                balance_experts()
+            self._reads.pretences.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 

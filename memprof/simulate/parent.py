@@ -21,6 +21,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .command_line import Command
 from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
+from .pretend import Pretence
 from .request import VARIABLE, Failure, Outcome, Request
 
 __all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
@@ -47,6 +48,8 @@ class Settings:
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
+        pretend: values for lines that look at one, see ``pretend.py``.
+        balanced_experts: routers deal tokens evenly, see ``experts.py``.
     """
 
     gpu: Gpu
@@ -56,6 +59,8 @@ class Settings:
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
+    pretend: tuple[Pretence, ...] = ()
+    balanced_experts: bool = False
 
 
 @dataclass(slots=True)
@@ -186,6 +191,8 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
             progress=not settings.quiet,
+            pretend=settings.pretend,
+            balanced_experts=settings.balanced_experts,
         )
         variables[VARIABLE] = msgspec.json.encode(request).decode()
         words = [command.interpreter, *command.options]

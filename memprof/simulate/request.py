@@ -6,6 +6,8 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
+from .pretend import Pretence
+
 __all__ = ["VARIABLE", "Failure", "Outcome", "Request"]
 
 VARIABLE = "MEMPROF_SIMULATE"
@@ -23,6 +25,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             whose process groups are left as they are.
         rank: of this process in that job.
         progress: whether to print a line now and then on standard error.
+        pretend: values for lines that look at one.
+        balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
     """
 
     outcome: str
@@ -31,6 +35,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     rank: int = 0
     progress: bool = True
+    pretend: tuple[Pretence, ...] = ()
+    balanced_experts: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +70,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             since it last set them back, in bytes.
         grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
+        notes: what was asked for and could not be done, in sentences.
     """
 
     accounts: list[DeviceAccount] = []
@@ -74,3 +81,4 @@ class Outcome(msgspec.Struct, kw_only=True):
     counters: dict[str, int] = {}
     grouped: bool = False
     uncovered: list[str] = []
+    notes: list[str] = []

@@ -40,6 +40,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "status": s.outcome.status,
                 "counters": s.outcome.counters,
                 "uncovered": s.outcome.uncovered,
+                "notes": s.outcome.notes,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
             }

@@ -60,6 +60,8 @@ def _verdict(page: Page, s: Simulation) -> None:
     if s.outcome.uncovered:
         names = ", ".join(s.outcome.uncovered[: page.top])
         page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)
+    for note in s.outcome.notes:
+        page.indented(note, 2)
     if s.gpu.memory_is_nominal:
         page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
 

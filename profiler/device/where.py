@@ -15,10 +15,12 @@ import ast
 import bisect
 import functools
 import linecache
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import memprof
 from memprof.profiler.model import SourceFrame
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
@@ -28,6 +30,9 @@ _INTERNAL = re.compile(
     r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
     r"|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
+_OWN = os.path.dirname(os.path.abspath(memprof.__file__)) + os.sep
+"""Where memprof is, installed or not."""
+
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _TARGET = re.compile(r"^\s*(\w+) = ")
 _NO_USE = re.compile(r"^\s*(#|del |assert_|\w+ = empty_strided|\w+ = tracked_empty|with )")
@@ -59,7 +64,11 @@ _PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpo
 
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
-    return _INTERNAL.search(file) is not None or _GENERATED.search(file) is not None
+    return (
+        file.startswith(_OWN)
+        or _INTERNAL.search(file) is not None
+        or _GENERATED.search(file) is not None
+    )
 
 
 def where(frames: Sequence[SourceFrame]) -> Where:

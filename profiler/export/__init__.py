@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from .._json import to_json
 from ..devices import devices_of
+from ..errors import ProfileWithoutTimeError
 from ..model import Profile
 from .files import output
 from .walk import call_range
 
-__all__ = ["FORMATS", "devices_of", "export_paths", "export_profile"]
+__all__ = ["FORMATS", "check_has_time", "devices_of", "export_paths", "export_profile"]
 
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
@@ -52,11 +53,14 @@ def export_profile(
         ValueError: there is no such format, or it does not take several profiles.
         IndexError: the log has no such calls.
         ImportError: ``parquet``, and pyarrow is not installed.
+        ProfileWithoutTimeError: ``perfetto`` or ``memory-viz``, of accounts alone.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
     profiles = [profile] if isinstance(profile, Profile) else list(profile)
+    if format in ("perfetto", "memory-viz"):
+        check_has_time(profiles, f"{format} shows memory over time")
     if format == "perfetto":
         from .perfetto import write_perfetto
 
@@ -88,6 +92,27 @@ def export_profile(
             from .speedscope import write_collapsed
 
             write_collapsed(profile, file, devices, first, last, allocated=allocated)
+
+
+def check_has_time(profiles: Sequence[Profile], why: str) -> None:
+    """Refuse profiles that know an instant alone, as those of ``memprof simulate`` do unless the
+    script used memprof's backend.
+
+    Args:
+        profiles: to be shown.
+        why: what the view is for, the beginning of the message.
+
+    Raises:
+        ProfileWithoutTimeError: there are accounts, and nothing that has a time.
+    """
+    if any(p.accounts for p in profiles) and not any(
+        len(p.calls) or p.ledger or p.tracker or p.dataflow for p in profiles
+    ):
+        raise ProfileWithoutTimeError(
+            None,
+            f"{why}, and this profile has the account of one instant: use memprof report, or "
+            "memprof export -f speedscope, collapsed, parquet or json",
+        )
 
 
 def export_paths(format: str, path: str | os.PathLike[str]) -> list[str]:

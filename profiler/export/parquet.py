@@ -2,8 +2,8 @@
 
 ``calls``: one row a compiled call and device. ``blocks``: one row a kind of memory, with what it
 is attributed to. ``events``: what each instant allocates and releases, with the live bytes after
-it; ``block`` refers to ``blocks``. ``snapshots`` and ``operations`` are the tracker's. Columns and
-units: docs/exports.md."""
+it; ``block`` refers to ``blocks``. ``snapshots`` and ``operations`` are the tracker's. ``account``
+is what was reserved at the instant that decides. Columns and units: docs/exports.md."""
 
 from __future__ import annotations
 
@@ -56,7 +56,13 @@ OPERATIONS: list[Column] = [
     ("bytes_after", "int"), ("peak_bytes", "int"),
 ]  # fmt: skip
 
-TABLES = ("calls", "events", "blocks", "snapshots", "operations")
+ACCOUNT: list[Column] = [
+    ("device", "text"), ("purpose", "text"), ("detail", "text"), ("nbytes", "int"),
+    ("blocks", "int"), ("compiled", "bool"), ("modules", "text"), ("nodes", "text"),
+    ("file", "text"), ("line", "int"), ("code", "text"),
+]  # fmt: skip
+
+TABLES = ("calls", "events", "blocks", "snapshots", "operations", "account")
 """In the order in which they are written."""
 
 Rows = Iterator[tuple[Any, ...]]
@@ -95,6 +101,7 @@ def write_parquet(
         "blocks": (BLOCKS, _blocks(profile, walks)),
         "snapshots": (SNAPSHOTS, _snapshots(profile)),
         "operations": (OPERATIONS, _operations(profile)),
+        "account": (ACCOUNT, _account(profile, devices)),
     }
     paths = table_paths(folder)
     made = not os.path.exists(folder)
@@ -206,6 +213,21 @@ def _operations(profile: Profile) -> Rows:
                 known(memory.after[i]) if memory else None,
                 known(memory.peak[i]) if memory else None,
             )  # fmt: skip
+
+
+def _account(profile: Profile, devices: Sequence[str]) -> Rows:
+    for a in profile.accounts:
+        if a.device not in devices:
+            continue
+        for r in a.rows:
+            frame = r.frame
+            yield (
+                a.device, r.purpose.value, r.detail or None, r.nbytes, r.count, r.compiled,
+                r.modules or None, r.nodes or None, frame.file if frame else None,
+                frame.line if frame else None, frame.code if frame else None,
+            )  # fmt: skip
+        for name, nbytes in a.other_parts():
+            yield (a.device, name, None, nbytes, *(None,) * 7)
 
 
 def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..devices import devices_of
 from ..model import Profile
 from ..timeline import Timeline
 from .files import Output
-from .stacks import Frame, Stack, Stacks, data_flow_stacks, peak_between
+from .stacks import Frame, Stack, Stacks, account_stacks, data_flow_stacks, peak_between
 from .walk import call_range
 
 
@@ -27,7 +28,7 @@ def write_speedscope(
     last: int | None = None,
 ) -> None:
     """Write two profiles a device: bytes live at the peak, bytes allocated by all calls; and
-    bytes live at the peak of the data-flow profile, where there is one.
+    bytes live at the peak of the data-flow profile, and reserved in an account, where there are.
 
     Args:
         profile: a valid one.
@@ -74,6 +75,9 @@ def write_speedscope(
                 f"{columns.device}: live at the peak of the data-flow profile",
                 data_flow_stacks(columns),
             )
+    for account in profile.accounts:
+        if account.device in devices:
+            add(f"{account.device}: reserved at the peak", account_stacks(account))
     if not profiles:
         add("no calls", Counter())
     document = {
@@ -98,7 +102,8 @@ def write_collapsed(
 ) -> None:
     """Write collapsed stacks of what is live at the peak, or of all allocations.
 
-    The first frame is the device.
+    The first frame is the device. A device that no compiled code used has what was reserved in its
+    account.
 
     Args:
         profile, file, devices, first, last: as for ``write_speedscope``.
@@ -108,14 +113,15 @@ def write_collapsed(
         IndexError: the log has no such calls.
     """
     calls = call_range(profile, first, last)
-    for device in devices if calls else ():
-        timeline = Timeline(profile, device)
-        stacks = Stacks(timeline)
-        if allocated:
-            sums = stacks.allocated(calls)
+    compiled = devices_of(profile) if calls else []
+    accounts = {a.device: a for a in profile.accounts}
+    for device in devices:
+        if device in compiled:
+            sums = _at_peak_or_allocated(Timeline(profile, device), calls, allocated)
+        elif device in accounts and not allocated:
+            sums = account_stacks(accounts[device])
         else:
-            at = peak_between(timeline, calls)
-            sums = stacks.live_at(at.call, at.instant)
+            continue
         lines: Counter[str] = Counter()
         for stack, nbytes in sums.items():
             # The format has no escapes: `;` parts frames, the last space parts the count.
@@ -123,6 +129,14 @@ def write_collapsed(
             lines[";".join((device, *names))] += nbytes
         for line, nbytes in sorted(lines.items()):
             file.write(f"{line} {nbytes}\n".encode("utf-8", "backslashreplace"))
+
+
+def _at_peak_or_allocated(timeline: Timeline, calls: range, allocated: bool) -> Counter[Stack]:
+    stacks = Stacks(timeline)
+    if allocated:
+        return stacks.allocated(calls)
+    at = peak_between(timeline, calls)
+    return stacks.live_at(at.call, at.instant)
 
 
 def _frame(frame: Frame) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..attribution import Attribution, Site, View, module_parts
 from ..live import Instant, LiveItem
-from ..model import DataFlowDevice, SourceFrame
+from ..model import DataFlowDevice, DeviceAccount, SourceFrame
 from ..timeline import Timeline
 
 
@@ -93,6 +93,19 @@ def data_flow_stacks(device: DataFlowDevice) -> Counter[Stack]:
         op = s.op or f"({s.category.label})"
         sums[(*module, Frame(op), *_source(s.frame))] += s.nbytes
     return sums
+
+
+def account_stacks(account: DeviceAccount) -> Counter[Stack]:
+    """What was reserved: purpose → modules → FX nodes → source line. They add up to ``reserved``
+    but where more is explained than that, and what is no block has stacks of its own."""
+    sums: Counter[Stack] = Counter()
+    for r in account.rows:
+        modules = tuple(Frame(m) for m in r.modules.split(" > ") if m)
+        nodes = (Frame(r.nodes),) if r.nodes else ()
+        sums[(Frame(r.what), *modules, *nodes, *_source(r.frame))] += r.nbytes
+    for name, nbytes in account.other_parts():
+        sums[(Frame(f"({name})"),)] += max(nbytes, 0)
+    return +sums
 
 
 def _stack(site: Site, item: LiveItem) -> Stack:

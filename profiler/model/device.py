@@ -193,6 +193,15 @@ class DeviceAccount:
         """Bytes of segments in no block."""
         return sum(p.free for p in self.pools)
 
+    def other_parts(self) -> list[tuple[str, int]]:
+        """What is reserved and in no row: its name, and bytes."""
+        return [
+            ("rounding", self.rounding),
+            ("awaiting streams", self.awaiting),
+            *((f"free in {p.name} segments", p.free) for p in self.pools),
+            ("not explained", self.unexplained),
+        ]
+
     @property
     def explained(self) -> int:
         """Bytes of ``reserved`` whose use is known."""

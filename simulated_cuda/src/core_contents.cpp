@@ -18,7 +18,7 @@ namespace fc {
 namespace {
 std::mutex& lock() { static auto* m = new std::mutex; return *m; }
 std::map<uintptr_t, uintptr_t>& written() { static auto* m = new std::map<uintptr_t, uintptr_t>; return *m; }   // begin -> end, disjoint
-std::atomic<void (*)(size_t)> g_on_read{nullptr};
+std::atomic<void (*)(size_t, void*)> g_on_read{nullptr};
 
 // fn(begin, end) for each written part of [b, e).
 template <class F> void each_written(uintptr_t b, uintptr_t e, F&& fn) {
@@ -59,9 +59,9 @@ void wipe(uintptr_t b, uintptr_t e) {
 }
 }  // namespace
 
-void note_host_read(const void* dst, const void* src, size_t n) {
+void note_host_read(void* dst, const void* src, size_t n) {
   auto* fn = g_on_read.load();
-  if (fn && n && is_device(src) && !is_device(dst)) fn(n);
+  if (fn && n && is_device(src) && !is_device(dst)) fn(n, dst);
 }
 
 void contents_copy(void* dst, const void* src, size_t n) {
@@ -105,8 +105,11 @@ void contents_fresh(void* p, size_t n) {
 }
 }  // namespace fc
 
-// fn(bytes) for each copy from a device to the host, on the thread that asks for it; fn may take Python's lock.
-extern "C" void simgpu_on_host_read(void (*fn)(size_t)) { fc::g_on_read = fn; }
+// fn(bytes, destination) after each copy from a device to the host, on the thread that asks for it; fn may take Python's lock,
+// and write to the destination.
+extern "C" void simgpu_on_host_read(void (*fn)(size_t, void*)) { fc::g_on_read = fn; }
+// The host has written to these bytes of a device.
+extern "C" void simgpu_written(void* p, size_t n) { fc::contents_unknown(p, n); }
 
 // c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator calls it with each
 // block that it hands out (size > 0) or takes back (size < 0).

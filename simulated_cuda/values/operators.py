@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_map, tree_leaves
 from . import ttir as simgpu_ttir
 from ..after_import import after_import
 from ..control import library
+from ..overrides import kernel_of
 
 missing = []            # kernels and operators that computed nothing
 errors = []             # exceptions of operators in graph launches
@@ -250,7 +251,7 @@ def _override(lib, name):
     names = [a.name for a in sch.arguments]
     write = any(a.alias_info and a.alias_info.is_write for a in sch.arguments)
     if any(r.alias_info and not r.alias_info.is_write for r in sch.returns) and not write: return      # a view
-    orig = torch.library.get_kernel("aten::" + name, "CUDA").call_boxed
+    orig = kernel_of("aten::" + name)
     custom, cpu_fn = CUSTOM.get(name), REPLACE.get(name, op)
     if custom is None and cpu_fn is op and not torch._C._dispatch_has_computed_kernel_for_dispatch_key("aten::" + name, "CPU"): custom = NotImplemented
     random = "generator" in names

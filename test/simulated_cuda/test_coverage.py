@@ -14,7 +14,7 @@ _PREAMBLE = """
 import os, torch
 from memprof.simulated_cuda import control
 reads = []
-control.on_host_read(reads.append)
+control.on_host_read(lambda nbytes, address: reads.append(nbytes))
 cuda = lambda *shape, dtype=torch.float32: torch.zeros(*shape, dtype=dtype, device="cuda")
 """
 
@@ -120,4 +120,45 @@ torch.cuda.empty_cache()
 assert torch.cuda.memory_reserved() == 0
 """,
         PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+
+
+def test_integers_compute_and_others_do_not() -> None:
+    _run(
+        """
+from memprof.simulated_cuda import integers
+integers.compute_integers({})
+def each(x, y, b):
+    yield x + y, x * y, x // (y + 9), x % (y.abs() + 1), x - 3, -x, x ** 2, 3 ** y.abs()
+    yield x == y, x > 2, b & (x < y), ~b, b.any(), b.all(), x.bool() ^ b, torch.where(b, x, y)
+    yield x.sum(), x.sum(0), x.cumsum(1), x.max(), x.max(dim=1), x.amin(0), x.prod(1), b.sum(-1)
+    yield x.sort(dim=1), x.argsort(dim=0), x.flatten().unique(return_counts=True), x.topk(2).values
+    yield x.gather(1, y.abs() % 4), x[b], x[:, [1, 3]], x.masked_select(b), b.nonzero()
+    yield torch.cat([x, y]), torch.stack([x, y], 1), x.repeat(2, 1), x.roll(1, 0), x.flip(0)
+    yield x.masked_fill(b, 7), x.index_select(0, y[0].abs() % 3), x.scatter(1, y.abs() % 4, x)
+    yield x.index_add(0, y[0, :3].abs() % 3, x), torch.searchsorted(x.flatten().sort()[0], y)
+    yield torch.bincount(x.flatten().abs()), torch.nn.functional.one_hot(x.abs()), x.to(torch.int32)
+    yield torch.arange(7, device=x.device), x.unsqueeze(2).expand(3, 4, 2) + 1, x.tril()
+    z = x.clone()
+    z += y
+    z[b] = 1
+    z[0, 1:3] = y[0, :2]
+    z.t()[0].fill_(8)
+    yield (z,)
+host = torch.randint(-5, 5, (3, 4)), torch.randint(-5, 5, (3, 4)), torch.rand(3, 4) > 0.5
+done = 0
+leaves = torch.utils._pytree.tree_leaves
+for expected, found in zip(each(*host), each(*(t.cuda() for t in host)), strict=True):
+    for e, f in zip(leaves(expected), leaves(found), strict=True):
+        assert f.is_cuda and f.dtype == e.dtype and torch.equal(f.cpu(), e), (e, f)
+        done += 1
+assert done >= 50, done
+x = host[0].cuda()
+assert (x.float() + 1).sum().item() == 0 and (x * 0.5).cpu().abs().sum() == 0
+graph = torch.cuda.CUDAGraph()
+out = x * 0
+with torch.cuda.graph(graph):
+    out.copy_(x + 1)
+assert not out.any()
+"""
     )

@@ -86,11 +86,20 @@ def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
     held |= {t.untyped_storage().data_ptr() for t in machine.parts() if t.numel()}
     held |= {t.untyped_storage().data_ptr() for t in machine.training.gradients()}
     if not live <= held:
+        let_workers_go(machine.device)
         # Stale graphs of autograd may hold some, those of other paths too: the trees look twice.
         others = [r for n in manager.nodes() for r in n.outputs_weakrefs if r is not None]
         assert {r.address for r in held_outputs(refs, others)} <= held, (
             "the trees take for live what nobody holds"
         )
+
+
+def let_workers_go(device: torch.device) -> None:
+    """Autograd's thread for ``device`` lets go of the last graph that it ran a moment after the
+    backward has returned; when it has run another one, it has."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        x = torch.zeros((), device=device, requires_grad=True)
+        torch.autograd.grad(x * 1, x)
 
 
 def check_books(machine: Machine) -> None:

@@ -1,0 +1,179 @@
+"""Values to pretend where a program looks at one that no kernel has computed.
+
+Note [Pretended values]
+~~~~~~~~~~~~~~~~~~~~~~~
+``--pretend train.py:42=0.5`` names a line as the report does that counts looks at values: the
+innermost line of the program outside of torch. What the simulated device has copied to the host
+for that line is overwritten before torch reads it, so that whatever torch does with it (a Python
+number, the size of ``nonzero()``, a branch) follows.
+
+The bytes are of the tensor's type where the line reads a tensor (``item()``, ``tolist()``,
+``cpu()``, ``bool(tensor)``): those go through two operators, which are wrapped for that. What an
+operator reads for itself, such as the number of elements that ``nonzero()`` found, is an integer of
+as many bytes as are copied. Every element of a copy gets the value.
+
+A line's values are used one after the other, a look each, and the last one from then on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+__all__ = ["BadPretence", "Pretence", "Pretences", "parse_pretence"]
+
+Value = bool | int | float
+
+_FORMATS = {
+    "torch.float64": "d",
+    "torch.float32": "f",
+    "torch.float16": "e",
+    "torch.int64": "q",
+    "torch.int32": "i",
+    "torch.int16": "h",
+    "torch.int8": "b",
+    "torch.uint64": "Q",
+    "torch.uint32": "I",
+    "torch.uint16": "H",
+    "torch.uint8": "B",
+    "torch.bool": "?",
+}
+_INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}
+_READS = ("_local_scalar_dense", "copy_")
+"""Operators that bring a tensor to the host, whose first argument has the type of the copy."""
+
+
+class BadPretence(ValueError):
+    """A pretended value that cannot be understood; the message says how to write it."""
+
+
+class Pretence(msgspec.Struct, frozen=True):
+    """Values for a line.
+
+    Attributes:
+        file: the end of its path: whole names, separated by slashes.
+        line: its number.
+        values: one a look, the last from then on.
+    """
+
+    file: str
+    line: int
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def means(self, file: str, line: int) -> bool:
+        """Whether it is for this line of the file at a path."""
+        return line == self.line and f"/{file}".endswith(f"/{self.file}")
+
+
+def parse_pretence(text: str) -> Pretence:
+    """``FILE:LINE=VALUE[,VALUE...]``.
+
+    Raises:
+        BadPretence: it is something else.
+    """
+    match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
+    if match is None:
+        raise BadPretence(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
+    file, line, values = match.groups()
+    return Pretence(file.removeprefix("./"), int(line), tuple(map(_value, values.split(","))))
+
+
+def _value(text: str) -> Value:
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    raise BadPretence(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
+
+
+class Pretences:
+    """Overwrites what the program is about to look at, where that was asked for.
+
+    Attributes:
+        misfits: what could not be done, in sentences.
+    """
+
+    def __init__(self, pretences: Sequence[Pretence]) -> None:
+        self._pretences = list(pretences)
+        self._looks = [0] * len(self._pretences)
+        self._reading = threading.local()
+        self.misfits: dict[str, None] = {}
+
+    def install(self) -> None:
+        """Learn of the types of tensors that are read, from here on. Imports torch."""
+        if self._pretences:
+            from memprof.simulated_cuda.overrides import wrap_kernels
+
+            wrap_kernels("aten", dict.fromkeys(_READS, self._typed))
+
+    def _typed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def read(keys: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = getattr(self._reading, "dtype", None)
+            self._reading.dtype = str(tensor.dtype)
+            try:
+                return run(keys, tensor, *args, **kwargs)
+            finally:
+                self._reading.dtype = outer
+
+        return read
+
+    def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
+        """A line has had ``nbytes`` copied to ``address``: overwrite them if that was asked for.
+
+        Returns:
+            Whether they were.
+        """
+        for i, pretence in enumerate(self._pretences):
+            if not pretence.means(file, line):
+                continue
+            value = pretence.values[min(self._looks[i], len(pretence.values) - 1)]
+            self._looks[i] += 1
+            dtype = getattr(self._reading, "dtype", None)
+            try:
+                element = _encode(value, dtype, nbytes)
+            except (struct.error, OverflowError, ValueError) as e:
+                what = dtype or f"a number of {nbytes} bytes that torch itself reads"
+                self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
+                return False
+            ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
+            return True
+        return False
+
+    def unused(self) -> list[str]:
+        """Sentences about those whose line never brought a value to the host."""
+        return [
+            f"--pretend {p}: that line never looked at a value of the device"
+            for p, looks in zip(self._pretences, self._looks, strict=True)
+            if not looks
+        ]
+
+
+def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
+    """One element, little-endian."""
+    if dtype == "torch.bfloat16":
+        # The upper half of a float32, rounded to the nearest.
+        bits = int.from_bytes(struct.pack("<f", value), "little")
+        return (bits if value != value else bits + 0x8000).to_bytes(5, "little")[2:4]
+    form = _INTEGERS.get(nbytes) if dtype is None else _FORMATS.get(dtype)
+    if form is None:
+        raise ValueError("a type that is not covered")
+    if form == "?":
+        return struct.pack("?", bool(value))
+    if form not in "dfe":
+        if value != int(value):
+            raise ValueError("it is no integer")
+        value = int(value)
+    return struct.pack(f"<{form}", value)

@@ -1,0 +1,102 @@
+"""An account of one instant in other tools' formats: its sums, and what has no use for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from profile_builder import training
+
+from memprof.cli import main
+from memprof.profiler.errors import ProfileWithoutTimeError
+from memprof.profiler.export import export_profile
+from memprof.profiler.file import write_profile
+from memprof.profiler.model import DeviceAccount, Profile, SourceFrame
+from memprof.profiler.model.device import AccountRow, PoolShare, Purpose
+
+LINE = SourceFrame("/home/me/train.py", 7, "step", "y = model(x)")
+
+
+def account() -> DeviceAccount:
+    return DeviceAccount(
+        "cuda:0",
+        reserved=1000,
+        rows=[
+            AccountRow(Purpose.PARAMETER, 400, 4, frame=LINE),
+            AccountRow(Purpose.ACTIVATION, 200, 2, "Model > Block; x", LINE, "mul, add", True),
+            AccountRow(Purpose.ACTIVATION, 50, 1, "Model > Block; x", LINE, "mul, add", True),
+            AccountRow(Purpose.TEMPORARY, 100, 1, detail="all-gathered by FSDP"),
+        ],
+        rounding=30,
+        pools=[PoolShare("general", 900, 150, 3, 100), PoolShare("private 1", 100, 50, 1, 50)],
+        unexplained=20,
+    )
+
+
+EXPECTED = {
+    "parameter;train.py:7 y = model(x)": 400,
+    "activation;Model;Block, x;mul, add;train.py:7 y = model(x)": 250,
+    "temporary (all-gathered by FSDP)": 100,
+    "(rounding)": 30,
+    "(free in general segments)": 150,
+    "(free in private 1 segments)": 50,
+    "(not explained)": 20,
+}
+
+
+def test_stacks_add_up_to_what_was_reserved(tmp_path: Path) -> None:
+    profile, path = Profile(accounts=[account()]), tmp_path / "out"
+    export_profile(profile, "collapsed", path, ["cuda:0"])
+    lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
+    assert {stack: int(n) for stack, _, n in lines} == {
+        f"cuda:0;{stack}": n for stack, n in EXPECTED.items()
+    }
+    export_profile(profile, "speedscope", path, ["cuda:0"])
+    (found,) = json.loads(path.read_text())["profiles"]
+    assert found["name"] == "cuda:0: reserved at the peak"
+    assert sorted(found["weights"]) == sorted(EXPECTED.values())
+    assert found["endValue"] == account().reserved == sum(EXPECTED.values())
+
+
+def test_its_table(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    export_profile(Profile(accounts=[account()]), "parquet", tmp_path, ["cuda:0"])
+    table = parquet.read_table(tmp_path / "account.parquet").to_pylist()
+    assert sum(row["nbytes"] for row in table) == account().reserved
+    assert table[1]["modules"] == "Model > Block; x"
+    assert (table[1]["file"], table[1]["line"]) == (LINE.file, LINE.line)
+    assert [row["purpose"] for row in table[4:]] == [
+        "rounding",
+        "awaiting streams",
+        "free in general segments",
+        "free in private 1 segments",
+        "not explained",
+    ]
+
+
+def test_another_device_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    export_profile(Profile(accounts=[account()]), "collapsed", path, ["cuda:1"])
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("command", ["perfetto", "memory-viz", "gantt"])
+def test_what_shows_time_refuses_an_instant(command: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "run.memprof", tmp_path / "out.html"
+    write_profile(Profile(accounts=[account()]), file)
+    words = ["gantt"] if command == "gantt" else ["export", "-f", command]
+    result = CliRunner().invoke(main, [*words, str(file), "-o", str(out)])
+    assert result.exit_code == 2
+    assert "this profile has the account of one instant" in result.stderr
+    assert not out.exists()
+
+
+def test_an_account_beside_calls_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    profile = training()
+    profile.accounts = [account()]
+    for form in ("perfetto", "memory-viz", "collapsed"):
+        export_profile(profile, form, tmp_path / form, ["cpu", "cuda:0"])
+    with pytest.raises(ProfileWithoutTimeError):
+        export_profile(Profile(accounts=[account()]), "perfetto", tmp_path / "x", [])

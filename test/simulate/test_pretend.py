@@ -1,0 +1,173 @@
+"""Values to pretend, and experts that get the same number of tokens."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+from memprof.simulate import pretend
+from memprof.simulate.pretend import BadPretence, Pretence, Pretences, parse_pretence
+
+from .test_simulate import simulate
+
+
+def test_a_line_and_its_values() -> None:
+    parsed = parse_pretence("./src/train.py:42=7, -0.5,1e3,true,FALSE")
+    assert parsed == Pretence("src/train.py", 42, (7, -0.5, 1000.0, True, False))
+    assert [type(v) for v in parsed.values] == [int, float, float, bool, bool]
+    assert math.isnan(parse_pretence("C:/a b.py:1=nan").values[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["train.py:42", "train.py=3", ":3=1", "train.py:x=1", "train.py:4=", "train.py:4=1,,2"]
+)
+def test_what_is_no_line_or_no_value(text: str) -> None:
+    with pytest.raises(BadPretence, match=r"FILE:LINE=VALUE|is no value"):
+        parse_pretence(text)
+
+
+def test_a_file_is_named_by_the_end_of_its_path() -> None:
+    pretence = Pretence("src/train.py", 3, (1,))
+    assert pretence.means("/home/me/src/train.py", 3)
+    assert pretence.means("src/train.py", 3)
+    assert not pretence.means("/home/me/mysrc/train.py", 3)
+    assert not pretence.means("/home/me/src/train.py", 4)
+    assert Pretence("/home/me/train.py", 3, (1,)).means("/home/me/train.py", 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "nbytes", "expected"),
+    [
+        (1.5, "torch.float32", 4, struct.pack("<f", 1.5)),
+        (1, "torch.float32", 4, struct.pack("<f", 1.0)),
+        (-3, "torch.int64", 8, struct.pack("<q", -3)),
+        (True, "torch.bool", 1, b"\1"),
+        (2.0, "torch.bool", 1, b"\1"),
+        (1.0, "torch.bfloat16", 2, b"\x80\x3f"),
+        (-2.5, "torch.bfloat16", 2, b"\x20\xc0"),
+        (0.5, "torch.float16", 2, struct.pack("<e", 0.5)),
+        (7, None, 4, struct.pack("<i", 7)),
+        (7, None, 8, struct.pack("<q", 7)),
+    ],
+)
+def test_bytes_of_a_value(value: float, dtype: str | None, nbytes: int, expected: bytes) -> None:
+    assert pretend._encode(value, dtype, nbytes) == expected
+
+
+def test_bytes_of_what_is_not_finite() -> None:
+    assert struct.unpack("<f", b"\0\0" + pretend._encode(math.inf, "torch.bfloat16", 2)) == (
+        math.inf,
+    )
+    (nan,) = struct.unpack("<f", b"\0\0" + pretend._encode(math.nan, "torch.bfloat16", 2))
+    assert math.isnan(nan)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(b"abcd", 4)
+    pretences = Pretences([Pretence("a.py", 1, (0.5,)), Pretence("a.py", 2, (1,))])
+    assert not pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
+    assert buffer.raw == b"abcd"
+    assert list(pretences.misfits) == [
+        "--pretend a.py:1: 0.5 cannot be a number of 4 bytes that torch itself reads "
+        "(it is no integer)"
+    ]
+    assert pretences.unused() == [
+        "--pretend a.py:2: that line never looked at a value of the device"
+    ]
+
+
+LOOKS = """
+import torch
+x = torch.ones(8, device="cuda")
+steps = 0
+while x.sum().item() > 0.5:  # 4
+    steps += 1
+assert steps == 2, steps
+assert x.half().tolist() == [0.25] * 8  # 7
+assert torch.isfinite(x).all()  # 8
+found = x.nonzero()  # 9
+assert found.shape == (5, 1), found.shape
+assert x.cpu().tolist() == [0.0] * 8
+x.int().cpu()  # 12
+"""
+
+
+@pytest.mark.simgpu
+def test_lines_find_what_was_given(tmp_path: Path) -> None:
+    # GIVEN a script that looks at values in every way
+    lines = {text.rpartition("# ")[2]: i for i, text in enumerate(LOOKS.splitlines(), 1)}
+    given = {"4": "2,1.5,0", "7": "0.25", "8": "true", "9": "5", "12": "0.5"}
+    options = [f"--pretend=script.py:{lines[key]}={value}" for key, value in given.items()]
+    # WHEN it is simulated with values for its lines, for one that never looks, and one that is torn
+    status, result, error = simulate(tmp_path, LOOKS, *options, "--pretend=other.py:1=1")
+    # THEN it finds them
+    assert status == 0, error
+    # AND is told what did not come to pass
+    assert result["ranks"][0]["notes"] == [
+        f"--pretend script.py:{lines['12']}: 0.5 cannot be torch.int32 (it is no integer)",
+        "--pretend other.py:1: that line never looked at a value of the device",
+    ]
+
+
+@pytest.mark.simgpu
+def test_a_bad_pretence_is_refused(tmp_path: Path) -> None:
+    status, _, error = simulate(tmp_path, LOOKS, "--pretend=script.py=1")
+    assert status == 2
+    assert "FILE:LINE=VALUE" in error
+
+
+EXPERTS = """
+import torch
+E, K, T, D = 8, 2, 64, 32
+experts = torch.nn.ModuleList(torch.nn.Linear(D, D, device="cuda") for _ in range(E))
+x = torch.randn(T, D, device="cuda")
+weights, chosen = torch.randn(T, E, device="cuda").softmax(-1).topk(K)
+# as transformers does it
+mask = torch.nn.functional.one_hot(chosen, E).permute(2, 1, 0)
+rows = []
+for e in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+    k, t = torch.where(mask[e].squeeze(0))
+    (experts[e](x[t]) * weights[t, k, None]).sum().backward()
+    rows.append(len(t))
+assert rows == [T * K // E] * E, rows
+# as torchtitan does it
+flat = chosen.view(-1)
+assert torch.histc(flat, bins=E, min=0, max=E).tolist() == rows
+order = torch.argsort(flat, stable=True)
+assert flat[order].tolist() == sorted(flat.tolist())
+# and others
+assert torch.bincount(flat).tolist() == rows
+assert flat.unique().tolist() == list(range(E))
+assert all(len(set(row)) == K for row in chosen.tolist())
+counts, names = torch.bincount(flat), torch.arange(E, device="cuda")
+assert names.repeat_interleave(counts).tolist() == sorted(flat.tolist())
+assert torch.randn(5, 3, 4, device="cuda").topk(2, dim=1).indices.amax() == 2
+# floating point numbers are not computed
+assert torch.ones(4, device="cuda").sum().item() == 0
+"""
+
+
+@pytest.mark.simgpu
+def test_experts_get_their_share(tmp_path: Path) -> None:
+    status, _, error = simulate(tmp_path, EXPERTS, "--balanced-experts")
+    assert status == 0, error
+
+
+@pytest.mark.simgpu
+def test_ranks_get_their_share(tmp_path: Path) -> None:
+    source = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+counts = torch.arange(8, device="cuda")  # tokens for each of 8 experts, two a rank
+got = torch.empty_like(counts)
+dist.all_to_all_single(got, counts)
+assert got.tolist() == [2, 3] * 4, got  # what each rank sends to the experts of rank 1
+"""
+    options = ("--world-size=4", "--rank=1")
+    status, _, error = simulate(tmp_path, source, *options, "--balanced-experts")
+    assert status == 0, error

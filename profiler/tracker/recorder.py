@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import encode_profile
+from memprof.profiler.host import installed_version
 from memprof.profiler.model import (
     MemorySnapshot,
     Profile,
@@ -104,7 +104,7 @@ class Recorder:
             parent_pid=parent_pid,
             command=tuple(sys.argv),
             torch=str(torch.__version__),
-            memprof=_own_version(),
+            memprof=installed_version(),
             python=platform.python_version(),
             interval_ns=round(self.settings.interval * 1e9),
             settings=self.settings.as_text(),
@@ -336,10 +336,3 @@ class Recorder:
         if found is not None:
             self._compiled, self._call_threads = True, found[1]
         return (found[0] if found is not None else Profile()).with_tracker(self.record())
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("memprof")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
@@ -62,12 +61,7 @@ class ProfilingSession(Views):
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             if self._streamer is not None:
                 self._streamer.finish(self._join)

@@ -11,20 +11,6 @@ import torch
 import torch.autograd.graph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = [
-    "allocation_counts",
-    "clear_workspaces",
-    "drain_history",
-    "has_history",
-    "keep_counting",
-    "on_cuda_start",
-    "on_module_tensors",
-    "on_optimizer",
-    "plain_tensors",
-    "record_history",
-    "wrap_backward",
-]
-
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
 

@@ -47,7 +47,7 @@ class CUDAGraphTreeManager:
         functions, path, tree, policy, ledger: see ``TreeState``.
         owner: of the pool.
         moves: what is known about static inputs that move.
-        parameters: parameters that forwards read.
+        parameters: those that forwards read, and other leaves.
         recorder: makes the calls that are no replays.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         given: what the graph that runs was given and lay in live outputs when it was called, see

@@ -28,25 +28,26 @@ class ParameterRefs:
         self._refs = WeakTensorKeyDictionary()
 
     def remember(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Keep the leaves among the inputs of a forward that is about to be recorded; those that
-        are no static inputs may be others at each call, see ``FunctionSpec.leaves``."""
+        """Keep the leaves among the inputs of a forward that is about to be recorded. Those that
+        are no static inputs may be others, or no leaves, at each call: ``FunctionSpec.leaves``."""
         if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
             return
         self._keep(inputs, function.static_input_idxs)
-        function.leaves = self._keep(inputs, function.loose)
+        function.leaves = tuple(
+            i
+            for i in function.loose
+            if isinstance(inputs[i], torch.Tensor) and inputs[i].requires_grad
+        )
 
     def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Keep those that a replay is called with."""
         self._keep(inputs, function.leaves)
 
-    def _keep(self, inputs: list[Input], which: Sequence[int]) -> tuple[int, ...]:
-        found = []
+    def _keep(self, inputs: list[Input], which: Sequence[int]) -> None:
         for i in which:
             t = inputs[i]
             if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad:
                 self._refs[t] = None
-                found.append(i)
-        return tuple(found)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(list(self._refs))

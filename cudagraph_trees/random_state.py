@@ -16,6 +16,11 @@ things follow for calls that are no replays.
   devices too, and one may be a replay and the other not, in any order. So within such a checkpoint
   a random state is always one of the device, and its original is kept for as long as that lives: a
   backward that runs gets the original, without waiting for the device.
+
+Compiled autograd's backwards are functions without a gradient of their own, so every function is
+looked after. Not known is a state whose recording is gone by the time that its backward runs, with
+the pool or with the manager (a reset between the two), and one of a function that was never warmed
+up (``skip_cudagraph_warmup``): there the backward must be recorded, as with torch's trees.
 """
 
 from __future__ import annotations
@@ -48,8 +53,7 @@ class RandomStates:
 
     def to_host(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Before ``function`` runs: random states among its inputs come to the host, in place."""
-        if function.mode is not CompilationMode.BACKWARD:
-            return
+        self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
         known = self._functions[function].host_inputs
         on_path: set[int] | None = None
         for i, t in enumerate(inputs):
@@ -81,7 +85,6 @@ class RandomStates:
         self._functions[function].host_outputs.update(found)
         if not compat.in_checkpoint():
             return
-        self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
         for i in found:
             original = outputs[i]
             assert isinstance(original, torch.Tensor)

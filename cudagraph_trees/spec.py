@@ -169,7 +169,8 @@ class FunctionSpec(GraphSpec):
             keep moving become ``loose`` ones.
         loose: tensors among the inputs that are not static.
         alignment_checked: inputs that the code takes for aligned and that may not be.
-        leaves: ``loose`` ones whose gradient may be held beyond its step, see ``ParameterRefs``.
+        leaves: ``loose`` ones that may be leaves whose gradient is held beyond its step, see
+            ``ParameterRefs``.
     """
 
     number: int

@@ -12,7 +12,7 @@ these ends, in this order:
   something else of the graph may read it (Note [Graphs in parts]);
 * it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
   it computes what the program says;
-* it is a gradient (in a parameter's ``.grad``: autograd *steals* the tensor that a
+* it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a
   backward returns): it moves out of the pool, content and all, so that accumulating
   over several backwards is right;
 * outputs are to be cloned (``outputs="clone"``): it moves out as well;
@@ -20,7 +20,7 @@ these ends, in this order:
 
 Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
 2.12 cannot do that to a storage over borrowed memory. There the trees look for the
-holders that they know, a parameter's ``.grad``, the tensor that was handed out, and what of the
+holders that they know, a leaf's ``.grad``, the tensor that was handed out, and what of the
 call's arguments moves out, give these new memory, and the use of any other view raises.
 
 Where a copy is made, holders and arguments get the same one, and each keeps its sizes, strides
@@ -313,8 +313,11 @@ def _known_holders(
     handed_out.clear()
     for p in parameters:
         g = p.grad
-        if g is not None and g.untyped_storage()._cdata == pointer:
-            found[id(g)] = g
+        try:
+            if g is not None and g.untyped_storage()._cdata == pointer:
+                found[id(g)] = g
+        except (RuntimeError, NotImplementedError):
+            continue  # it is sparse, or was made to raise
     return list(found.values())
 
 

@@ -116,8 +116,12 @@ class OutputCache:
         for i, t in enumerate(plan.persistent):
             if t is None or t.requires_grad:
                 continue
-            empty = not t.numel() and not address_of(t) and (users is None or i in users)
-            (self.empty if empty else self.fixed).append(i)
+            if not t.numel() and not address_of(t) and (users is None or i in users):
+                self.empty.append(i)
+            else:
+                self.fixed.append(i)
+        for i in self.empty:
+            plan.persistent[i] = None  # its holder's graph of autograd would live with it
         self.ready = False
 
     def outputs(self) -> list[Output]:
@@ -139,9 +143,10 @@ class OutputCache:
         for i in self.empty:
             spec = self.plan.specs[i]
             assert isinstance(spec, TensorSpec)
-            out[i] = torch.empty_strided(
-                spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
-            )
+            with torch.inference_mode(False):
+                out[i] = torch.empty_strided(
+                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+                )
         for i in self.build:
             out[i] = self._rebuild(i, out)
         return out
@@ -166,6 +171,8 @@ class OutputCache:
             fixed, ref = plan.persistent[i], self.refs[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
+            elif i in self.empty:
+                self.slots[i] = None
             elif fixed is not None:
                 self.slots[i] = fixed
             elif plan.cacheable[i]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -234,9 +235,14 @@ def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
     same(w.grad, full(3))
 
 
+class Left:
+    """What a program leaves on an output."""
+
+
 def test_what_was_done_to_an_output_without_memory_does_not_reach_the_next_replay() -> None:
     # GIVEN a function whose second output has no elements, in every phase
     f = graphed(lambda x: [x + 1, x.new_zeros(0, 3)], [full(0)])
+    left = []
     for _ in range(5):
         next_step()
         _, empty = f([full(1)])
@@ -245,6 +251,13 @@ def test_what_was_done_to_an_output_without_memory_does_not_reach_the_next_repla
         assert not empty.requires_grad
         assert empty.shape == (0, 3)
         # WHEN its holder leaves things on it, and gives it another size
-        empty.mine = "a program's"
+        empty.mine = Left()
+        left.append(weakref.ref(empty.mine))
         empty.requires_grad_().register_hook(print)
         empty.data = torch.ones(2, device="cuda")
+        del empty
+    # AND nothing of it is kept
+    assert [r() for r in left] == [None] * 5
+    with torch.inference_mode():
+        next_step()
+        assert not f([full(1)])[1].is_inference()

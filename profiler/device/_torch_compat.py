@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,27 +202,16 @@ def on_optimizer(do: Callable[[], None]) -> Undo:
     return _replace([torch.optim.Optimizer], "__init__", around)
 
 
-def existing(kind: type) -> list[Any]:
-    """Objects of a class, and of those below it, that Python's collector knows.
+def existing(*kinds: type) -> list[Any]:
+    """Objects of classes, and of those below them, that Python's collector knows.
 
-    The list of all objects has tuples in it that other threads are still building, and would fail
-    to grow while somebody else refers to them (Objects/tupleobject.c, ``_PyTuple_Resize``). So
-    nobody else may run until that list is gone: everything happens in one call of a C function,
-    between two bytecodes, and the collector, which could run finalizers, is off. Classes are
-    compared, since ``isinstance`` asks objects, some of which load modules to answer.
+    Not from ``gc.get_objects()``, which hands out tuples that somebody is still building: they
+    fail to grow while anybody else refers to them (Objects/tupleobject.c, ``_PyTuple_Resize``).
+    Whoever refers to a class is asked for instead, as its instances do. By ``type``, since
+    ``isinstance`` asks the object, and some load modules to answer.
     """
-    wanted = frozenset(_with_subclasses(kind))
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        lists = itertools.islice(iter(gc.get_objects, None), 1)
-        objects, same = itertools.tee(itertools.chain.from_iterable(lists))
-        chosen = [itertools.compress(objects, map(wanted.__contains__, map(type, same)))]
-        del objects, same  # They keep the last objects that they gave.
-        return list(chosen.pop())
-    finally:
-        if collects:
-            gc.enable()
+    classes = {c for kind in kinds for c in _with_subclasses(kind)}
+    return [x for x in gc.get_referrers(*classes) if type(x) in classes]
 
 
 def _with_subclasses(kind: type) -> Iterator[type]:

@@ -317,10 +317,13 @@ class Watch:
 
     def _look_around(self) -> None:
         """Find what the memory of a program is for that runs already."""
-        for module in compat.existing(torch.nn.Module):
-            self._module_made(module)
+        found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
+        optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
+        for module in found:
+            if issubclass(type(module), torch.nn.Module):
+                self._module_made(module)
         known = self._of_modules()
-        for optimizer in compat.existing(torch.optim.Optimizer):
+        for optimizer in optimizers:
             self.has_optimizer = True
             for p in _parameters(optimizer):
                 _add(known, p, Purpose.PARAMETER)

@@ -104,8 +104,8 @@ fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, wit
 fuzz-readers: $(ENVIRONMENT) ## broken and hostile profile files on everything that reads them: ARGS='--seconds 600 --seed 0'
 	PYTHONPATH=.:test $(PY) -m fuzz.readers $(or $(ARGS),--seconds 600)
 
-fuzz-tracker: $(ENVIRONMENT) ## broken and hostile journals or settings on a tracker that starts: ARGS='--target settings'
-	PYTHONPATH=.:test $(PY) -m fuzz.tracker $(or $(ARGS),--target journals --seconds 600)
+fuzz-tracker: $(ENVIRONMENT) ## broken and hostile settings on a tracker that starts: ARGS='--seconds 600 --seed 0'
+	PYTHONPATH=.:test $(PY) -m fuzz.tracker $(or $(ARGS),--seconds 600)
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

@@ -44,8 +44,8 @@ from .provenance.aot_nodes import (
     by_sequence_number,
     nearest,
     own_provenance,
-    tag_captured_nodes,
     tag_inlined_nodes,
+    tag_nodes,
     tag_of,
     with_forward,
 )
@@ -151,7 +151,7 @@ class CapturedIO:
         self.inputs: Mapping[int, LiftedInput] = input_roles(captured.graph)
         self.taken: Mapping[str, int] = taken_gradients(captured.graph)
         self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
-        tag_captured_nodes(captured.graph)
+        tag_nodes(captured.graph, CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
         """Describe a Dynamo graph of the captured backward, and finish its tags.

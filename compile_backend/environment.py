@@ -8,22 +8,18 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 
 import torch
 import torch.distributed
 
+from memprof.profiler.host import installed_version, physical_memory
 from memprof.profiler.model import Machine, Process, Profile
 
 
 @functools.cache
 def versions() -> tuple[str, str, str]:
     """Versions of torch, memprof and Python."""
-    try:
-        own = metadata.version("memprof")
-    except metadata.PackageNotFoundError:
-        own = "unknown"
-    return str(torch.__version__), own, platform.python_version()
+    return str(torch.__version__), installed_version(), platform.python_version()
 
 
 @functools.cache
@@ -38,7 +34,7 @@ def machine() -> Machine:
         cores=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 0,
-        memory_bytes=_memory_bytes(),
+        memory_bytes=physical_memory() or 0,
         accelerators=names,
     )
 
@@ -139,10 +135,3 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0

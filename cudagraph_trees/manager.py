@@ -152,6 +152,8 @@ class CUDAGraphTreeManager:
                 children = {} if self.owner.budget.over else self.tree.roots
             for child in children.get(function, ()):
                 if child.fits(inputs):
+                    if function.leaves:
+                        self.parameters.remember_leaves(function, inputs)
                     outputs = path.replay(child, inputs)
                     if outputs is not None:
                         if self.policy.plain_forwards:

@@ -94,9 +94,6 @@ class CUDAGraphNode:
         path_weakrefs: outputs of all nodes from the root to this one.
         recorded_liveness_before_graph: which outputs of the path before it were live when
             it was recorded.
-        expected_dead_indices_before_graph: outputs that died between the end of the
-            parent's recording and the beginning of this one.
-        expected_dead_indices_after_graph: outputs that died during this recording.
         recorded_liveness_after_graph: which outputs of the path were live at its end.
         live_indices_after_graph: the same, as indices.
         live_after: the same, as references.
@@ -128,8 +125,6 @@ class CUDAGraphNode:
     tensor_weakrefs: list[TensorWeakRef | None]
     path_weakrefs: list[OutputRefs]
     recorded_liveness_before_graph: Liveness
-    expected_dead_indices_before_graph: list[PathOutputIndex]
-    expected_dead_indices_after_graph: list[PathOutputIndex]
     recorded_liveness_after_graph: Liveness
     live_indices_after_graph: list[PathOutputIndex]
     live_after: list[StorageWeakRefWrapper]

@@ -1,11 +1,11 @@
-"""Parameters that recordings read, where gradients can leave the pool only through them.
+"""Tensors that gradients are for, where gradients can leave the pool only through them.
 
 See Note [The end of a step]: only torch that cannot swap the memory of a storage needs this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,20 +20,33 @@ if TYPE_CHECKING:
 
 
 class ParameterRefs:
-    """The parameters that forwards of one manager were recorded with, as long as they live."""
+    """The parameters that forwards of one manager were recorded with, and other leaves that they
+    were called with, as long as they live."""
 
     def __init__(self) -> None:
         # Entries go when their parameter does.
         self._refs = WeakTensorKeyDictionary()
 
     def remember(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Keep the parameters among the inputs of a forward that is about to be recorded."""
+        """Keep the leaves among the inputs of a forward that is about to be recorded; those that
+        are no static inputs may be others at each call, see ``FunctionSpec.leaves``."""
         if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
             return
-        for i in function.static_input_idxs:
+        self._keep(inputs, function.static_input_idxs)
+        function.leaves = self._keep(inputs, function.loose)
+
+    def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Keep those that a replay is called with."""
+        self._keep(inputs, function.leaves)
+
+    def _keep(self, inputs: list[Input], which: Sequence[int]) -> tuple[int, ...]:
+        found = []
+        for i in which:
             t = inputs[i]
             if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad:
                 self._refs[t] = None
+                found.append(i)
+        return tuple(found)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(list(self._refs))

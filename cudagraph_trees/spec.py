@@ -169,6 +169,7 @@ class FunctionSpec(GraphSpec):
             keep moving become ``loose`` ones.
         loose: tensors among the inputs that are not static.
         alignment_checked: inputs that the code takes for aligned and that may not be.
+        leaves: ``loose`` ones whose gradient may be held beyond its step, see ``ParameterRefs``.
     """
 
     number: int
@@ -177,6 +178,7 @@ class FunctionSpec(GraphSpec):
     static_input_idxs: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     alignment_checked: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
 
     def names_of_inputs(self, which: Sequence[int]) -> str:
         """The user's names of some inputs, else the compiler's; of many, those of the first."""

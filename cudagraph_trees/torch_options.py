@@ -12,10 +12,10 @@ built in (``force_cudagraph_sync``, ``slow_path_cudagraph_asserts``): its value 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from . import _torch_compat as compat
 
@@ -96,6 +96,24 @@ AT_COMPILATION = (
 """Options of ``triton`` whose value at compilation holds."""
 
 
+_T = TypeVar("_T")
+
+
+class _Option(Generic[_T]):
+    """An attribute that is one of the options, as ``read`` makes it of torch's value."""
+
+    def __init__(self, name: str, read: Callable[[Any], _T]) -> None:
+        self._name = name
+        self._read = read
+
+    def __get__(self, options: TreeOptions, kind: object = None) -> _T:
+        return self._read(options._get(self._name))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
     """Torch's options for the graphs of one compilation, see Note [Whose value holds].
@@ -133,85 +151,46 @@ class TreeOptions:
     def _get(self, name: str) -> Any:
         return self.given[name] if name in self.given else compat.triton_option(name)
 
-    @property
-    def capture_sizes(self) -> tuple[int | tuple[int, ...], ...] | None:
-        """Combinations of sizes that are recorded; None is all."""
-        return self._get("cudagraph_capture_sizes")  # type: ignore[no-any-return]
-
-    @property
-    def dynamic_shape_warn_limit(self) -> int | None:
-        """A graph with more combinations of sizes is warned about."""
-        return self._get("cudagraph_dynamic_shape_warn_limit")  # type: ignore[no-any-return]
-
-    @property
-    def dynamic_shape_rerecord_limit(self) -> int | None:
-        """So many combinations of sizes are recorded a graph."""
-        return self._get("cudagraph_dynamic_shape_rerecord_limit")  # type: ignore[no-any-return]
-
-    @property
-    def pool_initial(self) -> int:
-        """Bytes that a pool starts with."""
-        return int((self._get("cudagraph_initial_mempool_allocation_gb") or 0) * (1 << 30))
-
-    @property
-    def checks_pool(self) -> bool:
-        """Whether a recording looks for memory of the pool that nobody knows."""
-        return bool(self._get("slow_path_cudagraph_asserts"))
-
-    @property
-    def records_history(self) -> bool:
-        """Whether the error about such memory names the lines that allocated it."""
-        return bool(self._get("cudagraph_trees_history_recording"))
-
-    @property
-    def draws_references(self) -> bool:
-        """Whether pictures of what holds such memory are to be drawn, with ``objgraph``."""
-        return bool(self._get("cudagraph_trees_objgraph"))
-
-    @property
-    def clones_outputs(self) -> bool:
-        """Whether outputs that are held beyond their step get memory of their own."""
-        return bool(self._get("cudagraph_trees_generation_cloning") == "user_visible")
-
-    @property
-    def supports_mutation(self) -> bool:
-        """Whether a function may write to inputs that an earlier graph made."""
-        return bool(self._get("cudagraph_support_input_mutation"))
-
-    @property
-    def rerecord_limit(self) -> int:
-        """A function is recorded again so often at a place of the tree."""
-        return int(self._get("cudagraph_unexpected_rerecord_limit"))
-
-    @property
-    def managed_input_rerecord_limit(self) -> int:
-        """After so many moves of an input that a graph made, something is done about it."""
-        return int(self._get("cudagraph_managed_input_rerecord_limit"))
-
-    @property
-    def managed_input_rerecord_action(self) -> str:
-        """What: ``"copy"`` the input, or ``"skip"`` the function at that place."""
-        return str(self._get("cudagraph_managed_input_rerecord_action"))
-
-    @property
-    def synchronizes(self) -> bool:
-        """Whether a replay waits for the device."""
-        return bool(self._get("force_cudagraph_sync"))
-
-    @property
-    def only_warms_up(self) -> bool:
-        """Whether every call is a warm-up."""
-        return bool(self._get("force_cudagraphs_warmup"))
-
-    @property
-    def skips_warm_up(self) -> bool:
-        """Whether functions are recorded without a warm-up before."""
-        return bool(self._get("skip_cudagraph_warmup"))
-
-    @property
-    def or_error(self) -> bool:
-        """Whether a call that would run without a graph raises instead."""
-        return bool(self._get("cudagraph_or_error"))
+    capture_sizes = _Option[Sequence[int | tuple[int, ...]] | None](
+        "cudagraph_capture_sizes", _as_it_is
+    )
+    """Combinations of sizes that are recorded; None is all."""
+    dynamic_shape_warn_limit = _Option[int | None]("cudagraph_dynamic_shape_warn_limit", _as_it_is)
+    """A graph with more combinations of sizes is warned about."""
+    dynamic_shape_rerecord_limit = _Option[int | None](
+        "cudagraph_dynamic_shape_rerecord_limit", _as_it_is
+    )
+    """So many combinations of sizes are recorded a graph."""
+    pool_initial = _Option(
+        "cudagraph_initial_mempool_allocation_gb", lambda gib: int((gib or 0) * (1 << 30))
+    )
+    """Bytes that a pool starts with."""
+    checks_pool = _Option("slow_path_cudagraph_asserts", bool)
+    """Whether a recording looks for memory of the pool that nobody knows."""
+    records_history = _Option("cudagraph_trees_history_recording", bool)
+    """Whether the error about such memory names the lines that allocated it."""
+    draws_references = _Option("cudagraph_trees_objgraph", bool)
+    """Whether pictures of what holds such memory are to be drawn, with ``objgraph``."""
+    clones_outputs = _Option(
+        "cudagraph_trees_generation_cloning", lambda what: bool(what == "user_visible")
+    )
+    """Whether outputs that are held beyond their step get memory of their own."""
+    supports_mutation = _Option("cudagraph_support_input_mutation", bool)
+    """Whether a function may write to inputs that an earlier graph made."""
+    rerecord_limit = _Option("cudagraph_unexpected_rerecord_limit", int)
+    """A function is recorded again so often at a place of the tree."""
+    managed_input_rerecord_limit = _Option("cudagraph_managed_input_rerecord_limit", int)
+    """After so many moves of an input that a graph made, something is done about it."""
+    managed_input_rerecord_action = _Option("cudagraph_managed_input_rerecord_action", str)
+    """What: ``"copy"`` the input, or ``"skip"`` the function at that place."""
+    synchronizes = _Option("force_cudagraph_sync", bool)
+    """Whether a replay waits for the device."""
+    only_warms_up = _Option("force_cudagraphs_warmup", bool)
+    """Whether every call is a warm-up."""
+    skips_warm_up = _Option("skip_cudagraph_warmup", bool)
+    """Whether functions are recorded without a warm-up before."""
+    or_error = _Option("cudagraph_or_error", bool)
+    """Whether a call that would run without a graph raises instead."""
 
 
 _NOT_OURS = Decision(Verdict.OTHERS, "")

@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name == "compiled_autograd":
         return import_module("memprof.compiled_autograd")
     if name == "__version__":
-        from .cli import installed_version
+        from .profiler.host import installed_version
 
         return installed_version()
     if name not in _HOME:

@@ -13,14 +13,12 @@ import logging
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
 
 from memprof.profiler._text import visible
-
-__all__ = ["COMMANDS", "main"]
+from memprof.profiler.host import installed_version
 
 COMMANDS = (
     "report",
@@ -96,14 +94,6 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"{record.levelname.capitalize()}: {visible(record.getMessage())}", err=True)
-
-
-def installed_version() -> str:
-    """Of memprof."""
-    try:
-        return version("memprof")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
 
 
 @click.group("memprof", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -24,8 +24,6 @@ from pathlib import Path
 from memprof import _torch_compat
 from memprof.profiler.report.page import PLAIN, Style
 
-__all__ = ["Diagnosis", "Finding", "Status", "examine", "render_doctor"]
-
 TORCH_OLDEST = (2, 11)
 TORCH_NEWEST = (2, 15)
 """Oldest and newest torch that the test suite is run on."""

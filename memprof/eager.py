@@ -12,8 +12,6 @@ from memprof.profiler.device.watch import Watch, has_cuda
 from memprof.profiler.model import DeviceAccount
 from memprof.profiler.process_hooks import on_fork
 
-__all__ = ["EagerMemory"]
-
 log = logging.getLogger("memprof")
 
 _lock = threading.Lock()
@@ -61,7 +59,7 @@ class EagerMemory:
         except Exception as e:
             self._watch.fail(e)
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: object = None) -> None:
         """Say what was there, and leave torch as it was.
 
         Args:
@@ -93,7 +91,7 @@ class EagerMemory:
             with _lock:
                 _current = None
 
-    def _describe(self, error: BaseException | None) -> None:
+    def _describe(self, error: object) -> None:
         self.accounts = self._watch.accounts(cut_off=error is not None)
         for account in self.accounts:
             account.elapsed_ns = time.perf_counter_ns() - self._began_ns

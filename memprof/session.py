@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
@@ -78,12 +77,7 @@ class ProfilingSession(Views):
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if self._eager is not None:
                 self._end_eager(self._eager, error)
@@ -99,7 +93,7 @@ class ProfilingSession(Views):
             RUNTIME.close_session()
 
     @staticmethod
-    def _end_eager(eager: EagerMemory, error: BaseException | None) -> None:
+    def _end_eager(eager: EagerMemory, error: object) -> None:
         eager.end(error)
         if eager.why_not:
             reason = f"no account of the device's memory: {eager.why_not}"

@@ -25,8 +25,6 @@ from memprof.profiler.report.text import (
     render_tracker_record,
 )
 
-__all__ = ["Comparison", "LoadedProfile", "Views", "load", "report_data", "report_text"]
-
 StrPath = str | os.PathLike[str]
 
 

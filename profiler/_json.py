@@ -1,4 +1,4 @@
-"""JSON of the data model: what both kinds of profile file are made of."""
+"""JSON of the data model."""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LONGEST", "visible", "visible_json"]
-
 LONGEST = 5_000
 """Characters of one text that are shown; a ledger's longest reasons have some hundred."""
 

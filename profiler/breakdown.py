@@ -14,18 +14,6 @@ from enum import Enum
 
 from .model import Category, DataFlowStorage
 
-__all__ = [
-    "Breakdown",
-    "ModuleNode",
-    "Named",
-    "Share",
-    "View",
-    "break_down",
-    "data_flow_breakdown",
-    "module_parts",
-    "module_tree",
-]
-
 DEEPEST = 64
 """Levels of a tree of modules, several times as many as models have. Paths come from files: what is
 nested further would be a level of recursion to everything that walks or shows the tree."""

@@ -16,8 +16,6 @@ from enum import Enum
 
 from .model import LedgerKind, Profile
 
-__all__ = ["CallMode", "call_modes"]
-
 
 class CallMode(str, Enum):
     """How a call ran."""

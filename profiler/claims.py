@@ -2,12 +2,11 @@
 
 Note [Files that are being written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A profile and a tracker's journal grow while their process lives. Another process that is
-given the same path, or that looks for what killed ones left behind, must know whether the
-writer lives. Process numbers do not tell: on another host or in another PID namespace the same
-number is another process. So a writer holds ``flock`` on its file. The kernel lets go of it when
-the last descriptor is closed, however the process ends; it is a property of the file, so every
-process that sees the file sees the lock, whatever its namespaces.
+A profile grows while its process lives. Another process that is given the same path must know
+whether the writer lives. Process numbers do not tell: on another host or in another PID namespace
+the same number is another process. So a writer holds ``flock`` on its file. The kernel lets go of
+it when the last descriptor is closed, however the process ends; it is a property of the file, so
+every process that sees the file sees the lock, whatever its namespaces.
 
 What it does not do: some network and FUSE file systems have no such locks (``try_lock`` says
 None), or keep them to one host. And a child that was forked without ``exec`` has the descriptor
@@ -28,15 +27,6 @@ try:
     _flock = flock
 except ImportError:  # Windows
     _flock = None
-
-__all__ = [
-    "claim",
-    "claim_here_or_beside",
-    "locked_by_another",
-    "names_beside",
-    "put_in_place",
-    "try_lock",
-]
 
 _FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _PATIENCE = 10

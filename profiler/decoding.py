@@ -19,16 +19,19 @@ from typing import Any
 
 import msgspec
 
-from ._header import check_version
 from ._json import to_json
-from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError
+from .errors import (
+    ProfileError,
+    ProfileInvalidError,
+    ProfileTruncatedError,
+    ProfileVersionError,
+)
 from .frames import Damage, Frame, Kind, frames
-from .model import FORMAT, CallColumns, Profile
+from .model import FORMAT, SCHEMA_VERSION, CallColumns, Profile
 from .reading import Budget
 from .repair import Notes
 from .salvage import UNREADABLE, salvage
-
-__all__ = ["Document", "documents"]
+from .tracker.fold import Entry, TrackerFold
 
 _MOST_BAD = 1_000
 """Frames of a process that do not hold what they should; behind these nobody looks for more, since
@@ -123,6 +126,7 @@ class Document:
         self._programs: dict[int, list[msgspec.Raw]] = {}
         self._ledger: list[msgspec.Raw] = []
         self._columns = CallColumns()
+        self._tracker: TrackerFold | None = None
         self._dropped = 0
         self._complete = False
         self._next = 0
@@ -176,6 +180,9 @@ class Document:
             self._entries(msgspec.json.decode(payload, type=_Ledger))
         elif frame.kind == Kind.CALLS:
             self._calls(msgspec.json.decode(payload, type=_Calls))
+        elif frame.kind == Kind.TRACKER:
+            self._tracker = self._tracker or TrackerFold()
+            self._tracker.add(msgspec.json.decode(payload, type=Entry))
         elif frame.kind == Kind.END:
             self._complete = True
 
@@ -192,7 +199,7 @@ class Document:
             raise ProfileInvalidError(
                 self._path, f"not a valid profile: its `format` is {plain('format')!r:.60}"
             )
-        check_version(plain("schema_version"), plain("memprof"), self._path)
+        _check_version(plain("schema_version"), plain("memprof"), self._path)
 
     def _graph(self, change: dict[str, msgspec.Raw]) -> None:
         id = msgspec.json.decode(change.get("id", b"null"), type=int)
@@ -261,6 +268,11 @@ class Document:
         except UNREADABLE:
             found = salvage(_object(data), self.left_out)
         found.calls = calls
+        if self._tracker is not None:
+            record, lost = self._tracker.record()
+            found = found.with_tracker(record)
+            for line in lost:
+                self.left_out.line(line)
         if not self._complete or self.left_out:
             # Chunks are cut while calls go on: these counts may be a little ahead of the calls, as
             # they are where calls were lost.
@@ -272,3 +284,28 @@ class Document:
 def _object(payload: bytes) -> dict[str, msgspec.Raw]:
     # Raw: the structure is checked and no value is built, which matters for large files.
     return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+
+
+def _check_version(version: Any, written_by: Any, path: str | None) -> None:
+    """Refuse a schema version that is not ours.
+
+    Raises:
+        ProfileInvalidError: ``version`` is no whole number.
+        ProfileVersionError: it is another one.
+    """
+    if type(version) is not int:
+        raise ProfileInvalidError(
+            path,
+            f"not a valid profile: `schema_version` is {version!r:.60}, it must be a whole number",
+            "$.schema_version",
+        )
+    if version != SCHEMA_VERSION:
+        do = (
+            "read it with a newer memprof" if version > SCHEMA_VERSION else "take the profile again"
+        )
+        by = written_by[:60] if isinstance(written_by, str) and written_by else "?"
+        raise ProfileVersionError(
+            path,
+            f"schema version {version!r:.60}, written by memprof {by}; this memprof reads version "
+            f"{SCHEMA_VERSION}: {do}",
+        )

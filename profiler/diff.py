@@ -39,13 +39,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
-from .devices import devices_of, main_device, most_called, timelines
+from .devices import (
+    devices_of,
+    known_devices,
+    main_device,
+    most_called,
+    no_such_device,
+    timelines,
+)
 from .diff_accounts import account_quantities
 from .diff_model import Change, ProfileDiff, Quantity, changes, place_of
 from .diff_parts import (
     dataflow_notes,
     dataflow_quantities,
-    devices_of_parts,
     operation_quantities,
     tracker_notes,
     tracker_quantities,
@@ -113,12 +119,9 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
 
 def _check_device(before: Profile, after: Profile, device: str | None) -> None:
     for profile in (before, after):
-        known = {*devices_of(profile), *devices_of_parts(profile)}
+        known = sorted({*known_devices(profile), *(a.device for a in profile.accounts)})
         if device is not None and known and device not in known:
-            raise ValueError(
-                f"this profile has no memory on {device!r}; "
-                f"devices in it: {', '.join(sorted(known))}"
-            )
+            raise no_such_device(device, known)
 
 
 def _compiled(

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from .diff_model import Quantity, changes, place_of
 from .model import BEFORE, AccountRow, DeviceAccount, Profile
 
-__all__ = ["account_quantities"]
-
 
 def account_quantities(
     before: Profile, after: Profile, device: str | None = None

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from .model import SourceFrame
 
-__all__ = ["Change", "ProfileDiff", "Quantity", "changes", "place_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -40,28 +40,8 @@ from .model import (
     TrackerRecord,
 )
 
-__all__ = [
-    "dataflow_notes",
-    "dataflow_quantities",
-    "devices_of_parts",
-    "operation_quantities",
-    "tracker_notes",
-    "tracker_quantities",
-]
-
 BLOCK = 512
 _TENSORS = "python tensors"
-
-
-def devices_of_parts(profile: Profile) -> set[str]:
-    """The devices of which the tracker, the data flow or an account of a profile has figures."""
-    found: set[str] = set()
-    if profile.tracker is not None:
-        found |= {d for s in profile.tracker.snapshots for d in s.devices}
-        found |= {d for o in profile.tracker.operation_summary for d in o.devices}
-    if profile.dataflow is not None:
-        found |= {d.device for d in profile.dataflow.devices}
-    return found | {a.device for a in profile.accounts}
 
 
 def tracker_quantities(

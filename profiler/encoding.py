@@ -12,6 +12,8 @@ The payloads are JSON, by ``Kind``; ``decoding.py`` reads them:
   changed (a repeat raises ``count``);
 * ``CALLS``: columns of calls. Starts are differences from the call before in the same frame, the
   first one absolute; ``duration_ns`` stands for the end. A call costs some 6 bytes;
+* ``TRACKER``: an ``Entry`` of ``tracker/fold.py``, of which a tracker that runs writes one after
+  the other (``tracker/journal.py``); a file has these, or the whole ``tracker`` as a field;
 * ``END``: the session ended as it should. Without it ``Profile.complete`` is False, and a graph's
   number of calls is that of the calls in the file.
 
@@ -40,8 +42,6 @@ from .model import (
     LedgerEntry,
     Profile,
 )
-
-__all__ = ["ProfileEncoder", "encode_profile"]
 
 _CALLS_A_FRAME = 65_536
 # Written in frames of their own, or with the end.

@@ -2,7 +2,7 @@
 
 A file has the profiles of one process or several, whole or as far as they have come: Note [What a
 profile file looks like] and Note [What the frames of a profile hold]. It is read by content,
-whatever its name, and so is the journal of a tracker that has not ended: Note [The journal].
+whatever its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from . import encoding
 from ._text import visible
-from .decoding import Document, documents
+from .decoding import documents
 from .errors import (
     ProfileError,
     ProfileForeignError,
@@ -33,8 +33,6 @@ from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
 from .repair import Notes, repair
-from .tracker.journal import JOURNAL_SUFFIX
-from .tracker.read_journal import decode_journal, is_journal
 from .writing import check_writable, create_for_streaming, replacing, write_whole
 
 __all__ = [
@@ -124,15 +122,13 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         ProfileTooLargeError: it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
-    if is_journal(data):
-        return [_finished(decode_journal(data, name), Notes(), name)]
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []
     failed: list[ProfileError] = []
     for document in documents(data, name):
         try:
-            found.append(_of_document(document, name))
+            found.append(_finished(document.profile(), document.left_out, name))
         except (ProfileInvalidError, ProfileVersionError) as e:
             failed.append(e)
     if not found:
@@ -175,10 +171,6 @@ def _check_kind(data: bytes, name: str | None) -> None:
     )
 
 
-def _of_document(document: Document, name: str | None) -> Profile:
-    return _finished(document.profile(), document.left_out, name)
-
-
 def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
     """``profile`` without what contradicts itself, if anything is left of it."""
     repair(profile, notes)
@@ -215,7 +207,7 @@ def read_profile(path: StrPath) -> Profile:
         ProfileInvalidError: it is damaged, and nothing of it can be used.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
-    profile = decode_profile(_read(path), path)
+    profile = decode_profile(read_file(path), path)
     _warn(path, [profile])
     return profile
 
@@ -226,14 +218,9 @@ def read_profiles(path: StrPath) -> list[Profile]:
     Raises:
         ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
     """
-    profiles = decode_profiles(_read(path), path)
+    profiles = decode_profiles(read_file(path), path)
     _warn(path, profiles)
     return profiles
-
-
-def _read(path: StrPath) -> bytes:
-    # The tracker that will write the file runs, or was killed: then there is its journal.
-    return read_file(path, f"{os.fspath(path)}{JOURNAL_SUFFIX}")
 
 
 def _warn(path: StrPath, profiles: Sequence[Profile]) -> None:

@@ -34,8 +34,6 @@ from dataclasses import dataclass
 
 from .reading import Budget
 
-__all__ = ["MAGIC", "Damage", "Frame", "Kind", "frames", "pack"]
-
 MAGIC = b"\x93mpf"
 _HEAD = struct.Struct("<4sB3xIIII")
 _NUMBERS = struct.Struct("<BIII")
@@ -55,6 +53,7 @@ class Kind(enum.IntEnum):
     LEDGER = 3
     CALLS = 4
     END = 5
+    TRACKER = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from .model import Profile, RunState, SnapshotKind, SourceFrame
 
-__all__ = ["OutOfMemory", "out_of_memory", "times_out_of_memory"]
-
 _SAYS_SO = re.compile(
     r"out ?of ?memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|"
     r"\bMemoryError\b",

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .model import GraphKind, GraphRecord
 
-__all__ = ["captured_by", "forwards_of", "pair"]
-
 _UNKNOWN = -1
 
 

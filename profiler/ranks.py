@@ -26,8 +26,6 @@ from .devices import main_device, peak_bytes, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
 from .out_of_memory import times_out_of_memory
 
-__all__ = ["Imbalance", "RankRow", "RankSummary", "compare_ranks", "ranks_of"]
-
 _LISTED = 8
 _SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
 

@@ -28,15 +28,6 @@ from .errors import (
 )
 from .writing import why
 
-__all__ = [
-    "FREE",
-    "LIMIT",
-    "LIMIT_VARIABLE",
-    "RATIO",
-    "Budget",
-    "read_file",
-]
-
 StrPath = str | os.PathLike[str]
 
 LIMIT = 1 << 30
@@ -47,25 +38,15 @@ LIMIT_VARIABLE = "MEMPROF_MAX_READ"
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
-def read_file(path: StrPath, or_else: StrPath | None = None) -> bytes:
+def read_file(path: StrPath) -> bytes:
     """The content of a regular file.
-
-    Args:
-        path: of the file.
-        or_else: what to read if it is missing.
 
     Raises:
         ProfileUnreadableError: it is missing, no regular file, or may not be read.
         ProfileTooLargeError: it is larger than Note [How much is read] allows.
     """
-    limit = _limit(path)
     try:
-        try:
-            return _read(Path(path), limit)
-        except FileNotFoundError:
-            if or_else is None or not Path(or_else).is_file():
-                raise
-            return _read(Path(or_else), limit)
+        return _read(Path(path), _limit(path))
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
 

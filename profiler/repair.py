@@ -58,8 +58,6 @@ from .validate_parts import (
     snapshots_findings,
 )
 
-__all__ = ["LOST_PROGRAM", "Notes", "findings", "repair"]
-
 LOST_PROGRAM = AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
 

@@ -19,8 +19,6 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, TracebackType
 from typing import Any
 
-__all__ = ["CannotRun", "run_main", "show_without"]
-
 
 class CannotRun(Exception):
     """What is to be run is not there, or cannot be read; the message says which."""

@@ -27,8 +27,6 @@ from .model import (
 )
 from .repair import LOST_PROGRAM, Notes
 
-__all__ = ["UNREADABLE", "salvage"]
-
 UNREADABLE = (msgspec.ValidationError, UnicodeDecodeError, RecursionError)
 """What decoding a value of another type, of no text, or of too many levels leads to."""
 

@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["LARGEST", "number_findings"]
-
 LARGEST = (1 << 63) - 1
 
 

@@ -21,15 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from .claims import claim_here_or_beside, locked_by_another, put_in_place
 from .errors import ProfileExistsError, ProfileNotWritableError
 
-__all__ = [
-    "check_writable",
-    "create_for_streaming",
-    "replacing",
-    "replacing_all",
-    "why",
-    "write_whole",
-]
-
 StrPath = str | os.PathLike[str]
 
 _O_BINARY: int = getattr(os, "O_BINARY", 0)
@@ -112,7 +103,7 @@ def replacing_all(
             try:
                 files.append(_Replacement(path, new))
             except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-                raise _refused(path, what, e) from e
+                raise refused(path, what, e) from e
         yield [file.fd for file in files]
         for file in files:
             file.settle()
@@ -121,7 +112,7 @@ def replacing_all(
         for file in files:
             file.discard()
         if isinstance(e, OSError):
-            raise _refused(name, what, e) from e
+            raise refused(name, what, e) from e
         raise
     # The renames themselves reach the disk with the folder; not every system can do this.
     for folder in dict.fromkeys(os.path.dirname(file.target) for file in files):
@@ -298,7 +289,8 @@ def _temporary(path: str) -> str:
     return os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.tmp")
 
 
-def _refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
+def refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
+    """What to raise where ``what`` cannot be written to ``path``."""
     if isinstance(e, FileExistsError):
         return ProfileExistsError(
             path, f"cannot write {what}: something is there already, and stays as it is"

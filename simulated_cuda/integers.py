@@ -15,17 +15,22 @@ Operators whose result's size is what they find (``nonzero``, ``unique``) are as
 first. ``nonzero`` then runs with that answer in place of the number that it reads from the device,
 so that its own temporary memory is taken; those of ``unique`` are made on the CPU alone.
 
+Kernels of torch call other operators. What these write to an argument that the outer one writes to
+is taken back before that is computed, or an ``add_`` would add twice. Where the CPU refuses what
+the device would do (an index that only zeros make), the result stays zero.
+
 Not computed: what is captured in a CUDA graph; kernels of Inductor and of the user; operators with
 a tensor above ``MAX_BYTES``, which is said once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,12 +40,12 @@ from . import control
 from .overrides import Kernel, wrap_kernels
 from .values import operators
 
-__all__ = ["MAX_BYTES", "compute_integers", "overwritten"]
+__all__ = ["INTEGERS", "MAX_BYTES", "compute_integers", "contents", "overwritten"]
 
 MAX_BYTES = 1 << 30
 """Of a tensor that is computed: the host's memory is not the device's."""
 
-_INTEGERS = {
+INTEGERS = {
     torch.bool,
     torch.uint8,
     torch.int8,
@@ -64,7 +69,8 @@ def compute_integers(special: Mapping[str, Special]) -> None:
     """Compute integers in this process from here on.
 
     Args:
-        special: by name of an operator of aten: what to do after it ran, instead of computing it.
+        special: by name of an operator of aten: what to do after it ran, where not all its tensors
+            are of integers.
     """
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     wrappers = {}
@@ -98,38 +104,44 @@ def _may_compute(name: str, op: Any) -> bool:
 def _wrapped(name: str, op: Any, special: Special | None, run: Kernel) -> Kernel:
     """A kernel for the device that computes integers."""
     schema = op._schema
-    numbers = [
+    tensors = [
         i
         for i, a in enumerate(schema.arguments)
         if str(a.type) in ("Tensor", "Optional[Tensor]") and not a.kwarg_only
     ]
-    fresh = [not r.alias_info for r in schema.returns]
+    written = {
+        a.name if a.kwarg_only else i
+        for i, a in enumerate(schema.arguments)
+        if a.alias_info and a.alias_info.is_write
+    }
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        args = operators._wrap(numbers, args)  # type: ignore[no-untyped-call]
-
-        def original() -> Any:
-            return run(keys, *args, **kwargs)
-
-        if special is not None:
-            result = original()
-            special(result, args)
-            return result
+        args = operators._wrap(tensors, args)  # type: ignore[no-untyped-call]
         device = _integers(args, kwargs)
         if device is None or _captures(device):
-            return original()
-        if name in _SIZED:
-            return tree_map(lambda c: _on_device(c, device), _on_cpu(op, args, kwargs))
-        if name.startswith("nonzero"):
-            _found.count = len(_on_cpu(torch.ops.aten.nonzero.default, args[:1], {}))
-            try:
-                result = original()
-            finally:
-                _found.count = None
-        else:
-            result = original()
-        _compute(op, args, kwargs, result, fresh)
-        return result
+            result = run(keys, *args, **kwargs)
+            if special is not None and not torch.cuda.is_current_stream_capturing():
+                special(result, args)
+            return result
+        changed = [x for i, x in enumerate(args) if i in written]
+        changed += [x for key, x in kwargs.items() if key in written]
+        changed = [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor) and t.is_cuda]
+        found: int | None = None
+        try:
+            if name in _SIZED:
+                return tree_map(lambda c: _on_device(c, device), _on_cpu(op, args, kwargs))
+            if name.startswith("nonzero"):
+                found = len(_on_cpu(torch.ops.aten.nonzero.default, args[:1], {}))
+        except Exception as e:
+            _say_not_computed(name, e)
+        before = [(t, t.shape, contents(t)) for t in changed]
+        with _counted(found):
+            result = run(keys, *args, **kwargs)
+        # Operators that it is made of may have computed: what they wrote is not to count twice.
+        for t, shape, content in before:
+            if t.shape == shape:
+                overwritten(t, content)
+        return _compute(name, op, args, kwargs, result, changed)
 
     return kernel
 
@@ -139,33 +151,44 @@ def _integers(args: Any, kwargs: Any) -> int | None:
     device = None
     for x in tree_leaves((args, kwargs)):
         if isinstance(x, torch.Tensor):
-            if x.dtype not in _INTEGERS or x.layout != torch.strided:
+            if x.dtype not in INTEGERS or x.layout != torch.strided:
                 return None
             if x.is_cuda:
                 device = x.get_device()
                 if x.nbytes > MAX_BYTES:
-                    _say_too_large(x.nbytes)
+                    _say_once(f"integers of {x.nbytes:,} bytes are too many to compute")
                     return None
     return device
 
 
-def _compute(op: Any, args: Any, kwargs: Any, result: Any, fresh: list[bool]) -> None:
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
-    if any(t.dtype not in _INTEGERS or t.nbytes > MAX_BYTES for t in tensors):
-        return
-    if not any(t.is_cuda for t in tensors):
-        return  # the host has it already
-    computed = _on_cpu(op, args, kwargs)
-    computed = list(computed) if isinstance(computed, (tuple, list)) else [computed]
-    for i, (there, here) in enumerate(zip(outputs, computed, strict=True)):
-        pairs = zip(tree_leaves(there), tree_leaves(here), strict=True)
-        for t, c in pairs:
-            if isinstance(t, torch.Tensor) and t.is_cuda and t.numel():
-                if i < len(fresh) and fresh[i]:
-                    overwritten(t, c)
-                else:
-                    _note_written(t)
+def _compute(
+    name: str, op: Any, args: Any, kwargs: Any, result: Any, changed: list[torch.Tensor]
+) -> Any:
+    """What the operator returns, with its integers in place: ``result`` but for numbers."""
+    there = tree_leaves(result)
+    tensors = [t for t in there if isinstance(t, torch.Tensor)]
+    if any(t.dtype not in INTEGERS or t.nbytes > MAX_BYTES for t in tensors):
+        return result
+    is_number = isinstance(result, (bool, int))
+    if not is_number and not changed and not any(t.is_cuda for t in tensors):
+        return result  # the host has it already
+    try:
+        here = _on_cpu(op, args, kwargs)
+    except Exception as e:
+        # The device would have computed something of what is zero here alone.
+        _say_not_computed(name, e)
+        return result
+    for t in changed:
+        _note_written(t)
+    if is_number:
+        return here
+    known = {id(t) for t in changed}
+    for t, c in zip(there, tree_leaves(here), strict=True):
+        # Another shape has a result whose size somebody pretends.
+        new = isinstance(t, torch.Tensor) and t.is_cuda and t.numel() and id(t) not in known
+        if new and t.shape == c.shape:
+            overwritten(t, c)
+    return result
 
 
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
@@ -193,7 +216,16 @@ def _on_device(value: Any, device: int) -> Any:
     return there
 
 
+def contents(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU of what the device has for ``tensor``; no look of the program's."""
+    with operators._quiet():
+        copy: torch.Tensor = operators.alias(tensor).clone()  # type: ignore[no-untyped-call]
+    return copy
+
+
 def _note_written(tensor: torch.Tensor) -> None:
+    if not tensor.numel():
+        return
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     control.written(tensor.data_ptr(), (last + 1) * tensor.element_size())
 
@@ -203,6 +235,20 @@ def _captures(device: int) -> bool:
     return bool(control.library().simgpu_capture_id(stream))
 
 
+@contextlib.contextmanager
+def _counted(found: int | None) -> Iterator[None]:
+    """What this thread reads from the device is this number. None changes nothing: ``nonzero`` is
+    made of other operators."""
+    if found is None:
+        yield
+        return
+    _found.count = found
+    try:
+        yield
+    finally:
+        _found.count = None
+
+
 def _read(nbytes: int, address: int) -> None:
     """``nonzero`` reads how many there are, which no kernel has counted."""
     count = getattr(_found, "count", None)
@@ -210,13 +256,14 @@ def _read(nbytes: int, address: int) -> None:
         ctypes.memmove(address, count.to_bytes(nbytes, "little"), nbytes)
 
 
-_said: list[int] = []
+_said: set[str] = set()
 
 
-def _say_too_large(nbytes: int) -> None:
-    if not _said:
-        _said.append(nbytes)
-        print(
-            f"memprof: integers of {nbytes:,} bytes are too many to compute; they read as zero",
-            file=sys.stderr,
-        )
+def _say_not_computed(name: str, error: Exception) -> None:
+    _say_once(f"{name} of integers is not computed: {type(error).__name__}: {error}")
+
+
+def _say_once(why: str) -> None:
+    if why not in _said:
+        _said.add(why)
+        print(f"memprof: {why}; they read as zero", file=sys.stderr)

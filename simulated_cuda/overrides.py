@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .after_import import after_import
+
 __all__ = ["kernel_of", "wrap_kernels"]
 
 Kernel = Callable[..., Any]
@@ -17,18 +19,48 @@ Kernel = Callable[..., Any]
 def wrap_kernels(namespace: str, wrappers: Mapping[str, Callable[[Kernel], Kernel]]) -> None:
     """Replace kernels for CUDA, in this process from here on.
 
+    An operator can be wrapped again: the last wrapper is the outermost.
+
     Args:
         namespace: of the operators: ``aten``.
         wrappers: by operator and overload (``nonzero.out``): given its kernel, the one that takes
             its place.
     """
+    if not _chains:
+        after_import("torch._dynamo.trace_rules", _leave_alone)
     library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-    _kept.append(library)
+    _libraries.append(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is a kernel already
         for name, wrapper in wrappers.items():
-            kernel = kernel_of(f"{namespace}::{name}")
-            library.impl(name, wrapper(kernel), "CUDA", with_keyset=True)
+            full = f"{namespace}::{name}"
+            chain = _chains.get(full)
+            if chain is not None:  # torch takes one kernel in Python
+                chain.kernel = wrapper(chain.kernel)
+                continue
+            chain = _chains[full] = _Chain(wrapper(kernel_of(full)))
+            library.impl(name, chain, "CUDA", with_keyset=True)
+
+
+class _Chain:
+    """Calls the outermost of an operator's wrappers."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+
+_chains: dict[str, _Chain] = {}
+_libraries: list[Any] = []
+"""What is replaced stays so for as long as its library lives."""
+
+
+def _leave_alone(trace_rules: Any) -> None:
+    """Dynamo must not compile frames that an operator, or a copy to the host, has called."""
+    for package in ("memprof.simulated_cuda", "memprof.simulate", "memprof.profiler"):
+        trace_rules.add(package)
 
 
 def kernel_of(name: str) -> Kernel:
@@ -43,7 +75,3 @@ def kernel_of(name: str) -> Kernel:
 def _power(keys: Any, base: complex, exponent: torch.Tensor) -> torch.Tensor:
     kind = torch.result_type(exponent, base)
     return torch.pow(torch.full((), base, dtype=kind, device=exponent.device), exponent)
-
-
-_kept: list[Any] = []
-"""What is replaced stays so for as long as its library lives."""

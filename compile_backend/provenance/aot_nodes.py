@@ -31,24 +31,18 @@ TAG = "memprof_aot_node"
 CAPTURED_TAG = "memprof_captured_node"
 
 
-def tag_nodes(graph: Graph) -> None:
-    """Write each node's own name into its metadata, see Note [Two levels of nodes]."""
+def tag_nodes(graph: Graph, tag: str = TAG) -> None:
+    """Write each node's own name into its metadata, see Note [Two levels of nodes]; Dynamo copies
+    it, too."""
     for node in graph.nodes:
         if node.op not in ("placeholder", "output"):
-            _tag(node, TAG, node.name)
+            _tag(node, tag, node.name)
 
 
 def tag_of(node: Node, tag: str = TAG) -> str | None:
     """Name of the AOT node that a post-grad node descends from, if a tag survived."""
     custom = node.meta.get("custom")
     return custom.get(tag) if isinstance(custom, Mapping) else None
-
-
-def tag_captured_nodes(graph: Graph) -> None:
-    """Write each captured node's own name into its metadata, which Dynamo copies."""
-    for node in graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            _tag(node, CAPTURED_TAG, node.name)
 
 
 def tag_inlined_nodes(graph: Graph) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from memprof.profiler.model import Evidence
+from memprof.profiler.model import BufferProvenance, Evidence
 
-VERSION = "1"
+VERSION = "2"
 """Version of the stored form; part of Inductor's cache key through ``LoweringTap``."""
 
 
@@ -38,27 +38,12 @@ class ArtifactNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactBuffer:
-    """A buffer of the generated code; fields as in ``BufferProvenance``."""
-
-    kind: str
-    nodes: tuple[str, ...] = ()
-    primary: str | None = None
-    evidence: Evidence = Evidence.EXACT
-    dtype: str | None = None
-    shape: tuple[str, ...] = ()
-    device: str | None = None
-    nbytes: int | None = None
-    nbytes_expr: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Artifact:
-    """Nodes and buffers of one compiled graph, by name."""
+    """Nodes and buffers of one compiled graph, by name; a buffer's ``line`` is not known yet."""
 
     version: str = VERSION
     nodes: dict[str, ArtifactNode] = field(default_factory=dict)
-    buffers: dict[str, ArtifactBuffer] = field(default_factory=dict)
+    buffers: dict[str, BufferProvenance] = field(default_factory=dict)
 
 
 def path_for(cache_dir: str, key: str) -> Path:

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from memprof.profiler.model import Evidence
+from memprof.profiler.model import BufferProvenance, Evidence
 
 from .aot_nodes import nearest, tag_of, target_name
-from .artifact import ArtifactBuffer, ArtifactNode
+from .artifact import ArtifactNode
 
 # GraphLowering and the IR below it are internal to Inductor and untyped for our purposes.
 Lowering = Any
@@ -18,7 +18,7 @@ Lowering = Any
 
 def describe_lowerings(
     lowerings: Sequence[Lowering], aot_names: Iterable[str]
-) -> tuple[dict[str, ArtifactNode], dict[str, ArtifactBuffer]]:
+) -> tuple[dict[str, ArtifactNode], dict[str, BufferProvenance]]:
     """Nodes and buffers of a graph and its subgraphs, in the form stored with the artifact.
 
     Buffer names are unique within one generated module: Inductor prefixes those of
@@ -26,7 +26,7 @@ def describe_lowerings(
     """
     known = dict.fromkeys(aot_names)
     nodes: dict[str, ArtifactNode] = {}
-    buffers: dict[str, ArtifactBuffer] = {}
+    buffers: dict[str, BufferProvenance] = {}
     for lowering in lowerings:
         order = {n: i for i, n in enumerate(lowering.graph.nodes)}
         tags = {n.name: t for n in order if (t := _aot_name(n, known)) is not None}
@@ -41,7 +41,8 @@ def describe_lowerings(
                 primary = origins[-1] if origins else None
             elif primary.name not in nodes:
                 nodes[primary.name] = _describe_node(primary, tags)
-            buffers[name] = ArtifactBuffer(
+            buffers[name] = BufferProvenance(
+                name=name,
                 kind=type(ir).__name__,
                 nodes=tuple(n.name for n in origins),
                 primary=primary.name if primary is not None else None,

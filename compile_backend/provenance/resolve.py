@@ -60,18 +60,6 @@ def resolve_buffers(
             for target in statement.targets:
                 lines.setdefault(target, statement.line)
     return {
-        name: BufferProvenance(
-            name=name,
-            kind=b.kind,
-            nodes=b.nodes,
-            primary=b.primary,
-            dtype=b.dtype,
-            shape=b.shape,
-            device=b.device,
-            nbytes=b.nbytes,
-            nbytes_expr=b.nbytes_expr,
-            line=lines.get(name),
-            evidence=b.evidence,
-        )
-        for name, b in artifact.buffers.items()
+        name: dataclasses.replace(buffer, line=lines.get(name))
+        for name, buffer in artifact.buffers.items()
     }

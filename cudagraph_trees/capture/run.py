@@ -188,8 +188,6 @@ def _lay_out(
         ],
         path_weakrefs=path,
         recorded_liveness_before_graph=before,
-        expected_dead_indices_before_graph=dead_before,
-        expected_dead_indices_after_graph=dead_after,
         recorded_liveness_after_graph=after,
         live_indices_after_graph=live,
         live_after=live_after,

@@ -19,7 +19,6 @@ from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.terminal import printable
-from memprof.profiler.tracker.journal import JOURNAL_SUFFIX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -44,14 +43,14 @@ def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None
 
     Args:
         outputs: paths that will be written.
-        inputs: paths that will be read; a tracker's file may be read from its journal.
+        inputs: paths that will be read.
         name: of the parameter that gives the outputs.
 
     Raises:
         click.BadParameter: two are the same file, by whatever name: relative, linked, or in
             letters of another case where these are the same.
     """
-    read = [path for given in inputs for path in (given, given + JOURNAL_SUFFIX)]
+    read = list(inputs)
     for output in outputs:
         if any(_same_file(output, path) for path in read):
             raise click.BadParameter(

@@ -17,7 +17,7 @@ from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import BadJob, jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
-from memprof.simulate.pretend import BadPretence, Pretence, parse_pretence
+from memprof.simulate.pretend import BadPretence, parse_pretence
 from memprof.simulate.result import as_json, write_profile_of
 from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
@@ -80,11 +80,13 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 
 def _pretences(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> tuple[Pretence, ...]:
+) -> tuple[str, ...]:
     try:
-        return tuple(map(parse_pretence, value))
+        for text in value:
+            parse_pretence(text)
     except BadPretence as e:
         raise click.BadParameter(visible(str(e))) from e
+    return value
 
 
 @click.command(
@@ -165,7 +167,7 @@ def simulate(
     to_the_end: bool,
     smallest: bool,
     timeout: float | None,
-    pretend: tuple[Pretence, ...],
+    pretend: tuple[str, ...],
     balanced_experts: bool,
     output: str | None,
     limit: int | None,

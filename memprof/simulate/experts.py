@@ -23,15 +23,19 @@ from typing import Any
 
 import torch
 
-from memprof.simulated_cuda.integers import compute_integers, overwritten
+from memprof.simulated_cuda.integers import INTEGERS, compute_integers, contents, overwritten
 from memprof.simulated_cuda.overrides import Kernel, wrap_kernels
 
-__all__ = ["balance_experts"]
+__all__ = ["MAX_EXPERTS", "balance_experts"]
+
+
+MAX_EXPERTS = 4096
+"""More entries than that are a vocabulary, of which a search takes the best."""
 
 
 def balance_experts() -> None:
     """Deal tokens to experts in this process from here on."""
-    compute_integers({"topk": _deal})
+    compute_integers({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
         _tell_counts()
 
@@ -42,8 +46,11 @@ def _deal(result: Any, args: tuple[Any, ...]) -> None:
     if not indices.numel():
         return
     dim = (args[2] if len(args) > 2 else -1) % scores.dim() if scores.dim() else 0
+    n = scores.shape[dim] if scores.dim() else 1
+    if n > MAX_EXPERTS:
+        return
     k = indices.shape[dim] if indices.dim() else 1
-    dealt = torch.arange(indices.numel()) % (scores.shape[dim] if scores.dim() else 1)
+    dealt = torch.arange(indices.numel()) % n
     if indices.dim():
         rows = [n for i, n in enumerate(indices.shape) if i != dim]
         dealt = dealt.reshape(*rows, k).movedim(-1, dim)
@@ -51,16 +58,43 @@ def _deal(result: Any, args: tuple[Any, ...]) -> None:
 
 
 def _tell_counts() -> None:
-    def wrapper(run: Kernel) -> Kernel:
-        def alltoall(keys: Any, output: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-            work = run(keys, output, given, *args, **kwargs)
-            group = torch.distributed.ProcessGroup.unbox(args[0])
-            even = not any(args[1]) and not any(args[2])
-            if even and not given.is_floating_point() and output.numel() == given.numel():
-                mine = given.cpu().reshape(group.size(), -1)[group.rank()]
-                overwritten(output, mine.repeat(group.size()).reshape(output.shape))
-            return work
+    wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 
-        return alltoall
 
-    wrap_kernels("c10d", {"alltoall_base_": wrapper})
+def _even_parts(run: Kernel) -> Kernel:
+    """``all_to_all_single``: its arguments are the group, sizes of what comes and of what goes."""
+
+    def alltoall(keys: Any, output: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        work = run(keys, output, given, *args, **kwargs)
+        if given.dtype in INTEGERS and given.is_cuda and given.dim():
+            ranks, rank = _ranks(args[0])
+            come, go = list(args[1]), list(args[2])
+            parts = torch.split(contents(given), go or len(given) // ranks)
+            places = torch.split(output, come or len(output) // ranks)
+            for place in places if len(parts) > rank else ():
+                if place.shape == parts[rank].shape:
+                    overwritten(place, parts[rank])
+        return work
+
+    return alltoall
+
+
+def _even_lists(run: Kernel) -> Kernel:
+    """``all_to_all``: a tensor for each rank."""
+
+    def alltoall(keys: Any, outputs: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        work = run(keys, outputs, given, *args, **kwargs)
+        _, rank = _ranks(args[0])
+        mine = given[rank]
+        for place in outputs if mine.dtype in INTEGERS and mine.is_cuda else ():
+            if place.shape == mine.shape:
+                overwritten(place, contents(mine))
+        return work
+
+    return alltoall
+
+
+def _ranks(group: Any) -> tuple[int, int]:
+    """Size of a group, and the rank in it."""
+    unboxed = torch.distributed.ProcessGroup.unbox(group)
+    return unboxed.size(), unboxed.rank()

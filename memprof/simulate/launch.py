@@ -28,7 +28,7 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .ending import Stillness
 from .host_reads import HostReads
-from .pretend import Pretences
+from .pretend import Pretences, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 
@@ -49,7 +49,8 @@ _LINE_PERIOD = 10.0
 
 def launch(arguments: list[str]) -> None:
     """Run what ``arguments`` say as ``__main__`` and leave an outcome behind."""
-    request = msgspec.json.decode(os.environ.pop(VARIABLE), type=Request)
+    with open(os.environ.pop(VARIABLE), "rb") as f:
+        request = msgspec.json.decode(f.read(), type=Request)
     run = _Run(request)
     status, failure = 0, None
     try:
@@ -108,7 +109,7 @@ class _Run:
         self._began = time.monotonic()
         self._watch: Any = None
         self._session: Any = None
-        self._reads = HostReads(Pretences(request.pretend))
+        self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
         self._finishing = False
         self._stderr = os.dup(2)
 

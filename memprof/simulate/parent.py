@@ -21,7 +21,6 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .command_line import Command
 from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
-from .pretend import Pretence
 from .request import VARIABLE, Failure, Outcome, Request
 
 __all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
@@ -59,7 +58,7 @@ class Settings:
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
-    pretend: tuple[Pretence, ...] = ()
+    pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
 
 
@@ -194,7 +193,9 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
         )
-        variables[VARIABLE] = msgspec.json.encode(request).decode()
+        variables[VARIABLE] = os.path.join(folder, "request.json")
+        with open(variables[VARIABLE], "wb") as f:
+            f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
         words += ["-m", "memprof.simulate.launch", *command.program]
         status = _wait(words, variables, settings)

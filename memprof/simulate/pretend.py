@@ -22,9 +22,8 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 __all__ = ["BadPretence", "Pretence", "Pretences", "parse_pretence"]
 
@@ -53,7 +52,8 @@ class BadPretence(ValueError):
     """A pretended value that cannot be understood; the message says how to write it."""
 
 
-class Pretence(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Pretence:
     """Values for a line.
 
     Attributes:
@@ -167,6 +167,8 @@ def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
         # The upper half of a float32, rounded to the nearest.
         bits = int.from_bytes(struct.pack("<f", value), "little")
         return (bits if value != value else bits + 0x8000).to_bytes(5, "little")[2:4]
+    if dtype is None and value < 0:
+        raise ValueError("it is negative")
     form = _INTEGERS.get(nbytes) if dtype is None else _FORMATS.get(dtype)
     if form is None:
         raise ValueError("a type that is not covered")

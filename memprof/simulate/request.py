@@ -6,12 +6,10 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
-from .pretend import Pretence
-
 __all__ = ["VARIABLE", "Failure", "Outcome", "Request"]
 
 VARIABLE = "MEMPROF_SIMULATE"
-"""Environment variable with a ``Request`` as JSON."""
+"""Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +23,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             whose process groups are left as they are.
         rank: of this process in that job.
         progress: whether to print a line now and then on standard error.
-        pretend: values for lines that look at one.
+        pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
+            NaN.
         balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
     """
 
@@ -35,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     rank: int = 0
     progress: bool = True
-    pretend: tuple[Pretence, ...] = ()
+    pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
 
 

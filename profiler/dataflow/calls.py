@@ -221,8 +221,7 @@ def _match(
 
 
 def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
-    """For each allocation its event in a common order, -1 if it is in none; see Note [A call and
-    its
+    """For each allocation its event in a common order, -1 if it is in none: Note [A call and its
     program]."""
     at = _allocations(program)
     expected = [program.storages[program.events[i].storage].nbytes for i in at]

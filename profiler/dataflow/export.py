@@ -3,10 +3,8 @@ way of the exporters and views of every profile."""
 
 from __future__ import annotations
 
-import gzip
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,8 @@ import msgspec
 import numpy as np
 
 from memprof.profiler.export import export_profile
+from memprof.profiler.export.files import output
+from memprof.profiler.export.parquet import pyarrow
 from memprof.profiler.model import Profile
 from memprof.profiler.report.html import report_page, write_page
 from memprof.profiler.writing import write_whole
@@ -86,10 +86,8 @@ def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:
 
 
 def _write(path: str | Path, content: object) -> None:
-    data = msgspec.json.encode(content)
-    if str(path).endswith(".gz"):
-        data = gzip.compress(data)
-    write_whole(path, data, "the timeline")
+    with output(path) as file:
+        file.write(msgspec.json.encode(content))
 
 
 def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
@@ -181,13 +179,7 @@ def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
         ImportError: pyarrow is not installed.
         ProfileNotWritableError: as ``export_timeline``.
     """
-    try:
-        pa = import_module("pyarrow")
-        pq = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(
-            "writing Parquet needs pyarrow: pip install 'memprof[parquet]', or export to JSON"
-        ) from error
+    pa, pq = pyarrow()
     arrays = {}
     for name, column in columns_of(profile).items():
         if column.dtype == object:

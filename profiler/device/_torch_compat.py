@@ -11,24 +11,6 @@ import torch
 import torch.autograd.graph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = [
-    "allocation_counts",
-    "clear_workspaces",
-    "drain_history",
-    "existing",
-    "has_history",
-    "history_enabled",
-    "is_built",
-    "keep_counting",
-    "on_cuda_start",
-    "on_module_tensors",
-    "on_optimizer",
-    "plain_tensors",
-    "record_history",
-    "stop_history",
-    "wrap_backward",
-]
-
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
 

@@ -47,8 +47,6 @@ from memprof.profiler.model import (
 from .replay import Block, Peak, Replay
 from .where import Where, where
 
-__all__ = ["Explained", "Mark", "Phase", "explain", "failed_requests"]
-
 
 class Phase(str, Enum):
     """What runs from a mark to the next."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from .watch import DRAIN, Watch
 
-__all__ = ["Drains", "on_main_thread"]
-
 log = logging.getLogger("memprof")
 
 _PERIOD = 0.2

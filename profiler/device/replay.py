@@ -37,8 +37,6 @@ from typing import Any
 
 from memprof.profiler.model import SourceFrame
 
-__all__ = ["Block", "Peak", "Replay", "Segment"]
-
 ROUNDING = 512
 """Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
 

@@ -49,8 +49,6 @@ from . import _torch_compat as compat
 from .account import Mark, Phase, explain, failed_requests
 from .replay import Replay
 
-__all__ = ["DRAIN", "Watch", "has_cuda"]
-
 log = logging.getLogger("memprof")
 
 _LOOKS = 20

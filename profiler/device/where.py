@@ -23,8 +23,6 @@ from dataclasses import dataclass
 import memprof
 from memprof.profiler.model import SourceFrame
 
-__all__ = ["Where", "is_internal", "where"]
-
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-__all__ = ["AddressSpace", "Segment"]
-
 MIB = 1 << 20
 ALIGNMENT = 512
 """Bytes; torch's CUDA allocator rounds every request up to it."""

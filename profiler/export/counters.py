@@ -10,8 +10,6 @@ from ..live import LiveItem
 from ..model import Category
 from ..timeline import Timeline
 
-__all__ = ["CategoryBytes", "Counters"]
-
 
 @dataclass(frozen=True, slots=True)
 class CategoryBytes:

@@ -10,8 +10,6 @@ from typing import IO
 
 from ..writing import replacing
 
-__all__ = ["Output", "output"]
-
 Output = IO[bytes]
 
 

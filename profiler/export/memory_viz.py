@@ -37,8 +37,6 @@ from .files import Output
 from .placed import Pool
 from .walk import Block, Walk
 
-__all__ = ["device_index", "write_memory_viz"]
-
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""

@@ -21,8 +21,6 @@ from ..timeline import Timeline
 from ..writing import replacing_all
 from .walk import AFTER, Moment, Walk
 
-__all__ = ["table_paths", "write_parquet"]
-
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
 
@@ -94,7 +92,7 @@ def write_parquet(
             does not fit the tables' 64 bits; what was there is unchanged.
         IndexError: the log has no such calls.
     """
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow()
     walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
     tables = {
         "calls": (CALLS, _calls(profile, walks)),
@@ -233,7 +231,7 @@ def _account(profile: Profile, devices: Sequence[str]) -> Rows:
 
 
 def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:
-    pa, pq = _pyarrow()
+    pa, pq = pyarrow()
     types = {
         "int": pa.int64(),
         "bool": pa.bool_(),
@@ -268,7 +266,12 @@ def _text(pa: Any, values: Sequence[str | None]) -> Any:
         return pa.array(plain, pa.string())
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow() -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.parquet``.
+
+    Raises:
+        ImportError: they are not installed.
+    """
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

@@ -20,8 +20,6 @@ from .counters import Counters
 from .files import Output
 from .walk import Walk, call_range
 
-__all__ = ["write_perfetto"]
-
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""

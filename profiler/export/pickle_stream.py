@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any
 
-__all__ = ["Names", "encode", "encode_int", "get", "put", "write_list"]
-
 START = b"\x80\x04"
 STOP = b"."
 MARK, DICT, SET_ITEMS, LIST, APPENDS = b"(", b"}", b"u", b"]", b"e"

@@ -18,8 +18,6 @@ from ..live import LiveItem
 from ..model import Profile
 from .address_space import Segment
 
-__all__ = ["Pool"]
-
 _AT_THEIR_ADDRESSES = frozenset({CallMode.RECORD, CallMode.REPLAY, CallMode.REPLAY_OR_RUN})
 _Site = tuple[str | None, int]
 """Owner and line of the generated code."""

@@ -19,8 +19,6 @@ from .files import Output
 from .stacks import Frame, Stack, Stacks, account_stacks, data_flow_stacks, peak_between
 from .walk import call_range
 
-__all__ = ["write_collapsed", "write_speedscope"]
-
 
 def write_speedscope(
     profile: Profile,

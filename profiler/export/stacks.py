@@ -11,8 +11,6 @@ from ..live import Instant, LiveItem
 from ..model import DataFlowDevice, DeviceAccount, SourceFrame
 from ..timeline import Timeline
 
-__all__ = ["Frame", "Stack", "Stacks", "account_stacks", "data_flow_stacks", "peak_between"]
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:

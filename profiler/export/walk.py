@@ -29,8 +29,6 @@ from ..live import LiveItem
 from ..model import Profile, Storage
 from ..timeline import Timeline
 
-__all__ = ["AFTER", "Block", "Change", "Moment", "Walk", "call_range"]
-
 AFTER = -1
 """The instant at which a call is over and its arguments and results are dropped."""
 

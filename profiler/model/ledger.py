@@ -45,19 +45,6 @@ class LedgerKind(str, Enum):
     TREE_FAILURE = "tree_failure"
     """A warm-up or recording failed; the plain function ran."""
 
-    @property
-    def of_trees(self) -> bool:
-        """Whether the entry is the graph trees' and carries a ``TreeDetail``."""
-        return self.value in _OF_TREES
-
-
-_OF_TREES = frozenset(
-    (
-        *("warm_up", "record", "rerecord", "replay", "skip", "demotion", "eviction"),
-        *("checkpoint", "invalidated", "moved_out", "tree_failure"),
-    )
-)
-
 
 class TreeCause(str, Enum):
     """What made graph trees do what an entry says, where readers want to tell that apart."""

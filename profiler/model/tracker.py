@@ -38,7 +38,7 @@ class RunState(str, Enum):
     """How the record ended."""
 
     RUNNING = "running"
-    """It has not: it was read from a journal, of a process that is alive or was killed."""
+    """It has not: its process is alive, or was killed."""
     STOPPED = "stopped"
     """``stop_tracking()``."""
     EXIT = "exit"

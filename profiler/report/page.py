@@ -20,8 +20,6 @@ from .._text import visible
 from ..model import SourceFrame
 from .format import fit_path, format_bytes, shorten_path
 
-__all__ = ["DEFAULT_WIDTH", "PLAIN", "Page", "Style"]
-
 DEFAULT_WIDTH = 100
 """Characters a line where nobody says."""
 

@@ -7,15 +7,6 @@ from dataclasses import dataclass, field
 from ..breakdown import View, data_flow_breakdown
 from ..model import Category, DataFlowLeak, Profile, TrackerRecord
 
-__all__ = [
-    "DataFlowPeak",
-    "OperationRow",
-    "TrackerSummary",
-    "data_flow_peaks",
-    "tracker_summary",
-]
-
-
 _LEAKS = 10
 """Storages that outlived their step in a report, the largest."""
 

@@ -19,8 +19,6 @@ from typing import Any
 from ..model import SourceFrame
 from .format import shorten_path
 
-__all__ = ["EVERY", "Cell", "Column", "Foot", "Note", "Section", "Show", "Table", "Tone", "Unit"]
-
 Cell = str | int | float | SourceFrame | None
 """A value in its column's unit; None where there is none."""
 

@@ -33,16 +33,6 @@ from ..trees import (
 )
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
-__all__ = [
-    "GraphRow",
-    "LedgerSummary",
-    "Peak",
-    "Reason",
-    "SavedActivation",
-    "Summary",
-    "summarize",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Peak:

@@ -8,8 +8,6 @@ from typing import TextIO
 
 from .page import DEFAULT_WIDTH, Style
 
-__all__ = ["printable", "style_of"]
-
 
 def style_of(out: TextIO) -> Style:
     """How text for ``out`` should look: as wide as COLUMNS says, else as the terminal, else

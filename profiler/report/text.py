@@ -18,16 +18,6 @@ from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
 from .summary import Summary
 
-__all__ = [
-    "render",
-    "render_accounts",
-    "render_diff",
-    "render_ledger",
-    "render_ranks",
-    "render_text",
-    "render_tracker_record",
-]
-
 _DAY_NS = 86_400_000_000_000
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
 

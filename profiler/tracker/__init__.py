@@ -5,11 +5,10 @@ Read in this order: ``tensors.py`` (which tensors are alive), ``memory.py`` (wha
 the system say), ``sources.py`` and ``snapshots.py`` (all put together), ``operations.py`` with
 ``operation_tree.py``, ``lanes.py`` and ``tracked_operation.py`` (what the user names),
 ``operators.py`` and ``operator_calls.py`` (what torch runs), ``thinning.py`` (how it stays
-bounded), ``journal.py`` (what is on the disk until it ends), ``read_journal.py``,
-``writer.py`` and ``recovery.py`` (what killed trackers left there), ``recorder.py`` (all that is
-recorded), ``tracker.py`` (the tracker's life), ``lifecycle.py`` (signals, exit, fork), ``api.py``
-(what users call).
+bounded), ``journal.py`` (the file while it grows) and ``fold.py`` (what such a file adds up to),
+``recorder.py`` (all that is recorded), ``tracker.py`` (the tracker's life), ``lifecycle.py``
+(signals, exit, fork), ``api.py`` (what users call).
 
-``files``, ``journal``, ``read_journal``, ``recovery``, ``settings``, ``naming``,
-``operator_calls``, ``ration``, ``thinning`` and ``writer`` need no torch.
+``files``, ``fold``, ``journal``, ``settings``, ``naming``, ``operator_calls``, ``ration`` and
+``thinning`` need no torch.
 """

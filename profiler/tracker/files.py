@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ..claims import names_beside
 from ..errors import ProfileExistsError
-from ..file import write_whole
-from .journal import JOURNAL_SUFFIX, Entry, Header, Journal
+from ..writing import write_whole
+from .fold import Entry
+from .journal import Journal
 
 
 def names(folder: Path, now: float | None = None) -> Iterator[Path]:
@@ -24,31 +25,16 @@ def names(folder: Path, now: float | None = None) -> Iterator[Path]:
         yield folder / f"{stem}_{os.getpid()}_{i}.memprof"
 
 
-def open_journal(
-    folder: Path, header: Header, everything: Callable[[], list[Entry]]
-) -> tuple[Path, Journal]:
-    """A journal, and the path of the final file, which nothing else has or will have: making
-    the journal claims the name, also against other processes.
+def open_journal(folder: Path, memprof: str, everything: Callable[[], list[Entry]]) -> Journal:
+    """The file of a tracker that starts, at a path that nothing has.
 
     Raises:
         OSError: a file cannot be made in ``folder``.
     """
     for path in names(folder):
-        if os.path.lexists(path):
-            continue
         with contextlib.suppress(FileExistsError):
-            journal = Journal(journal_of(path), header, everything)
-            if not os.path.lexists(
-                path
-            ):  # as it would if another tracker had ended since we looked
-                return path, journal
-            journal.remove()
+            return Journal(path, memprof, everything)
     raise FileExistsError(f"a thousand trackers started in {folder} within this second")
-
-
-def journal_of(path: Path) -> Path:
-    """The journal of a tracker whose final file is ``path``."""
-    return path.with_name(path.name + JOURNAL_SUFFIX)
 
 
 def write_record(path: Path, data: bytes) -> Path:

@@ -14,13 +14,13 @@ the same once more     while the file is being written it is kept until that is 
 of the user's          one set later replaces ours. Either way the process decides when it ends,
                        and ``atexit`` writes the file. (uvicorn puts the handler before it back
                        when it has shut down and raises the signal again: ours then.)
-``os._exit``, SIGKILL, nothing can be done then; the journal is on the disk
+``os._exit``, SIGKILL, nothing can be done then; what was recorded is on the disk
 crash in C
 =====================  ======================================================================
 
 A Python signal handler runs between two instructions of the main thread. Where that is inside a
 long call of C code the signal waits for it, where the default would have ended the process at
-once; supervisors send SIGKILL after a while, and the journal is there.
+once; supervisors send SIGKILL after a while, and what was recorded is there.
 
 Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
 not exist there, and two processes must not write one file. In the child the tracker is off, our

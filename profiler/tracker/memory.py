@@ -37,6 +37,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from memprof.profiler.host import physical_memory
 from memprof.profiler.model import DeviceMemory, PoolMemory
 
 from . import _torch_compat
@@ -118,7 +119,7 @@ class ProcessMemory:
         question = _mallinfo2()
         self._malloc = Seldom(question) if question is not None else None
         self._rusage_highest = _rusage_highest()
-        self.total = _physical_memory()
+        self.total = physical_memory()
 
     def close(self) -> None:
         """Give back the files; after a fork it is still the parent's that they read."""
@@ -166,13 +167,6 @@ class ProcessMemory:
     def allocated(self) -> int | None:
         """Bytes that malloc has handed out; None if it cannot say, or not now."""
         return self._malloc.ask() if self._malloc is not None else None
-
-
-def _physical_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 class Accelerators:

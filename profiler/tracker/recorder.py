@@ -1,4 +1,4 @@
-"""What a tracker has recorded: in memory, in its journal, and in the file at the end."""
+"""What a tracker has recorded: in memory, and in its file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import encode_profile
+from memprof.profiler.host import installed_version
 from memprof.profiler.model import (
     MemorySnapshot,
     Profile,
@@ -31,24 +31,23 @@ from memprof.profiler.model import (
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import files, naming
-from .journal import Entry, Header, Journal
+from .fold import Entry
+from .journal import Journal
 from .operations import OperationLog
 from .operators import OperatorTable
 from .pace import Pace
-from .recovery import recover
 from .rows import as_columns
 from .settings import TrackerSettings
 from .snapshots import take_snapshot
 from .sources import Sources, described
 from .tensors import LiveTensors
 from .thinning import thin_snapshots
-from .writer import this_process
 
 log = logging.getLogger("memprof")
 
 MAX_PROBLEMS = 100
 _ROWS = 500
-"""Operations in one line of the journal: its JSON is written in one piece."""
+"""Operations in one entry of the file: its JSON is written in one piece."""
 _METADATA_EVERY_NS = 60_000_000_000
 
 
@@ -95,7 +94,7 @@ class Recorder:
     # --- life -----------------------------------------------------------------------------
 
     def begin(self, parent_pid: int | None) -> None:
-        """Note the circumstances, open the journal and look for tensors."""
+        """Note the circumstances, open the file and look for tensors."""
         now = self._clock()
         self._metadata = TrackerMetadata(
             perf_origin_ns=time.time_ns() - now,
@@ -105,7 +104,7 @@ class Recorder:
             parent_pid=parent_pid,
             command=tuple(sys.argv),
             torch=str(torch.__version__),
-            memprof=_own_version(),
+            memprof=installed_version(),
             python=platform.python_version(),
             interval_ns=round(self.settings.interval * 1e9),
             settings=self.settings.as_text(),
@@ -121,15 +120,10 @@ class Recorder:
 
     def _open(self) -> None:
         folder = Path(self.settings.output_dir).absolute()
-        header = Header(
-            memprof=self._metadata.memprof,
-            max_snapshots=self.settings.max_snapshots,
-            max_operations=self.settings.max_operations,
-            writer=this_process(),
-        )
-        self.guard(lambda: recover(folder))
         try:
-            self.path, self._journal = files.open_journal(folder, header, self._everything)
+            memprof = self._metadata.memprof
+            self._journal = files.open_journal(folder, memprof, self._everything)
+            self.path = self._journal.path
             self._write(Entry(metadata=self._current_metadata()))
         except OSError as e:
             self.path = next(files.names(folder))
@@ -171,22 +165,20 @@ class Recorder:
         self.sources.process.close()
 
     def write_file(self) -> None:
-        """Write the file and remove the journal, which stays where that is not possible."""
-        profile = self.profile()
+        """Write the file, whole; where that is not possible it stays as far as it has come."""
+        data = encode_profile(self.profile())
         assert self.path is not None
         try:
-            # Usually its own name, which the journal has kept free of other trackers'.
-            self.path = files.write_record(self.path, encode_profile(profile))
+            if self._journal is None or not self._journal.finish(data):
+                self.path = files.write_record(self.path, data)
         except ProfileError as e:
             where = ""
             if self._journal is not None:
                 self._write(Entry(metadata=self._current_metadata()))
                 where = f" What was recorded is in {self._journal.path}."
-                self._journal.close()
             log.error("%s", visible(f"{e}.{where}"))
-            return
         if self._journal is not None:
-            self._journal.remove()
+            self._journal.close()
 
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
@@ -216,7 +208,7 @@ class Recorder:
     # --- adding to it ---------------------------------------------------------------------
 
     def snapshot(self, kind: SnapshotKind, name: str = "") -> None:
-        """Take a snapshot now, keep it and hand it to the journal."""
+        """Take a snapshot now, keep it and write it to the file."""
         cpu = time.thread_time_ns()
         pace = Pace() if kind is SnapshotKind.PERIODIC else None
         running = self.operations.running()
@@ -344,10 +336,3 @@ class Recorder:
         if found is not None:
             self._compiled, self._call_threads = True, found[1]
         return (found[0] if found is not None else Profile()).with_tracker(self.record())
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("memprof")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -11,7 +11,7 @@ from memprof.profiler.model import MemoryColumns, OperationColumns
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One invocation, as the journal has it.
+    """One invocation, as a file that grows has it.
 
     Attributes:
         number: of the invocation, in order of start.

@@ -21,17 +21,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "FILE_NAME",
-    "Configured",
-    "SettingsError",
-    "TrackerSettings",
-    "configured",
-    "find_file",
-    "parse",
-]
-
 ENVIRONMENT_PREFIX = "MEMPROF_"
 FILE_NAME = "memprof.toml"
 _CONFIG_VARIABLE = "MEMPROF_CONFIG"
@@ -303,9 +292,14 @@ def check(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def within_bounds(name: str, value: int) -> int:
-    """``value``, or the nearest one that setting ``name`` can have."""
+def room(name: str, stated: Mapping[str, str]) -> int:
+    """The whole number that a file states for setting ``name``, or the nearest one that this can
+    have; its default where none is stated."""
     least, most = _BOUNDS[name]
+    try:
+        value = int(stated[name])
+    except (KeyError, ValueError):
+        value = int(getattr(TrackerSettings(), name))
     return int(min(max(value, least), most))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -41,12 +40,7 @@ class TrackedOperation:
             self._open.append(operation)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or not self._open:
             return
         # Ours is the innermost one of this context; if the context was left in the meantime
@@ -62,13 +56,8 @@ class TrackedOperation:
     async def __aenter__(self) -> TrackedOperation:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.__exit__(kind)
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function or coroutine function."""

@@ -199,7 +199,7 @@ class MemoryTracker:
             due += interval * max(1, -(-(self._clock() - due) // interval))
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
-        """Take a snapshot now, keep it and hand it to the journal."""
+        """Take a snapshot now, keep it and write it to the file."""
         out_of_memory.listen(self._out_of_memory)
         self._recorder.snapshot(kind, name)
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from snapshots import TestCase
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memprof import compiled_autograd as ca
-from memprof.testing import TestCase
 
 from .support import brief, compact
 

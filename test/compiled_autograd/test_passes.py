@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from snapshots import TestCase
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
@@ -20,7 +21,6 @@ from memprof.compiled_autograd.node_meta import GRADIENT_GROUP, INPUT_GROUP, of_
 from memprof.compiled_autograd.nodes import call_hook
 from memprof.compiled_autograd.origin import META, NodeOrigin
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
-from memprof.testing import TestCase
 
 from .support import compact
 

@@ -1,16 +1,18 @@
-"""Journals and settings that nobody should hand to a tracker, by name. Each once stood for a hang,
-an error raised into the training, memory without end or a record lost, or could.
+"""Files of trackers that nobody should hand to a reader, and settings that nobody should hand to a
+tracker, by name. Each once stood for a hang, an error raised into the training, memory without end
+or a record lost, or could.
 
-Tests show every one of them; ``fuzz.tracker`` begins with them.
+Tests show every one of them; ``fuzz.readers`` and ``fuzz.tracker`` begin with them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import msgspec
+from framing import header, packed
 
+from memprof.profiler.frames import Kind
 from memprof.profiler.model import (
     DeviceMemory,
     DeviceSummary,
@@ -25,20 +27,12 @@ from memprof.profiler.model import (
     TensorInfo,
     TrackerMetadata,
 )
-from memprof.profiler.tracker.journal import Entry, Header
+from memprof.profiler.tracker.fold import Entry
 from memprof.profiler.tracker.rows import OperationRow
-from memprof.profiler.tracker.writer import this_process
-
-DEAD = Header(
-    memprof="0.1.0",
-    writer=dataclasses.replace(this_process(), pid=2_000_000_000, started=1),
-    locked=True,
-)
-"""Of a process that is certainly gone: no system has so many."""
 
 
 def entries() -> list[Entry]:
-    """Lines of an ordinary journal, with everything that one can have."""
+    """Of an ordinary file, with everything that one can have."""
     cpu = DeviceMemory(100, 2, 90, 200, 300, 1 << 30, (), 200)
     rows = [
         OperationRow(i, i % 2, 0, i - 1 if i % 2 else -1, 10 + i, 40 - i, 1, 2, 3, 4,
@@ -81,23 +75,17 @@ def entries() -> list[Entry]:
     ]
 
 
-def journal(*extra: bytes, header: bytes | None = None, last: bytes = b"\n") -> bytes:
-    """An ordinary journal with more lines after its first entry.
+def grown(*extra: bytes, settings: dict[str, str] | None = None) -> bytes:
+    """The file of a tracker that was killed.
 
     Args:
-        extra: the lines, without line breaks.
-        header: in the place of its first line.
-        last: how it ends.
+        extra: entries after the first one, as JSON.
+        settings: that it states.
     """
-    first, *rest = map(msgspec.json.encode, entries())
-    head = msgspec.json.encode(DEAD) if header is None else header
-    return b"\n".join([head, first, *extra, *rest]) + last
-
-
-def header_with(**fields: object) -> bytes:
-    """The first line with other values; None takes one out."""
-    values = {**msgspec.json.decode(msgspec.json.encode(DEAD)), **fields}
-    return msgspec.json.encode({k: v for k, v in values.items() if v is not None})
+    first, *rest = map(msgspec.to_builtins, entries())
+    first["metadata"]["settings"].update(settings or {})
+    payloads = [msgspec.json.encode(first), *extra, *map(msgspec.json.encode, rest)]
+    return packed([header(), *((Kind.TRACKER, payload) for payload in payloads)])
 
 
 def _operation(number: int, parent: int, **more: int) -> bytes:
@@ -105,7 +93,7 @@ def _operation(number: int, parent: int, **more: int) -> bytes:
     return msgspec.json.encode({"operations": [{**row, **more}]})
 
 
-BAD_LINES: dict[str, Callable[[], bytes]] = {
+BAD_ENTRIES: dict[str, Callable[[], bytes]] = {
     "operations in a circle": lambda: (
         b'{"operations":[%b,%b]}'
         % (
@@ -130,47 +118,28 @@ BAD_LINES: dict[str, Callable[[], bytes]] = {
         + b",".join([b'{"kind":"thread","name":"x","thread":0}'] * 600)
         + b"]}}"
     ),
-    "too long": lambda: b'{"snapshot":{"time_ns":3,"name":"' + b"x" * (9 << 20) + b'"}}',
 }
-"""Lines that no tracker writes: each costs itself and no other."""
+"""What no tracker writes: each costs itself and no other."""
 
-JOURNALS: dict[str, Callable[[], bytes]] = {
-    **{name: lambda line=line: journal(line()) for name, line in BAD_LINES.items()},
-    "no room for snapshots": lambda: journal(header=header_with(max_snapshots=0)),
-    "negative room": lambda: journal(header=header_with(max_snapshots=-1, max_operations=-9)),
-    "endless room": lambda: journal(
-        header=header_with(max_snapshots=1 << 62, max_operations=1 << 62)
+TRACKER_FILES: dict[str, Callable[[], bytes]] = {
+    **{f"entry: {name}": lambda entry=entry: grown(entry()) for name, entry in BAD_ENTRIES.items()},
+    "no room for snapshots": lambda: grown(settings={"max_snapshots": "0"}),
+    "negative room": lambda: grown(settings={"max_snapshots": "-1", "max_operations": "-9"}),
+    "endless room": lambda: grown(
+        settings={"max_snapshots": str(1 << 62), "max_operations": "9" * 5_000}
     ),
-    "room that is no number": lambda: journal(header=header_with(max_snapshots="many")),
-    "of no process": lambda: journal(header=header_with(writer={"pid": -1})),
-    "of a process beyond all": lambda: journal(
-        header=header_with(writer={**msgspec.to_builtins(DEAD.writer), "pid": 10**25})
+    "room that is no number": lambda: grown(settings={"max_snapshots": "many"}),
+    "a long name of a snapshot": lambda: grown(
+        b'{"snapshot":{"time_ns":3,"name":"' + b"x" * (9 << 20) + b'"}}'
     ),
-    "another version": lambda: journal(header=header_with(schema_version=9)),
-    "a version that is an escape": lambda: journal(header=header_with(schema_version="\x1b[2J")),
-    "no version": lambda: journal(header=header_with(schema_version=None)),
-    "a nested version": lambda: (
-        b'{"format":"memprof-tracker-journal","schema_version":'
-        + b"[" * 5_000
-        + b"]" * 5_000
-        + b"}\n"
-    ),
-    "a header without end": lambda: (
-        b'{"format":"memprof-tracker-journal","memprof":"' + b"x" * 200_000
-    ),
-    "nothing but a header": lambda: msgspec.json.encode(DEAD) + b"\n",
-    "cut in the header": lambda: msgspec.json.encode(DEAD)[:40],
-    "cut in the last line": lambda: journal(last=b"")[:-20],
-    "a million empty lines": lambda: journal() + b"\n" * 1_000_000,
-    "very many snapshots": lambda: journal(
+    "very many snapshots": lambda: grown(
         *(b'{"snapshot":{"time_ns":%d}}' % i for i in range(30_000)),
-        header=header_with(max_snapshots=10),
+        settings={"max_snapshots": "10"},
     ),
-    "very many operations": lambda: journal(
-        *(_operation(i, i - 1) for i in range(30_000)), header=header_with(max_operations=0)
+    "very many operations": lambda: grown(
+        *(_operation(i, i - 1) for i in range(30_000)), settings={"max_operations": "0"}
     ),
-    "noise": lambda: bytes(range(256)) * 100,
-    "empty": lambda: b"",
+    "empty entries": lambda: grown(*[b"{}"] * 100_000),
 }
 
 TOML: dict[str, str | bytes] = {

@@ -40,6 +40,7 @@ from memprof.profiler.reading import LIMIT_VARIABLE
 
 from .documents import everything
 from .hostile import CORPUS
+from .hostile_tracker import grown
 from .mutations import corrupted, mutated, mutated_file
 from .views import read_and_show
 
@@ -58,9 +59,9 @@ class Hang(Exception):
 
 
 def _files() -> list[list[Record]]:
-    """Frames of files: one written at once, one that grew, one of two ranks."""
-    grown, encoder = everything(), ProfileEncoder()
-    calls = grown.calls
+    """Frames of files: one written at once, one that grew, one of two ranks, one of a tracker."""
+    profile, encoder = everything(), ProfileEncoder()
+    calls = profile.calls
     parts = []
     for i in range(0, len(calls), 3):
         part = slice(i, i + 3)
@@ -69,10 +70,11 @@ def _files() -> list[list[Record]]:
             calls.thread[part],
         )
         last = i + 3 >= len(calls)
-        now = grown if last else Profile(graphs=grown.graphs[: 1 + i // 3])
+        now = profile if last else Profile(graphs=profile.graphs[: 1 + i // 3])
         parts.append(encoder.chunk(now, columns, end=last))
     ranks = b"".join(encode_profile(everything(r, 2)) for r in range(2))
-    return [records_of(data) for data in (encode_profile(everything()), b"".join(parts), ranks)]
+    files = (encode_profile(everything()), b"".join(parts), ranks, grown())
+    return [records_of(data) for data in files]
 
 
 class Maker:

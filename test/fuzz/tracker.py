@@ -1,15 +1,10 @@
-"""Fuzzes what a tracker reads when it starts in somebody's training: journals and settings.
+"""Fuzzes what a tracker reads when it starts in somebody's training: settings.
 
 python -m fuzz.tracker --help          # with test/ on PYTHONPATH; or make fuzz-tracker
 
-*Journals*: one that is made of an ordinary one, by changes that know its structure or its bytes,
-lies in a folder beside an ordinary one, and a tracker starts there. It never raises; the ordinary
-one is recovered; of the other there is either a record that can be read or the journal as it was,
-and what is read of it is a record without contradictions or an error of the documented type.
-
-*Settings*: TOML files and environment variables. Reading them ends in settings that a tracker
-starts with, or in one line that says what is wrong; so do `memprof config show` and `update`, and a
-file that was changed can be read again.
+TOML files and environment variables. Reading them ends in settings that a tracker starts with, or
+in one line that says what is wrong; so do `memprof config show` and `update`, and a file that was
+changed can be read again.
 
 Cases are tried in a child process that may take ``MEMORY`` beside what it has imported and
 ``CPU_S`` of CPU time for one case: the time is the process's own, so that a busy machine changes
@@ -33,28 +28,21 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import msgspec
 from click.testing import CliRunner
-from framing import encoded
 
 from memprof.cli import main as command_line
 from memprof.profiler._text import visible
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import decode_profile, read_profile
 from memprof.profiler.reading import LIMIT_VARIABLE
-from memprof.profiler.repair import findings
-from memprof.profiler.tracker.recovery import recover
 from memprof.profiler.tracker.settings import SettingsError, TrackerSettings, configured, toml_value
 from memprof.profiler.tracker.tracker import MemoryTracker
 
 from .hostile import NUMBERS, TEXTS
-from .hostile_tracker import DEAD, JOURNALS, TOML, VARIABLES, entries, journal
-from .mutations import corrupted, mutated
+from .hostile_tracker import TOML, VARIABLES
+from .mutations import corrupted
 
 MEMORY = 384 << 20
-"""Bytes that one case may take; a journal that is recovered has 32 MiB at most."""
+"""Bytes that one case may take."""
 CPU_S = 30
 """CPU seconds for one case; the slowest of the corpus takes 1."""
 MAX_READ = "64MiB"
@@ -65,77 +53,6 @@ _BATCH = 300
 class Hang(Exception):
     """One case has taken ``CPU_S``."""
 
-
-# Journals
-
-_LINES = [json.loads(msgspec.json.encode(x)) for x in [DEAD, *entries()]]
-
-
-def journal_of(seed: int) -> bytes:
-    """The journal of a seed."""
-    corpus = list(JOURNALS.values())
-    if seed < len(corpus):
-        return corpus[seed]()
-    rng = random.Random(seed)
-    lines = [line for line in _LINES[1:] for _ in range(rng.choice([1, 1, 1, 2]))]
-    # Mostly of a process that is gone, so that it is recovered.
-    changed = [rng.random() < 0.3, *(rng.random() < 0.5 for _ in lines)]
-    made = [
-        _mutated(rng, line) if change else line
-        for line, change in zip([_LINES[0], *lines], changed, strict=True)
-    ]
-    rest = made[1:]
-    if rng.random() < 0.2:
-        rng.shuffle(rest)
-    data = b"\n".join(map(encoded, [made[0], *rest])) + b"\n"
-    if rng.random() < 0.3:
-        begin = data.index(b"\n") if rng.random() < 0.7 else 0
-        data = data[:begin] + corrupted(rng, data[begin:])
-    return data
-
-
-def _mutated(rng: random.Random, line: Any) -> Any:
-    try:
-        return mutated(rng, line, 4)
-    except RecursionError:  # nested more deeply than Python can copy
-        return line
-
-
-def try_journal(seed: int) -> str:
-    """Start a tracker beside the journal of a seed; how that ended.
-
-    Raises:
-        AssertionError: something is not as it should be.
-    """
-    data = journal_of(seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        bad = folder / "memory_profile_1.memprof.journal"
-        bad.write_bytes(data)
-        (folder / "memory_profile_2.memprof.journal").write_bytes(journal())
-        written = recover(folder)
-        assert folder / "memory_profile_2.memprof" in written
-        found = {p.name for p in folder.iterdir()}
-        recovered = folder / "memory_profile_1.memprof" in written
-        assert found == {
-            "memory_profile_2.memprof", "memory_profile_1.memprof" if recovered else bad.name
-        }  # fmt: skip
-        final = read_profile(folder / "memory_profile_1.memprof") if recovered else None
-        assert final is not None or bad.read_bytes() == data
-        try:
-            profile = decode_profile(data)
-        except ProfileError as e:
-            assert not recovered
-            return type(e).__name__
-        assert not findings(profile)
-        if final is not None:
-            # The journal is gone: the file lacks nothing that could be read of it.
-            assert final.tracker is not None
-            assert final.left_out == profile.left_out
-        return "recovered" if recovered else "left"
-
-
-# Settings
 
 _NAMES = [*TrackerSettings.__dataclass_fields__, "intervall", "x", "\x1b[2J"]
 
@@ -247,16 +164,9 @@ def _settings_here(folder: Path, rng: random.Random) -> str:
     return "settings"
 
 
-TARGETS: dict[str, tuple[Callable[[int], str], int]] = {
-    "journals": (try_journal, len(JOURNALS)),
-    "settings": (try_settings, len(TOML) + len(VARIABLES)),
-}
-
-
-def child(target: str, first: int, count: int) -> None:
+def child(first: int, count: int) -> None:
     """Try cases; prints a line before each, so that whoever waits knows where this died."""
     logging.disable(logging.CRITICAL)
-    attempt, _ = TARGETS[target]
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -267,7 +177,7 @@ def child(target: str, first: int, count: int) -> None:
         print(f"seed {seed}", flush=True)
         begin = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        found[attempt(seed)] += 1
+        found[try_settings(seed)] += 1
         signal.setitimer(signal.ITIMER_PROF, 0)
         most = max(most, time.process_time() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -281,41 +191,37 @@ def _hang(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Try cases from a seed on, for so many seconds; ends with 1 at the first that fails."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--target", choices=TARGETS, default="journals")
     parser.add_argument("--seconds", type=float, default=60, help="0: one batch")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.target, options.seed, options.child)
+        child(options.seed, options.child)
         return
     begin, seed = time.monotonic(), options.seed
     found: Counter[str] = Counter()
     slowest, highest = 0.0, 0
     while seed == options.seed or time.monotonic() - begin < options.seconds:
-        counts, most, peak = _batch(options.target, seed, _BATCH)
+        counts, most, peak = _batch(seed, _BATCH)
         found.update(counts)
         slowest, highest = max(slowest, most), max(highest, peak)
         seed += _BATCH
-        print(
-            f"{seed - options.seed} {options.target}, {time.monotonic() - begin:.0f} s", flush=True
-        )
+        print(f"{seed - options.seed} cases, {time.monotonic() - begin:.0f} s", flush=True)
     said = ", ".join(f"{n:,} {visible(name)}" for name, n in found.most_common())
     print(
-        f"{seed - options.seed:,} {options.target} from seed {options.seed} ({said}): no hang, "
+        f"{seed - options.seed:,} cases from seed {options.seed} ({said}): no hang, "
         f"nothing raised; at most {slowest:.1f} s of CPU time and {highest >> 20} MiB resident"
     )
 
 
-def _batch(target: str, seed: int, count: int) -> tuple[dict[str, int], float, int]:
-    command = [sys.executable, "-m", "fuzz.tracker", "--target", target]
-    command += ["--seed", str(seed), "--child", str(count)]
+def _batch(seed: int, count: int) -> tuple[dict[str, int], float, int]:
+    command = [sys.executable, "-m", "fuzz.tracker", "--seed", str(seed), "--child", str(count)]
     environment = {**os.environ, LIMIT_VARIABLE: MAX_READ}
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, text=True)
     lines = done.stdout.splitlines()
     if done.returncode or not lines or not lines[-1].startswith("done "):
         at = next((x for x in reversed(lines) if x.startswith("seed ")), "no seed")
-        again = f"make fuzz-tracker ARGS='--target {target} --seconds 0 --{at}'"
+        again = f"make fuzz-tracker ARGS='--seconds 0 --{at}'"
         sys.exit(f"{at}: ended with {done.returncode}; again: {again}")
     counts, most, peak = json.loads(lines[-1].removeprefix("done "))
     return counts, most, peak

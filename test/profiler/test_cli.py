@@ -33,7 +33,6 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.report import Style, render_text, summarize
-from memprof.profiler.tracker.journal import Entry, Header
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -287,20 +286,6 @@ def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_p
     assert "is the file to read" in invoke("merge", a, file, "-o", a).stderr
     assert (tmp_path / "calls.parquet").read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["a.memprof", "calls.parquet"]
-
-
-def test_an_output_that_is_the_journal_that_is_read_is_refused(tmp_path: Path) -> None:
-    record = TrackerRecord(TrackerMetadata(end_ns=5), [MemorySnapshot(3)])
-    entry = Entry(metadata=record.metadata, snapshot=record.snapshots[0])
-    final = tmp_path / "memory_profile.memprof"
-    journal = tmp_path / "memory_profile.memprof.journal"
-    lines = [to_json(Header()), to_json(entry)]
-    journal.write_bytes(b"\n".join(lines) + b"\n")
-    for output in (final, journal):
-        result = invoke("gantt", str(final), "-o", str(output))
-        assert "is the file to read" in result.stderr
-    assert invoke("gantt", str(final), "-o", str(tmp_path / "page.html")).exit_code == 0
-    assert not final.exists()
 
 
 # Devices and ranks

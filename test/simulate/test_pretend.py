@@ -81,6 +81,11 @@ def test_what_does_not_fit_is_said() -> None:
     ]
 
 
+def test_a_number_of_elements_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        pretend._encode(-3, None, 8)
+
+
 LOOKS = """
 import torch
 x = torch.ones(8, device="cuda")
@@ -94,6 +99,8 @@ found = x.nonzero()  # 9
 assert found.shape == (5, 1), found.shape
 assert x.cpu().tolist() == [0.0] * 8
 x.int().cpu()  # 12
+assert x.sum().item() != x.sum().item()  # 13
+assert [(x > 0).sum().item() for _ in range(3)] == [1, 2, 2]  # 14
 """
 
 
@@ -102,6 +109,7 @@ def test_lines_find_what_was_given(tmp_path: Path) -> None:
     # GIVEN a script that looks at values in every way
     lines = {text.rpartition("# ")[2]: i for i, text in enumerate(LOOKS.splitlines(), 1)}
     given = {"4": "2,1.5,0", "7": "0.25", "8": "true", "9": "5", "12": "0.5"}
+    given |= {"13": "nan", "14": "1,2"}
     options = [f"--pretend=script.py:{lines[key]}={value}" for key, value in given.items()]
     # WHEN it is simulated with values for its lines, for one that never looks, and one that is torn
     status, result, error = simulate(tmp_path, LOOKS, *options, "--pretend=other.py:1=1")
@@ -158,6 +166,46 @@ def test_experts_get_their_share(tmp_path: Path) -> None:
     assert status == 0, error
 
 
+NOT_ONLY_ROUTERS = """
+import torch
+torch.use_deterministic_algorithms(True)
+zero = (torch.ones(8, device="cuda") > 0).sum()  # of floating point numbers: 0 here, 8 there
+x = torch.arange(8, device="cuda")
+assert (x // zero).numel() == 8 and x.gather(0, (zero - 1).expand(8)).numel() == 8
+twice = torch.zeros(8, dtype=torch.int64, device="cuda")
+twice.index_add_(0, torch.tensor([0, 1] * 8).cuda(), torch.ones_like(twice).repeat(2))
+assert twice.tolist() == [8, 8, 0, 0, 0, 0, 0, 0], twice
+assert torch.equal(x, x) and not torch.equal(x, x + 1)
+torch._foreach_add_([x, twice], 1)
+assert x.tolist() == list(range(1, 9)) and twice[2] == 1
+assert x.flip(0).cummin(0).values.tolist() == list(range(8, 0, -1))
+assert torch.tensor([5, 1, 9]).cuda().topk(1).indices.item() == 2
+scores = torch.rand(4, 3, device="cuda")
+out = torch.empty(4, 1, device="cuda"), torch.empty(4, 1, dtype=torch.int64, device="cuda")
+torch.topk(scores, 1, out=out)
+assert out[1].flatten().tolist() == [0, 1, 2, 0]
+assert not torch.rand(2, 50_000, device="cuda").topk(3).indices.any()  # a vocabulary
+assert x[x > 2].numel() == 2  # pretended
+
+@torch.compile(backend="eager")
+def route(scores):
+    chosen = scores.sigmoid().topk(1).indices.flatten()
+    return [len((chosen == e).nonzero()) for e in range(3)]
+
+assert route(scores) == [2, 1, 1]
+"""
+
+
+@pytest.mark.simgpu
+def test_integers_of_all_kinds_with_a_value_pretended(tmp_path: Path) -> None:
+    line = 1 + NOT_ONLY_ROUTERS.splitlines().index("assert x[x > 2].numel() == 2  # pretended")
+    both = ("--balanced-experts", f"--pretend=script.py:{line}=2")
+    status, result, error = simulate(tmp_path, NOT_ONLY_ROUTERS, *both)
+    assert status == 0, error
+    assert result["ranks"][0]["notes"] == []
+    assert error.count("is not computed") == 2, error
+
+
 @pytest.mark.simgpu
 def test_ranks_get_their_share(tmp_path: Path) -> None:
     source = """
@@ -167,6 +215,14 @@ counts = torch.arange(8, device="cuda")  # tokens for each of 8 experts, two a r
 got = torch.empty_like(counts)
 dist.all_to_all_single(got, counts)
 assert got.tolist() == [2, 3] * 4, got  # what each rank sends to the experts of rank 1
+dist.all_to_all_single(got.zero_(), counts, [2] * 4, [2] * 4)
+assert got.tolist() == [2, 3] * 4, got
+import torch.distributed._functional_collectives as functional
+got = functional.all_to_all_single(counts, None, None, dist.group.WORLD)
+assert got.tolist() == [2, 3] * 4, got
+parts = [torch.empty(2, dtype=torch.int64, device="cuda") for _ in range(4)]
+dist.all_to_all(parts, list(counts.split(2)))
+assert [p.tolist() for p in parts] == [[2, 3]] * 4, parts
 """
     options = ("--world-size=4", "--rank=1")
     status, _, error = simulate(tmp_path, source, *options, "--balanced-experts")

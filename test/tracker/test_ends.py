@@ -178,23 +178,21 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     process.kill()
     taken += process.communicate()[0].count("taken")
     (name,) = files(tmp_path)
-    assert name.endswith(".memprof.journal")
-    # WHEN the path of the file that was never written is read
-    found = read_profile(tmp_path / name.removesuffix(".journal"))
+    # THEN its file is a profile that ends too early
+    found = read_profile(tmp_path / name)
     assert found.complete is False
     assert found.tracker is not None
     assert found.tracker.metadata.state is RunState.RUNNING
     assert len(found.tracker.snapshots) >= taken - 1
     assert {s.name for s in found.tracker.operation_summary} == {"turn"}
-    # AND the next tracker there makes the file of it
-    done = run("memprof.track()", tmp_path)
-    assert "A tracker was killed here; what it had recorded is in" in done.stderr
+    # AND the next tracker there has one of its own, and leaves this one as it is
+    before = (tmp_path / name).read_bytes()
+    run("memprof.track()", tmp_path)
     assert len(files(tmp_path)) == 2
-    assert all(n.endswith(".memprof") for n in files(tmp_path))
-    assert record(tmp_path, 0).snapshots == found.tracker.snapshots
+    assert (tmp_path / name).read_bytes() == before
 
 
-def test_a_crash_in_c_leaves_the_journal(tmp_path: Path) -> None:
+def test_a_crash_in_c_leaves_what_was_recorded(tmp_path: Path) -> None:
     program = """
         memprof.track(interval=60)
         memprof.checkpoint("before")

@@ -1,30 +1,35 @@
-"""The journal, the final file, and what is left when a process was killed."""
+"""A tracker's file: whole at the end, and while it grows or when its process was killed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import stat
 from pathlib import Path
 
 import jsonschema
 import pytest
-from framing import framed
+from framing import framed, packed, records_of, split
+from fuzz.hostile_tracker import BAD_ENTRIES
 
 from memprof.profiler._json import to_json
 from memprof.profiler.claims import locked_by_another
 from memprof.profiler.errors import (
-    ProfileForeignError,
+    ProfileError,
+    ProfileNotWritableError,
     ProfileTruncatedError,
     ProfileVersionError,
 )
 from memprof.profiler.file import decode_profile, encode_profile, profile_schema, read_profile
+from memprof.profiler.frames import Kind
 from memprof.profiler.model import (
     Lane,
     LaneKind,
     OperationSummary,
     Profile,
     RunState,
+    SnapshotKind,
     Span,
     TrackerMetadata,
     TrackerRecord,
@@ -32,9 +37,11 @@ from memprof.profiler.model import (
 from memprof.profiler.repair import findings
 from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.journal import Entry, Header, Journal
-from memprof.profiler.tracker.read_journal import decode_journal
+from memprof.profiler.tracker.fold import MAX_DEVICES, Entry
+from memprof.profiler.tracker.journal import Journal
 from memprof.profiler.tracker.rows import as_columns
+from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.tracker import MemoryTracker
 
 from .records import row, snapshot
 
@@ -125,11 +132,11 @@ def test_a_part_of_another_type_costs_itself() -> None:
     assert "at `$.tracker.metadata`" in found.left_out[0]
 
 
-# The journal
+# The file while it grows
 
 
-def written(path: Path, entries: list[Entry], header: Header | None = None) -> Journal:
-    journal = Journal(path, header or Header(memprof="0.1.0"), lambda: entries)
+def written(path: Path, entries: list[Entry]) -> Journal:
+    journal = Journal(path, "0.1.0", lambda: entries)
     for entry in entries:
         journal.append(entry)
     return journal
@@ -146,55 +153,86 @@ ENTRIES = [
 ]
 
 
-def test_a_journal_reads_as_the_file_would_have(tmp_path: Path) -> None:
-    written(tmp_path / "j", ENTRIES).close()
-    found = read_profile(tmp_path / "j").tracker
-    assert found is not None
-    assert found.metadata.state is RunState.RUNNING
-    assert found.metadata.snapshots_taken == 2
-    wanted = profile().tracker
-    assert wanted is not None
-    assert found.snapshots == wanted.snapshots
-    assert found.operation_allocations == wanted.operation_allocations
-    assert found.operation_summary == wanted.operation_summary
-
-
-def test_the_final_path_reads_its_journal_while_there_is_no_file(tmp_path: Path) -> None:
-    written(tmp_path / "memory_profile_1.memprof.journal", ENTRIES).close()
-    found = read_profile(tmp_path / "memory_profile_1.memprof")
-    assert found.complete is False
+def tracked(data: Path | bytes) -> TrackerRecord:
+    found = decode_profile(data) if isinstance(data, bytes) else read_profile(data)
     assert found.tracker is not None
+    assert findings(found) == []
+    return found.tracker
 
 
-def test_cut_anywhere_at_most_the_last_line_is_lost(tmp_path: Path) -> None:
+def test_it_reads_as_the_whole_file_would(tmp_path: Path) -> None:
+    written(tmp_path / "j", ENTRIES).close()
+    found = read_profile(tmp_path / "j")
+    assert (found.complete, found.left_out) == (False, [])
+    record, wanted = tracked(tmp_path / "j"), profile().tracker
+    assert record.metadata.state is RunState.RUNNING
+    assert record.metadata.snapshots_taken == 2
+    assert wanted is not None
+    assert record.snapshots == wanted.snapshots
+    assert record.operation_allocations == wanted.operation_allocations
+    assert record.operation_summary == wanted.operation_summary
+
+
+def test_cut_anywhere_at_most_the_last_entry_is_lost(tmp_path: Path) -> None:
     entries = [Entry(metadata=METADATA), *(Entry(snapshot=snapshot(i)) for i in range(20))]
     written(tmp_path / "j", entries).close()
     data = (tmp_path / "j").read_bytes()
-    first = data.index(b"\n") + 1
+    frames = split(data)
     with pytest.raises(ProfileTruncatedError):
-        decode_journal(data[: first - 1])
-    for cut in range(first, len(data), 7):
-        record = decode_journal(data[:cut]).tracker
-        assert record is not None
-        whole = data[:cut].count(b'"snapshot":{') - (not data[:cut].endswith(b"}\n"))
-        assert len(record.snapshots) >= whole
-        assert record.metadata.problems == []
+        decode_profile(data[: len(frames[0]) - 1])
+    for cut in range(len(b"".join(frames[:2])), len(data), 7):
+        found = decode_profile(data[:cut])
+        whole = sum(len(b"".join(frames[:i])) <= cut for i in range(1, len(frames) + 1))
+        assert found.tracker is not None
+        assert len(found.tracker.snapshots) == whole - 2
+        assert found.left_out == []
 
 
-def test_a_damaged_line_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_damaged_entry_is_left_out_and_said(tmp_path: Path) -> None:
     written(tmp_path / "j", ENTRIES).close()
-    lines = (tmp_path / "j").read_bytes().split(b"\n")
-    lines[2] = lines[2][:30]
-    found = decode_journal(b"\n".join(lines))
-    record = found.tracker
-    assert record is not None
-    assert [s.time_ns for s in record.snapshots] == [20]
-    assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    frames = split((tmp_path / "j").read_bytes())
+    found = decode_profile(b"".join([*frames[:2], frames[2][:-1] + b"x", *frames[3:]]))
+    assert found.tracker is not None
+    assert [s.time_ns for s in found.tracker.snapshots] == [20]
     # AND it counts as left out, for whoever must not judge a file that lacks something
-    assert found.left_out == record.metadata.problems
+    assert len(found.left_out) == 1
+    assert "checksum" in found.left_out[0]
 
 
-def test_what_a_reader_drops_of_whole_lines_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BAD_ENTRIES)
+def test_an_entry_that_no_tracker_writes_costs_no_other(name: str, tmp_path: Path) -> None:
+    written(tmp_path / "j", ENTRIES).close()
+    head, *rest = records_of((tmp_path / "j").read_bytes())
+    found = decode_profile(packed([head, (Kind.TRACKER, BAD_ENTRIES[name]()), *rest]))
+    assert found.tracker is not None
+    assert [s.time_ns for s in found.tracker.snapshots] == [10, 20]
+    assert len(found.tracker.operation_allocations) == 2
+    assert len(found.left_out) == 1
+    assert "not what it should be" in found.left_out[0]
+
+
+def test_a_snapshot_has_no_more_devices_than_a_machine(tmp_path: Path) -> None:
+    # A device has five bytes of JSON and two hundred of memory.
+    many = {"snapshot": {"time_ns": 15, "devices": {f"{i}": {} for i in range(MAX_DEVICES + 1)}}}
+    written(tmp_path / "j", ENTRIES).close()
+    head, *rest = records_of((tmp_path / "j").read_bytes())
+    entry = (Kind.TRACKER, json.dumps(many).encode())
+    assert [s.time_ns for s in tracked(packed([head, entry, *rest])).snapshots] == [10, 20]
+
+
+def test_a_lost_entry_costs_what_refers_to_it_its_name_alone(tmp_path: Path) -> None:
+    # GIVEN that the entries with the lanes and the first place were lost
+    operation = dataclasses.replace(row(0, 1, 2, summary=3), lane=2)
+    summaries = {3: OperationSummary("kept", 9), 2: OperationSummary("b", 1)}
+    written(tmp_path / "j", [Entry(operations=[operation]), Entry(summaries=summaries)]).close()
+    record = tracked(tmp_path / "j")
+    assert [s.name for s in record.operation_summary] == ["(lost)", "(lost)", "b", "kept"]
+    assert [record.path(i) for i in range(4)] == ["(lost)", "(lost)", "(lost)/b", "kept"]
+    assert record.operation_allocations.lane == [2]
+    assert [lane.name for lane in record.metadata.lanes] == ["(lost)"] * 3
+
+
+def test_what_a_reader_drops_of_whole_entries_is_said(tmp_path: Path) -> None:
     backwards = dataclasses.replace(METADATA, pauses=[Span(9, 5), Span(5, 9)])
     entries = [
         Entry(metadata=backwards),
@@ -202,16 +240,12 @@ def test_what_a_reader_drops_of_whole_lines_is_said(tmp_path: Path) -> None:
         Entry(summaries={0: OperationSummary("step")}),
     ]
     written(tmp_path / "j", entries).close()
-    found = read_profile(tmp_path / "j")
-    assert found.tracker is not None
-    assert (len(found.tracker.operation_allocations), len(found.tracker.metadata.pauses)) == (1, 1)
-    assert found.left_out == [
-        "1 operations, whose names are in no line of the journal",
+    record = tracked(tmp_path / "j")
+    assert (len(record.operation_allocations), len(record.metadata.pauses)) == (1, 1)
+    assert read_profile(tmp_path / "j").left_out == [
+        "1 operations, whose names are in no part of the file",
         "1 pauses of the tracker, which end before they start",
     ]
-    # AND a journal that lacks nothing says nothing
-    written(tmp_path / "k", ENTRIES).close()
-    assert read_profile(tmp_path / "k").left_out == []
 
 
 def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,93 +263,187 @@ def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "write", real)
     journal.append(ENTRIES[3])
     journal.close()
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
+    record = tracked(tmp_path / "j")
     assert len(record.snapshots) == 1
     assert len(record.operation_allocations) == 2
-    assert record.metadata.problems == ["1 lines of the journal are damaged and left out"]
+    assert len(read_profile(tmp_path / "j").left_out) == 1
 
 
 def test_it_is_written_anew_when_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "REWRITE_AT", 10_000)
     kept: list[Entry] = []
-    journal = Journal(tmp_path / "j", Header(), lambda: kept)
+    journal = Journal(tmp_path / "j", "", lambda: kept)
     sizes = []
     for i in range(2000):
         kept.append(Entry(snapshot=snapshot(i)))
         del kept[:-10]
         journal.append(kept[-1])
         sizes.append(journal.size)
-    journal.close()
     assert 5_000 < max(sizes) <= 10_000
     assert journal.size == (tmp_path / "j").stat().st_size
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
-    assert record.snapshots[-1].time_ns == 1999
+    # AND nobody else writes to the new one
+    assert locked_by_another(str(tmp_path / "j"))
+    journal.close()
+    found = read_profile(tmp_path / "j")
+    assert found.left_out == []
+    assert found.tracker is not None
+    assert found.tracker.snapshots[-1].time_ns == 1999
     assert sorted(p.name for p in tmp_path.iterdir()) == ["j"]
 
 
-def test_a_new_file_that_cannot_be_locked_takes_no_place(
+def test_it_goes_on_where_it_cannot_be_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a journal whose header says that it is locked
     monkeypatch.setattr(journal_module, "REWRITE_AT", 500)
-    journal = Journal(tmp_path / "j", Header(), lambda: [Entry(snapshot=snapshot(9))])
-    # WHEN somebody looks at the next one before its writer has the lock
+    journal = Journal(tmp_path / "j", "", lambda: [Entry(snapshot=snapshot(99))])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    failed = 0
     with monkeypatch.context() as patched:
-        patched.setattr(journal_module, "try_lock", lambda fd: False)
+        patched.setattr(os, "replace", full)
         for i in range(10):
-            journal.append(Entry(snapshot=snapshot(i)))
-    # THEN the old one goes on, with every line
+            try:
+                journal.append(Entry(snapshot=snapshot(i)))
+            except OSError:
+                failed += 1
+    assert 0 < failed < 10
     assert [p.name for p in tmp_path.iterdir()] == ["j"]
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
-    assert [s.time_ns for s in record.snapshots] == [*range(10)]
-    # AND it is written anew later, in a file that is locked
+    assert [s.time_ns for s in tracked(tmp_path / "j").snapshots] == [*range(10)]
+    assert read_profile(tmp_path / "j").left_out == []
+    # AND it is written anew later
     for i in range(10, 40):
         journal.append(Entry(snapshot=snapshot(i)))
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
-    assert len(record.snapshots) < 20
-    assert locked_by_another(str(tmp_path / "j"))
+    assert len(tracked(tmp_path / "j").snapshots) < 20
     journal.close()
 
 
-def test_a_reader_thins_as_the_tracker_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stated", "snapshots", "operations"),
+    [
+        ({"max_snapshots": "30", "max_operations": "50"}, 30, 50),
+        ({"max_snapshots": "0", "max_operations": "-5"}, 10, 0),
+        ({"max_snapshots": "9" * 30, "max_operations": "9" * 5_000}, 500, 500),
+        ({"max_snapshots": "many"}, 500, 500),
+    ],
+)
+def test_a_reader_thins_as_the_tracker_does(
+    stated: dict[str, str], snapshots: int, operations: int, tmp_path: Path
+) -> None:
     entries = [
         Entry(snapshot=snapshot(i), operations=[row(i, i, i + 1)], summaries={}) for i in range(500)
     ]
-    entries.append(Entry(metadata=METADATA, summaries={0: OperationSummary("step", count=500)}))
-    written(tmp_path / "j", entries, Header(max_snapshots=30, max_operations=50)).close()
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
-    assert (len(record.snapshots), record.metadata.snapshots_taken) == (30, 500)
-    assert (len(record.operation_allocations), record.metadata.operations_dropped) == (50, 450)
+    metadata = dataclasses.replace(METADATA, settings=stated)
+    entries.append(Entry(metadata=metadata, summaries={0: OperationSummary("step", count=500)}))
+    written(tmp_path / "j", entries).close()
+    record = tracked(tmp_path / "j")
+    assert (len(record.snapshots), record.metadata.snapshots_taken) == (snapshots, 500)
+    assert len(record.operation_allocations) == operations
+    assert record.metadata.operations_dropped == 500 - operations
 
 
 def test_snapshots_that_overtook_each_other_are_in_order(tmp_path: Path) -> None:
     written(tmp_path / "j", [Entry(snapshot=snapshot(t)) for t in (30, 10, 20)]).close()
-    record = read_profile(tmp_path / "j").tracker
-    assert record is not None
-    assert [s.time_ns for s in record.snapshots] == [10, 20, 30]
+    assert [s.time_ns for s in tracked(tmp_path / "j").snapshots] == [10, 20, 30]
 
 
-def test_foreign_files_and_versions(tmp_path: Path) -> None:
-    with pytest.raises(ProfileForeignError):
-        decode_profile(b'{"format":"memprof-tracker-journals"}\n{}')
-    journal = Journal(tmp_path / "j", Header(schema_version=9), list)
-    journal.close()
-    with pytest.raises(ProfileVersionError):
-        read_profile(tmp_path / "j")
+def test_kinds_of_snapshots_survive(tmp_path: Path) -> None:
+    named = snapshot(5, kind=SnapshotKind.CHECKPOINT, name="epoch 1")
+    written(tmp_path / "j", [Entry(snapshot=named)]).close()
+    assert tracked(tmp_path / "j").snapshots == [named]
 
 
-# Names
+# Whose file it is
 
 
 def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
-    found = [files.open_journal(tmp_path, Header(), list) for _ in range(3)]
-    for _, journal in found:
+    found = [files.open_journal(tmp_path, "", list) for _ in range(3)]
+    for journal in found:
         journal.close()
-    names = sorted(p.name for p, _ in found)
+    names = sorted(j.path.name for j in found)
     assert len(set(names)) == 3
     assert all(n.startswith("memory_profile_2") and n.endswith(".memprof") for n in names)
+
+
+@pytest.mark.parametrize("now", ["link", "dangling", "file", "nothing"])
+def test_the_end_of_a_tracker_replaces_nothing(now: str, tmp_path: Path) -> None:
+    # GIVEN something else at the name of a tracker that runs
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+    assert tracker.path is not None
+    given, victim = tracker.path, tmp_path / "victim"
+    given.unlink()
+    if now == "file":
+        given.write_bytes(b"precious")
+    elif now != "nothing":
+        given.symlink_to(victim)
+    if now == "link":
+        victim.write_bytes(b"precious")
+    tracker.stop()
+    # THEN the record gets another one
+    beside = given.with_name(f"{given.stem}.{os.getpid()}.memprof")
+    assert tracker.path == (given if now == "nothing" else beside)
+    assert read_profile(tracker.path).complete
+    assert now != "file" or given.read_bytes() == b"precious"
+    assert victim.exists() == (now == "link")
+    assert now != "link" or victim.read_bytes() == b"precious"
+
+
+def test_the_end_puts_the_whole_file_in_the_place_of_the_growing_one(tmp_path: Path) -> None:
+    journal = written(tmp_path / "j", ENTRIES)
+    assert journal.finish(encode_profile(profile()))
+    journal.close()
+    assert read_profile(tmp_path / "j").complete
+    assert not locked_by_another(str(tmp_path / "j"))
+    assert [p.name for p in tmp_path.iterdir()] == ["j"]
+
+
+def test_an_end_that_cannot_be_written_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = written(tmp_path / "j", ENTRIES)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ProfileNotWritableError, match="No space left on device"):
+            journal.finish(b"the end")
+    journal.append(Entry(snapshot=snapshot(30)))
+    journal.close()
+    assert [s.time_ns for s in tracked(tmp_path / "j").snapshots] == [10, 20, 30]
+    assert [p.name for p in tmp_path.iterdir()] == ["j"]
+
+
+def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN links at every name that could be foreseen
+    (tmp_path / "victim").write_bytes(b"precious")
+    path = tmp_path / "memory_profile_1.memprof"
+    (tmp_path / f".{path.name}.tmp").symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(journal_module, "REWRITE_AT", 500)
+    journal = Journal(path, "", lambda: [Entry(snapshot=snapshot(9))])
+    made: list[str] = []
+    real = os.open
+
+    def noted(name: object, flags: int, *mode: int) -> int:
+        if str(name).endswith(".tmp"):
+            made.append(os.path.basename(str(name)))
+            assert flags & os.O_EXCL
+        return real(name, flags, *mode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", noted)
+    for i in range(40):
+        journal.append(Entry(snapshot=snapshot(i)))
+    journal.close()
+    assert len(set(made)) == len(made) > 1
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert stat.S_ISREG(path.lstat().st_mode)
+
+
+def test_free_names_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "names_beside", lambda path: iter([path]))
+    (tmp_path / "x").write_bytes(b"")
+    with pytest.raises(ProfileError, match="all names beside it are taken"):
+        files.write_record(tmp_path / "x", b"data")

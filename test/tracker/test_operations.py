@@ -551,7 +551,7 @@ def test_where_it_cannot_be_known_it_is_not_said(
     del kept
 
 
-def test_running_operations_are_in_snapshots_and_in_the_journal(tracker: MemoryTracker) -> None:
+def test_running_operations_are_in_snapshots_and_in_the_record(tracker: MemoryTracker) -> None:
     with tracker.track_operation("outer"), tracker.track_operation("inner"):
         tracker.snapshot()
         assert tracker.record().snapshots[-1].operations == ("outer", "outer/inner")

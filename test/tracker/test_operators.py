@@ -133,7 +133,7 @@ def test_shapes_of_lists_of_tensors() -> None:
     assert as_shapes(None) == ()
 
 
-def journalled(tracker: MemoryTracker) -> TrackerRecord:
+def so_far(tracker: MemoryTracker) -> TrackerRecord:
     """What a reader of its file finds now."""
     assert tracker.path is not None
     found = read_profile(tracker.path).tracker
@@ -141,11 +141,11 @@ def journalled(tracker: MemoryTracker) -> TrackerRecord:
     return found
 
 
-def test_it_is_in_the_journal_at_the_next_snapshot(tracker: MemoryTracker) -> None:
+def test_it_is_in_the_file_at_the_next_snapshot(tracker: MemoryTracker) -> None:
     with tracker.track_pytorch_ops():
         torch.ones(3).sum()
     tracker.checkpoint("now")
-    found = journalled(tracker)
+    found = so_far(tracker)
     assert found.pytorch_operations == tracker.record().pytorch_operations
 
 
@@ -217,7 +217,7 @@ def test_the_record_can_be_read_while_a_window_is_added(
     assert "aten::sum" in by_name(tracker)
 
 
-def test_windows_reach_the_journal_when_old_ones_are_no_longer_kept(
+def test_windows_reach_the_file_when_old_ones_are_no_longer_kept(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operators_module, "MAX_WINDOWS", 1)
@@ -225,6 +225,6 @@ def test_windows_reach_the_journal_when_old_ones_are_no_longer_kept(
         with tracker.track_pytorch_ops():
             torch.ones(3).sum()
         tracker.checkpoint("now")
-        found = journalled(tracker)
+        found = so_far(tracker)
         (total,) = [s.count for s in found.pytorch_operations.operators if s.name == "aten::sum"]
         assert total == count

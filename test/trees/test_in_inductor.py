@@ -18,7 +18,7 @@ from memprof.cudagraph_trees.account.ledger import LedgerKind
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import use_in_inductor
 
-from .support import graphed
+from .support import VALUES, graphed
 
 CPU = torch.device("cpu")
 
@@ -140,3 +140,26 @@ def test_torchs_mark_of_an_incomplete_warm_up(monkeypatch: pytest.MonkeyPatch) -
     warm_ups = [e.count for e in manager.entries() if e.kind is LedgerKind.WARM_UP]
     assert sum(warm_ups) == 3
     assert told == [1, 1]  # and torch's own trees hear of it, as ever
+
+
+@pytest.mark.simgpu
+def test_gradients_accumulate_in_leaves_that_are_no_parameters() -> None:
+    # GIVEN a compiled function of an argument that wants a gradient, an adversarial input say
+    torch._dynamo.reset()
+    weight = torch.full((4, 4), 0.5, device="cuda")
+    compiled = torch.compile(lambda x: (x @ weight).square().sum(), mode="reduce-overhead")
+    leaves = [torch.full((2, 4), k + 1.0, device="cuda", requires_grad=True) for k in range(3)]
+    with use_in_inductor():
+        for n in range(6):
+            if n == 3:  # WHEN the first gradient that is kept comes from a replay
+                for x in leaves:
+                    x.grad = None
+            for x in leaves:  # AND each call has another one
+                compiled(x).backward()
+    # THEN each is the sum of all of its own
+    for k, x in enumerate(leaves):
+        assert x.grad is not None
+        if VALUES:
+            assert x.grad.tolist() == [[3 * 8.0 * (k + 1)] * 4] * 2
+        else:
+            x.grad.cpu()

@@ -436,13 +436,15 @@ def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
         run(float(i), hold=False)
     (root,) = roots()
     ((child,),) = root.children.values()
-    assert child.expected_dead_indices_after_graph == [(0, 0)]
+    before, after = child.recorded_liveness_before_graph, child.recorded_liveness_after_graph
+    assert liveness.died(before, after) == [(0, 0)]
     # WHEN the input is held
     for i in range(4):
         run(float(i), hold=True)
     # THEN it is not overwritten: there is a second recording in which it lives
     ((_, other),) = root.children.values()
-    assert other.expected_dead_indices_after_graph == []
+    before, after = other.recorded_liveness_before_graph, other.recorded_liveness_after_graph
+    assert liveness.died(before, after) == []
     run(7.0, hold=False)
     assert descendants(root) == 2
 

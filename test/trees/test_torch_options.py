@@ -21,6 +21,7 @@ from memprof.cudagraph_trees.torch_options import (
     DECISIONS,
     TreeOptions,
     Verdict,
+    _Option,
 )
 from memprof.profiler.model import LedgerKind
 
@@ -59,7 +60,7 @@ def test_what_is_honoured_is_read() -> None:
     spy = _Spy()
     options = TreeOptions(spy)
     for name, value in vars(TreeOptions).items():
-        if isinstance(value, property):
+        if isinstance(value, _Option):
             getattr(options, name)
     honoured = {n for n, d in DECISIONS.items() if d.verdict is Verdict.HONOURED}
     # What is read where nothing is compiled for a tree yet:

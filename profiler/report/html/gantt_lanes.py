@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-__all__ = ["Bar", "nested_rows", "packed_rows"]
-
 
 @dataclass(slots=True)
 class Bar:

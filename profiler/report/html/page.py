@@ -32,8 +32,6 @@ from typing import Any
 
 from ...writing import write_whole
 
-__all__ = ["SHARED_SCRIPTS", "SHARED_STYLES", "Page", "build_page", "write_page"]
-
 SHARED_STYLES = ("assets/base.css", "assets/table.css")
 SHARED_SCRIPTS = (
     "assets/format.js",

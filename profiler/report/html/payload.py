@@ -32,8 +32,6 @@ from .payload_curves import dataflow_curves, tracker_curve
 from .payload_gantt import gantt_payload
 from .payload_live import Sites, Strings, live_payload, placement_payload
 
-__all__ = ["MAX_RANKS", "ranks_payload", "report_payload"]
-
 MAX_LEDGER = 5_000
 """Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
 

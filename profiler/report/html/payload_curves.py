@@ -7,8 +7,6 @@ from typing import Any
 
 from ...model import Profile, TrackerRecord
 
-__all__ = ["MAX_POINTS", "dataflow_curves", "thinned", "tracker_curve"]
-
 MAX_POINTS = 2_000
 """Points of a curve in the page, more than it has pixels."""
 

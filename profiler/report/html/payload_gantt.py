@@ -22,8 +22,6 @@ from ...model import GraphRecord, LaneKind, LedgerKind, Profile
 from .gantt_lanes import Bar, nested_rows, packed_rows
 from .payload_live import Strings
 
-__all__ = ["KINDS", "gantt_payload"]
-
 KINDS = (
     "operation",
     "failed operation",

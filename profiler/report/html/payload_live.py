@@ -16,8 +16,8 @@ Between call ``k`` and the next, ``lists[between[s]]`` is live. ``Timeline.live_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
 from ...attribution import Attribution, Site, View
@@ -34,8 +34,6 @@ from ...model import (
 from ...timeline import Timeline
 from ..format import shorten_path
 
-__all__ = ["EVENT_KINDS", "Items", "Sites", "Strings", "live_payload", "placement_payload"]
-
 EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
 """An event's kind in the payload is its position here."""
 HOLDS = tuple(Hold)
@@ -44,24 +42,31 @@ _KEEP = -1
 """Item of a reuse that leaves a storage as it is."""
 _VIEWS = tuple(View)
 _CATEGORY = {c: i for i, c in enumerate(Category)}
+_T = TypeVar("_T")
+
+
+class Each(dict[_T, int]):
+    """Values, each once: the number of one, in order of first appearance."""
+
+    def __missing__(self, value: _T) -> int:
+        self[value] = len(self)
+        return self[value]
 
 
 class Strings:
     """Text, each once; calling it gives the number of one."""
 
     def __init__(self) -> None:
-        self.all: list[str] = []
-        self._index: dict[str, int] = {}
+        self._numbers: Each[str] = Each()
 
     def __call__(self, text: str | None) -> int:
         """The number of ``text``, -1 for None."""
-        if text is None:
-            return -1
-        found = self._index.get(text)
-        if found is None:
-            found = self._index[text] = len(self.all)
-            self.all.append(text)
-        return found
+        return -1 if text is None else self._numbers[text]
+
+    @property
+    def all(self) -> list[str]:
+        """By number."""
+        return list(self._numbers)
 
 
 class Sites:
@@ -76,8 +81,7 @@ class Sites:
         self.frames: list[list[int]] = []
         self._strings = strings
         self._numbers: dict[int, int] = {}
-        self._index: dict[tuple[Any, ...], int] = {}
-        self._rows: list[tuple[int, ...]] = []
+        self._rows: Each[tuple[int, ...]] = Each()
         self._frames: dict[SourceFrame, int] = {}
         self._names: dict[View, dict[tuple[str, int | None], int]] = {v: {} for v in View}
         self._notes: dict[View, list[str]] = {v: [] for v in View}
@@ -93,21 +97,18 @@ class Sites:
         return number
 
     def _number(self, site: Site) -> int:
-        row = (
-            _CATEGORY[site.category],
-            *[self._place(site, view) for view in _VIEWS],
-            self._strings(site.op),
-            self.frame(site.frame),
-            self._strings(site.fqn),
-            self._strings(site.outside),
-            self._strings(site.module),
-            site.graph,
-        )
-        found = self._index.get(row)
-        if found is None:
-            found = self._index[row] = len(self._rows)
-            self._rows.append(row)
-        return found
+        return self._rows[
+            (
+                _CATEGORY[site.category],
+                *[self._place(site, view) for view in _VIEWS],
+                self._strings(site.op),
+                self.frame(site.frame),
+                self._strings(site.fqn),
+                self._strings(site.outside),
+                self._strings(site.module),
+                site.graph,
+            )
+        ]
 
     def frame(self, frame: SourceFrame | None) -> int:
         """The number of a source line, -1 for None."""
@@ -159,12 +160,11 @@ class Items:
     """Items and lists of them, each once."""
 
     def __init__(self, sites: Sites, strings: Strings) -> None:
-        self.lists: list[list[int]] = []
         self._sites = sites
         self._strings = strings
-        self._index: dict[tuple[int, int, int, int], int] = {}
+        self._rows: Each[tuple[int, int, int, int]] = Each()
         self._known: dict[tuple[int, int, str | None, int, Hold], int] = {}
-        self._lists: dict[tuple[int, ...], int] = {}
+        self._lists: Each[tuple[int, ...]] = Each()
 
     def item(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
@@ -183,7 +183,7 @@ class Items:
             self._strings(owner),
             _HOLD[hold],
         )
-        return self._index.setdefault(row, len(self._index))
+        return self._rows[row]
 
     def pairs(self, items: Iterable[LiveItem]) -> int:
         """The number of a list of (item, count)."""
@@ -191,17 +191,17 @@ class Items:
 
     def list(self, numbers: Iterable[int]) -> int:
         """The number of a list."""
-        row = tuple(numbers)
-        found = self._lists.get(row)
-        if found is None:
-            found = self._lists[row] = len(self.lists)
-            self.lists.append([*row])
-        return found
+        return self._lists[tuple(numbers)]
+
+    @property
+    def lists(self) -> Sequence[Sequence[int]]:
+        """By number."""
+        return [[*row] for row in self._lists]
 
     def columns(self) -> dict[str, Any]:
         """All items, one entry an item in each column."""
         keys = ("site", "nbytes", "owner", "hold")
-        columns = zip(*self._index, strict=True) if self._index else ([] for _ in keys)
+        columns = zip(*self._rows, strict=True) if self._rows else ([] for _ in keys)
         return {key: list(column) for key, column in zip(keys, columns, strict=True)}
 
 

@@ -9,8 +9,6 @@ from ...model import Profile
 from .page import Page, write_page
 from .payload import ranks_payload
 
-__all__ = ["report_page", "write_report"]
-
 _STYLES = ("assets/report.css", "assets/gantt.css")
 _SCRIPTS = (
     "assets/model.js",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import expecttest
 import torch
 from torch.fx import GraphModule
 
@@ -9,15 +10,6 @@ from memprof.profiler.model import AllocationProgram, GraphRecord
 
 from .graphs import graph_text
 from .programs import program_text
-
-try:
-    import expecttest
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "memprof.testing.TestCase compares with inline snapshots through expecttest, which is not "
-        "installed: pip install 'memprof[testing]'",
-        name=error.name,
-    ) from error
 
 
 class TestCase(expecttest.TestCase):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memprof.testing import TestCase, graph_text
+from snapshots import TestCase, graph_text
 
 
 class GraphText(TestCase):

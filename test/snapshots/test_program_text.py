@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import unittest
 
 import pytest
@@ -21,7 +19,7 @@ from memprof.profiler.model import (
     Origin,
     Storage,
 )
-from memprof.testing import TestCase, program_text
+from snapshots import TestCase, program_text
 
 
 def _program(prefix: str = "buf", line: int = 10, device: str = "cpu") -> AllocationProgram:
@@ -130,21 +128,6 @@ def test_nothing_observed() -> None:
         program_text(record)
     with pytest.raises(ValueError, match="has not been called yet"):
         program_text(GraphRecord(id=2, kind=GraphKind.BACKWARD))
-
-
-def test_without_expecttest_the_texts_work_and_the_case_says_what_to_install() -> None:
-    code = """
-import sys
-sys.modules["expecttest"] = None  # as if it were not installed
-from memprof.testing import graph_text, program_text
-try:
-    from memprof.testing import TestCase
-except ModuleNotFoundError as error:
-    assert "pip install 'memprof[testing]'" in str(error), error
-else:
-    raise SystemExit("imported TestCase without expecttest")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 if __name__ == "__main__":

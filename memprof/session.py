@@ -12,8 +12,15 @@ from memprof.compile_backend.environment import process
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
-from memprof.profiler.model import DataFlowColumns, Process, Profile, TrackerRecord
+from memprof.profiler.model import (
+    DataFlowColumns,
+    LedgerKind,
+    Process,
+    Profile,
+    TrackerRecord,
+)
 
+from .eager import EagerMemory
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
@@ -31,7 +38,11 @@ class ProfilingSession(Views):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, max_calls: int = DEFAULT_MAX_CALLS
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_calls: int = DEFAULT_MAX_CALLS,
+        eager: bool = False,
     ) -> None:
         if max_calls < 0:
             raise ValueError(f"max_calls is {max_calls}; it must be 0 or more")
@@ -41,6 +52,7 @@ class ProfilingSession(Views):
         self._streamer: Streamer | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
+        self._eager = EagerMemory() if eager else None
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -50,6 +62,8 @@ class ProfilingSession(Views):
         path = None if self.path is None else fill_path(self.path, process())
         if path is not None:
             check_name(path)
+        if self._eager is not None:
+            self._eager.begin()
         self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
         if path is not None:
             try:
@@ -58,11 +72,15 @@ class ProfilingSession(Views):
                 self.path = self._streamer.path
             except BaseException:
                 RUNTIME.close_session()
+                if self._eager is not None:
+                    self._eager.cancel()
                 raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
+            if self._eager is not None:
+                self._end_eager(self._eager, error)
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -74,10 +92,18 @@ class ProfilingSession(Views):
         finally:
             RUNTIME.close_session()
 
+    @staticmethod
+    def _end_eager(eager: EagerMemory, error: object) -> None:
+        eager.end(error)
+        if eager.why_not:
+            reason = f"no account of the device's memory: {eager.why_not}"
+            RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
+
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
 
-        The calls of a session with a path are read back from its file.
+        The calls of a session with a path are read back from its file. Accounts of devices
+        (``eager=True``) are there once it has ended.
 
         Raises:
             RuntimeError: the session has not begun.
@@ -173,11 +199,16 @@ class ProfilingSession(Views):
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)
+        if self._eager is not None:
+            profile.accounts = self._eager.accounts
         return profile
 
 
 def profile(
-    path: str | os.PathLike[str] | None = None, *, max_calls: int = DEFAULT_MAX_CALLS
+    path: str | os.PathLike[str] | None = None,
+    *,
+    max_calls: int = DEFAULT_MAX_CALLS,
+    eager: bool = False,
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
@@ -193,11 +224,17 @@ def profile(
             after. If writing fails later all the same, that is logged and not raised.
         max_calls: how many calls to keep one by one where there is no path; earlier ones are
             only counted. A file has them all.
+        eager: follow the CUDA allocator as well, so that the profile has an account of every byte
+            that was reserved at the peak, of eager and compiled code alike (``Profile.accounts``,
+            there once the session has ended; docs/eager-memory.md). It is for some hundred steps,
+            since each allocation costs microseconds more. Where there can be no account (no CUDA,
+            or somebody else records the allocator's history), the log and the ledger say why.
 
     Raises:
         ProfileNotWritableError: on entry, ``path`` cannot be written.
+        RuntimeError: on entry, another session with ``eager`` is open.
     """
-    return ProfilingSession(path, max_calls=max_calls)
+    return ProfilingSession(path, max_calls=max_calls, eager=eager)
 
 
 def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:

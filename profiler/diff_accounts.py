@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from .diff_model import Quantity, changes, place_of
-from .model import AccountRow, DeviceAccount, Profile
+from .model import BEFORE, AccountRow, DeviceAccount, Profile
 
 
 def account_quantities(
@@ -44,4 +44,6 @@ def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[
 
 def _place(row: AccountRow) -> str:
     # Not the nodes: names of FX count from the start of the graph.
-    return place_of(row.frame) if row.frame is not None else "(autograd)"
+    if row.frame is not None:
+        return place_of(row.frame)
+    return f"({BEFORE})" if row.detail == BEFORE else "(autograd)"

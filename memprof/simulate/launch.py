@@ -28,7 +28,6 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .ending import Stillness
 from .host_reads import HostReads
-from .main_thread import on_main_thread
 from .pretend import Pretences, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
@@ -199,10 +198,12 @@ class _Run:
             self.finish("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
+        from memprof.profiler.device.draining import Drains
         from memprof.profiler.device.watch import Watch
 
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
+        Drains(self._watch).start()
         if control.simulated():
             if self._request.balanced_experts:
                 from .experts import balance_experts
@@ -223,7 +224,7 @@ class _Run:
 
     def _look(self) -> None:
         """Print progress, and end the run when the peak has stood still."""
-        from memprof.profiler.device.watch import DRAIN
+        from memprof.profiler.device.draining import on_main_thread
 
         torch = sys.modules["torch"]
         still, last = Stillness(), time.monotonic()
@@ -249,8 +250,6 @@ class _Run:
                 on_main_thread(functools.partial(self._unless_finishing, self.finish, ended))
                 time.sleep(_PATIENCE)
                 self._unless_finishing(self.finish, ended)
-            if self._watch.undrained >= DRAIN:
-                on_main_thread(functools.partial(self._unless_finishing, self._watch.drain, DRAIN))
 
     def _say(self, line: str) -> None:
         """To what standard error was at the beginning, whatever the script made of it."""

@@ -4,5 +4,5 @@ The order of reading: ``replay`` follows the allocator's history event by event 
 there at the peak; ``where`` says what program text asked for a block; ``account`` gives each block
 of the peak a category and adds everything up to what the device says. ``watch`` is the one module
 with torch in it: it turns the history on, marks backwards and optimizer steps in it, and feeds the
-others.
+others. ``draining`` has the history taken where a program comes to no mark.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
+
+
+Undo = Callable[[], None]
+"""Takes back what the function that returned it has done."""
+
+
+def history_enabled() -> bool:
+    """Whether the allocator keeps a history, for whomever."""
+    enabled: bool = torch._C._cuda_isHistoryEnabled()
+    return enabled
+
+
+def stop_history() -> None:
+    """End the allocator's history."""
+    torch.cuda.memory._record_memory_history(None)
 
 
 def record_history() -> None:
@@ -50,19 +65,32 @@ _before_reset: dict[int, tuple[int, int]] = {}
 """What was counted on each device before somebody set the counters back."""
 
 
-def keep_counting() -> None:
+def keep_counting() -> Undo:
     """Let counts go on where a program calls ``torch.cuda.reset_accumulated_memory_stats``."""
-    reset = torch._C._cuda_resetAccumulatedMemoryStats
 
-    @functools.wraps(reset)
-    def counted(device: int) -> None:
-        _before_reset[device] = allocation_counts(device)
-        reset(device)
-        left = torch._C._cuda_memoryStats(device)["allocation"]["all"]
-        asked, let_go = _before_reset[device]
-        _before_reset[device] = asked - left["allocated"], let_go - left["freed"]
+    def around(reset: Callable[[int], None]) -> Callable[[int], None]:
+        def counted(device: int) -> None:
+            _before_reset[device] = allocation_counts(device)
+            reset(device)
+            left = torch._C._cuda_memoryStats(device)["allocation"]["all"]
+            asked, let_go = _before_reset[device]
+            _before_reset[device] = asked - left["allocated"], let_go - left["freed"]
 
-    torch._C._cuda_resetAccumulatedMemoryStats = counted
+        return counted
+
+    undo = _replace([torch._C], "_cuda_resetAccumulatedMemoryStats", around)
+
+    def forget() -> None:
+        undo()
+        _before_reset.clear()
+
+    return forget
+
+
+def is_built() -> bool:
+    """Whether this build of torch has CUDA."""
+    built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return built
 
 
 def has_history() -> bool:
@@ -80,42 +108,99 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
     """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
-    wrapped = around(torch.autograd.graph._engine_run_backward)
-    torch.autograd.graph._engine_run_backward = wrapped
-    torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
+    return _replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
 
 
-def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> None:
+def _replace(
+    owners: Sequence[Any],
+    name: str,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
+    """Put ``around(function)`` in the place of a function that ``owners`` have under ``name``.
+
+    Undone, the function is there again; where somebody has put another one over ours, that stays
+    and ours does nothing but call the function.
+    """
+    original = getattr(owners[0], name)
+    ours: Callable[..., Any] | None = around(original)
+
+    @functools.wraps(original)
+    def standing_in(*args: Any, **kwargs: Any) -> Any:
+        return (ours or original)(*args, **kwargs)
+
+    for owner in owners:
+        setattr(owner, name, standing_in)
+
+    def undo() -> None:
+        nonlocal ours
+        ours = None
+        for owner in owners:
+            if getattr(owner, name) is standing_in:
+                setattr(owner, name, original)
+
+    return undo
+
+
+def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     """Call ``do`` with every module that gets a parameter or a buffer from here on."""
 
     def hook(module: torch.nn.Module, name: str, value: Any) -> None:
         do(module)
 
-    torch.nn.modules.module.register_module_parameter_registration_hook(hook)
-    torch.nn.modules.module.register_module_buffer_registration_hook(hook)
     # Copies and what was pickled get theirs at once.
-    set_state: Any = torch.nn.Module.__setstate__
+    def around(set_state: Callable[..., None]) -> Callable[..., None]:
+        def with_state(self: torch.nn.Module, state: Any) -> None:
+            set_state(self, state)
+            do(self)
 
-    @functools.wraps(set_state)
-    def with_state(self: torch.nn.Module, state: Any) -> None:
-        set_state(self, state)
-        do(self)
+        return with_state
 
-    torch.nn.Module.__setstate__ = with_state  # type: ignore[method-assign]
+    handles = [
+        torch.nn.modules.module.register_module_parameter_registration_hook(hook),
+        torch.nn.modules.module.register_module_buffer_registration_hook(hook),
+    ]
+    undo = _replace([torch.nn.Module], "__setstate__", around)
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+        undo()
+
+    return remove
 
 
-def on_optimizer(do: Callable[[], None]) -> None:
+def on_optimizer(do: Callable[[], None]) -> Undo:
     """Call ``do`` when an optimizer is made."""
-    original = torch.optim.Optimizer.__init__
 
-    @functools.wraps(original)
-    def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        do()
-        original(self, *args, **kwargs)
+    def around(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            do()
+            original(self, *args, **kwargs)
 
-    torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+        return init
+
+    return _replace([torch.optim.Optimizer], "__init__", around)
+
+
+def existing(*kinds: type) -> list[Any]:
+    """Objects of classes, and of those below them, that Python's collector knows.
+
+    Not from ``gc.get_objects()``, which hands out tuples that somebody is still building: they
+    fail to grow while anybody else refers to them (Objects/tupleobject.c, ``_PyTuple_Resize``).
+    Whoever refers to a class is asked for instead, as its instances do. By ``type``, since
+    ``isinstance`` asks the object, and some load modules to answer.
+    """
+    classes = {c for kind in kinds for c in _with_subclasses(kind)}
+    return [x for x in gc.get_referrers(*classes) if type(x) in classes]
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    classes: list[type] = type.__subclasses__(kind)
+    for below in classes:
+        yield from _with_subclasses(below)
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

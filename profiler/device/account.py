@@ -20,6 +20,9 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 Without any backward there are no such spans: what modules asked for is a temporary if it went, and
 state if it is there at the end of the run; anything else is an input.
 
+Of what was there before the history began nothing but rule 1 can be known: the rest of it is
+*unknown*, from before the session.
+
 A category of compiled code (``compile_backend/roles/categories.py``) is known from its graph; this
 one is known for all code, compiled or not, and by whatever backend.
 """
@@ -32,7 +35,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from memprof.profiler.model import AccountRow, FailedRequest, PoolShare, Purpose, SourceFrame
+from memprof.profiler.model import (
+    BEFORE,
+    AccountRow,
+    FailedRequest,
+    PoolShare,
+    Purpose,
+    SourceFrame,
+)
 
 from .replay import Block, Peak, Replay
 from .where import Where, where
@@ -147,6 +157,8 @@ class _Decider:
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
         known = self._of_storage(block)
+        if block.event == 0:
+            return known or Purpose.UNKNOWN, BEFORE
         if known is not None:
             return known, ""
         if self._last is not None and block.freed_after == self._last:

@@ -15,6 +15,10 @@ account says by how much.
 A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
 
+Where the history begins in the midst of a program, what is there is taken from a snapshot
+(``Replay.take_over``); so it is where events were lost, as they are when one thread takes the
+history while another one allocates.
+
 Note [The instant that decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A job fits where the most that it *reserves* fits. The allocator seldom gives back, so that many
@@ -49,7 +53,8 @@ class Block:
         address: of its first byte.
         requested: bytes that were asked for.
         size: bytes of the block, at least as many.
-        event: how many events had happened when it was handed out, its own included.
+        event: how many events had happened when it was handed out, its own included; 0 if that
+            was before the history began.
         mark: number of the last mark before it was handed out.
         raw_frames: the program at that time as the allocator has it, innermost first.
         freed_after: number of the last mark before the program let go of it; None until then.
@@ -127,7 +132,8 @@ class Replay:
         most_allocated: the most of the latter at any instant.
         peak: the instant that decides.
         events: that were followed.
-        strange: events that contradict what was followed, e.g. because the history began late.
+        strange: events that contradict what was followed.
+        corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time.
     """
 
@@ -143,6 +149,7 @@ class Replay:
         self.peak = Peak()
         self.events = 0
         self.strange = 0
+        self.corrected = 0
         self.out_of_memory: list[tuple[int, tuple[SourceFrame, ...]]] = []
         limit = settings.get("max_split_size", -1)
         self._max_split: int | None = limit if limit > 0 else None
@@ -195,6 +202,72 @@ class Replay:
             elif action == "oom":
                 self.out_of_memory.append((e["size"], frames_of(e.get("frames", ()))))
         self._keep_peak()
+
+    def take_over(
+        self,
+        segments: Iterable[Mapping[str, Any]],
+        counts: tuple[int, int] = (0, 0),
+        marks: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Go on from what a snapshot has, whatever was followed so far.
+
+        What is there now is an instant like any other: it may be the peak. A block that was
+        followed and is there keeps what is known of it.
+
+        Args:
+            segments: of this device.
+            counts: blocks that had been asked for, and let go of, by then.
+            marks: as for ``feed``.
+        """
+        self._keep_peak()
+        self._asked, self._let_go = counts
+        while self._next_mark(marks) <= counts:
+            self._mark += 1
+        followed, self._live = self._live, {}
+        self._segments, self._starts = {}, []
+        self.reserved = self.allocated_bytes = 0
+        for s in segments:
+            if not s["total_size"]:  # Of an expandable one, addresses without memory.
+                continue
+            segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
+            self._segments[segment.address] = segment
+            bisect.insort(self._starts, segment.address)
+            self.reserved += segment.size
+            for b in s["blocks"]:
+                if b["state"] == "inactive":
+                    segment.free[b["address"]] = b["size"]
+                else:
+                    self._take_over_block(b, followed.get(b["address"]))
+        for block in followed.values():
+            if self._live.get(block.address) is not block:
+                block.gone = True
+                if block.freed_after is None:
+                    block.freed_after = self._mark
+        self._note_peak()
+        self._keep_peak()
+
+    def _take_over_block(self, found: Mapping[str, Any], followed: Block | None) -> None:
+        address, requested, size = found["address"], found["requested_size"], found["size"]
+        awaiting = found["state"] != "active_allocated"
+        block = followed
+        if (
+            block is None
+            or (block.requested, block.size) != (requested, size)
+            or (block.freed_after is not None and not awaiting)
+        ):
+            frames = found.get("frames", ())
+            block = Block(address, requested, size, self.events, self._mark, frames)
+        if not awaiting:
+            self.allocated_bytes += size
+        elif block.freed_after is None:
+            block.freed_after = self._mark
+        self._live[address] = block
+
+    def agrees(self, segments: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether as many bytes are reserved and handed out as a snapshot of this device has."""
+        sizes = [(s["total_size"], s["allocated_size"]) for s in segments]
+        found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
+        return found == (self.reserved, self.allocated_bytes)
 
     def _next_mark(self, marks: Sequence[tuple[int, int]]) -> tuple[float, float]:
         return marks[self._mark + 1] if self._mark + 1 < len(marks) else (math.inf, math.inf)
@@ -276,6 +349,9 @@ class Replay:
         raw_frames = e.get("frames", ())
         self._live[address] = Block(address, requested, size, self.events, self._mark, raw_frames)
         self.allocated_bytes += size
+        self._note_peak()
+
+    def _note_peak(self) -> None:
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
         if (self.reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
             self.peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)

@@ -14,7 +14,17 @@ thread: autograd's own threads do not have it.)
 Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks at
-which there is a lot of it, and what is followed is forgotten but for the blocks that live.
+which there is a lot of it, and what is followed is forgotten but for the blocks that live. Where a
+program has no marks, a thread looks after it (``draining.py``). What other threads allocate between
+the taking and the new beginning is lost: the next snapshot then has other sizes than what was
+followed, and is taken over.
+
+Note [A guest]
+~~~~~~~~~~~~~~
+``memprof simulate`` has the process to itself. A session inside of somebody's program is a guest:
+it begins in the midst of it, goes without an account where somebody else keeps the history, leaves
+cuBLAS's workspaces where they are, and takes everything back at its end. What fails here is logged
+and ends the account, never the training.
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,22 +58,56 @@ DRAIN = 20_000
 """Blocks that are asked for between two drains, if the program comes to a mark by then."""
 
 
+def _hook(do: Callable[..., None]) -> Callable[..., None]:
+    """What torch calls of a ``Watch``: it says nothing where nobody watches, and never raises."""
+
+    @functools.wraps(do)
+    def guarded(self: Watch, *args: Any) -> None:
+        if torch.compiler.is_compiling() or not self.watches:
+            return
+        try:
+            do(self, *args)
+        except Exception as e:
+            self.fail(e)
+
+    return guarded
+
+
+def has_cuda() -> bool:
+    """Whether there can be a device to watch, with this build of torch."""
+    return compat.is_built()
+
+
 class Watch:
-    """Follows every device of this process from its first allocation on.
+    """Follows every device of this process, from ``install`` to ``uninstall``.
 
     Attributes:
         marks: so far; the first one is the beginning.
         steps: optimizer steps that have ended, of the optimizer that has made most.
         has_optimizer: whether one was made.
         lost: how often the history was full before it was taken.
+        why_not: why there will be no account, in words; empty if there will be.
     """
 
-    def __init__(self, on_step: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, on_step: Callable[[int, int], None] | None = None, *, guest: bool = False
+    ) -> None:
         """
         Args:
             on_step: called when a step has ended, with the steps of the optimizer that has made
                 fewest, of those that have made any, and of the one that has made most.
+            guest: whether the process is somebody else's, see Note [A guest].
         """
+        self.why_not = ""
+        self._guest = guest
+        self._process = os.getpid()
+        self._installed = False
+        self._history_is_ours = False
+        self._ending = False
+        self._undo: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+        self._peaks_before: dict[int, tuple[int, int]] = {}
+        self._known: dict[Phase, dict[int, Purpose]] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self._steps_of: dict[int, int] = {}
@@ -84,37 +129,74 @@ class Watch:
         self.has_optimizer = False
 
     def install(self) -> None:
-        """Begin with CUDA, which this does not start."""
+        """Begin with CUDA, which this does not start; now, if it has started."""
+        self._installed = True
+        self._undo += [
+            compat.wrap_backward(self._around_backward),
+            compat.on_module_tensors(self._module_made),
+            compat.on_optimizer(self._optimizer_made),
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
+        ]
         compat.on_cuda_start(self._start)
-        compat.wrap_backward(self._around_backward)
-        compat.on_module_tensors(self._module_made)
-        compat.on_optimizer(self._optimizer_made)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+
+    def uninstall(self) -> None:
+        """Take back everything that ``install`` did, and end the allocator's history."""
+        self._installed = False
+        while self._undo:
+            self._undo.pop()()
+        if self._history_is_ours and os.getpid() == self._process:
+            compat.stop_history()
+
+    @property
+    def watches(self) -> bool:
+        """Whether this is to be told what happens: not in a forked child, nor after a failure."""
+        return self._installed and not self.why_not and os.getpid() == self._process
+
+    @property
+    def started(self) -> bool:
+        """Whether CUDA has started."""
+        return self._started
+
+    @property
+    def follows(self) -> bool:
+        """Whether there is a history that is followed."""
+        return bool(self._replays) and self.watches
+
+    def fail(self, error: Exception) -> None:
+        """Follow nothing any more because of a fault of ours; the program goes on."""
+        self.why_not = f"memprof failed to follow the memory: {type(error).__name__}: {error}"
+        log.error("%s. Please report this.", self.why_not, exc_info=error)
 
     def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
         """What was reserved at the peak of each device that was used, most first.
 
-        The run is taken to be over: cuBLAS's workspaces are given back.
+        The run is taken to be over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
             cut_off: whether the program ended in the middle, by an exception.
+
+        Raises:
+            RuntimeError: ``why_not`` says why there are none.
         """
+        self._ending = True
+        if self._replays and not self.why_not:
+            self._mark(self.marks[-1].phase, self._of_modules() | self.marks[-1].known)
+            self.drain()
+        if self.why_not:
+            raise RuntimeError(self.why_not)
         if not self._started:
             return []
         if not self._replays:
             return self._counted()
-        self._mark(self.marks[-1].phase, self._of_modules() | self.marks[-1].known)
-        self.drain()
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
-        differ = {d: _disagreements(r, before[d]) for d, r in self._replays.items()}
-        self._mark(self.marks[-1].phase)
-        last = len(self.marks) - 1
-        compat.clear_workspaces()
-        self.drain()
+        last = None
+        if not self._guest:
+            self._mark(self.marks[-1].phase)
+            last = len(self.marks) - 1
+            compat.clear_workspaces()
+            self.drain()
         found = [self._account(d, before[d], last, cut_off) for d in self._replays]
-        for account, device in zip(found, self._replays, strict=True):
-            account.notes[:0] = differ[device]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
     def _counted(self) -> list[DeviceAccount]:
@@ -153,19 +235,26 @@ class Watch:
         return found
 
     def _account(
-        self, device: int, stats: dict[str, Any], last: int, cut_off: bool
+        self, device: int, stats: dict[str, Any], last: int | None, cut_off: bool
     ) -> DeviceAccount:
         replay = self._replays[device]
         peak = replay.peak
         explained = explain(peak, self.marks, last, cut_off)
         # A script may set the counters back (reset_peak_memory_stats), the history has no such end.
-        reserved = max(stats.get("reserved_bytes.all.peak", 0), peak.reserved)
+        # And what they had before this began they may have from an earlier peak.
+        reserved, allocated = (
+            max(followed, counted if counted > before else 0)
+            for followed, counted, before in zip(
+                (peak.reserved, replay.most_allocated),
+                _peaks(stats),
+                self._peaks_before[device],
+                strict=True,
+            )
+        )
         account = self._named(device)
         account.reserved = reserved
         account.allocated = peak.allocated
-        account.most_allocated = max(
-            stats.get("allocated_bytes.all.peak", 0), replay.most_allocated
-        )
+        account.most_allocated = allocated
         account.step, account.phase = explained.step, explained.phase
         account.rows, account.pools = explained.rows, explained.pools
         account.rounding, account.awaiting = explained.rounding, explained.awaiting
@@ -175,6 +264,11 @@ class Watch:
             account.notes.append(
                 f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
                 "contradict the others, as they do where it was begun anew by somebody else"
+            )
+        if replay.corrected:
+            account.notes.append(
+                f"{replay.corrected:,} times the allocator had other blocks than followed from its "
+                "history, as where several threads allocate at once: sizes above may be off"
             )
         if self.lost:
             account.notes.append(
@@ -189,21 +283,62 @@ class Watch:
     def _optimizer_made(self) -> None:
         self.has_optimizer = True
 
+    @_hook
     def _start(self) -> None:
         self._started = True
         if not compat.has_history():
+            if self._guest:
+                self.why_not = (
+                    f"the allocator {torch.cuda.get_allocator_backend()} keeps no history"
+                )
+            return
+        if self._guest and compat.history_enabled():
+            self.why_not = (
+                "somebody else has the allocator's history on "
+                "(torch.cuda.memory._record_memory_history)"
+            )
             return
         compat.record_history()
-        compat.keep_counting()
-        settings = torch.cuda.memory._snapshot()["allocator_settings"]
-        for device in range(torch.cuda.device_count()):
-            self._replays[device] = Replay(settings)
-            self._counts[device] = [(0, 0)] * len(self.marks)
+        self._history_is_ours = True
+        self._undo.append(compat.keep_counting())
+        devices = range(torch.cuda.device_count())
+        begun = {d: compat.allocation_counts(d) for d in devices}
+        snapshot = compat.drain_history()
+        for device in devices:
+            replay = self._replays[device] = Replay(snapshot["allocator_settings"])
+            counts = self._counts[device] = [begun[device]] * len(self.marks)
+            replay.take_over(_of_device(snapshot, device), begun[device], counts)
+            self._peaks_before[device] = _peaks(torch.cuda.memory_stats(device))
+        self._taken = self.asked
+        if any(asked for asked, _ in begun.values()):
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Find what the memory of a program is for that runs already."""
+        found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
+        optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
+        for module in found:
+            if issubclass(type(module), torch.nn.Module):
+                self._module_made(module)
+        known = self._of_modules()
+        for optimizer in optimizers:
+            self.has_optimizer = True
+            for p in _parameters(optimizer):
+                _add(known, p, Purpose.PARAMETER)
+                if p.grad is not None:
+                    _add(known, p.grad, Purpose.GRADIENT)
+            _add_state(known, optimizer)
+        self._mark(Phase.FORWARD, known)
 
     def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
         for device, counts in self._counts.items():
             counts.append(compat.allocation_counts(device))
-        self.marks.append(Mark(phase, self.steps, known or {}))
+        known = known or {}
+        if known:  # Most often what it was at the last such mark: kept once.
+            if known == self._known.get(phase):
+                known = self._known[phase]
+            self._known[phase] = known
+        self.marks.append(Mark(phase, self.steps, known))
 
     @property
     def asked(self) -> int:
@@ -218,49 +353,70 @@ class Watch:
     def drain(self, at_least: int = 0) -> None:
         """Follow the history, if that many blocks were asked for since it was last taken.
 
-        Nothing must be allocated meanwhile: call it on the thread that allocates.
+        Nothing should be allocated meanwhile: call it on the thread that allocates.
         """
-        if not self._replays or self._draining:
+        with self._lock:
+            # What is called between two bytecodes may call this again.
+            if not self._replays or self._draining or (at_least and self._ending):
+                return
+            asked = self.asked
+            if asked - self._taken < at_least:
+                return
+            self._taken = asked
+            self._draining = True
+            try:
+                self._follow()
+            finally:
+                self._draining = False
+
+    def _follow(self) -> None:
+        if self._guest and not compat.history_enabled():
+            self.why_not = "somebody else has ended the allocator's history"
+            self._history_is_ours = False
             return
-        asked = self.asked
-        if asked - self._taken < at_least:
-            return
-        self._taken = asked
-        self._draining = True  # What is called between two bytecodes may call this again.
-        try:
-            snapshot = compat.drain_history()
-            for device, replay in self._replays.items():
-                events = snapshot["device_traces"][device]
-                if len(events) >= compat.MAX_ENTRIES:
-                    self.lost += 1
-                replay.feed(events, self._counts[device])
-                replay.assign_pools(s for s in snapshot["segments"] if s["device"] == device)
-        finally:
-            self._draining = False
+        counts = {d: compat.allocation_counts(d) for d in self._replays}
+        snapshot = compat.drain_history()
+        for device, replay in self._replays.items():
+            events = snapshot["device_traces"][device]
+            if len(events) >= compat.MAX_ENTRIES:
+                self.lost += 1
+            replay.feed(events, self._counts[device])
+            segments = _of_device(snapshot, device)
+            if not replay.agrees(segments):
+                replay.corrected += 1
+                replay.take_over(segments, counts[device], self._counts[device])
+            replay.assign_pools(segments)
+
+    @_hook
+    def drain_if_due(self) -> None:
+        """``drain`` where there is a lot of history, for whoever looks after it."""
+        self.drain(DRAIN)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or torch.compiler.is_compiling() or os.getpid() != _PROCESS:
+            if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._mark(Phase.BACKWARD)
+            self._between(Phase.BACKWARD)
             try:
                 return run(*args, **kwargs)
             finally:
                 self._depth -= 1
-                self._mark(Phase.FORWARD)
-                self.drain(DRAIN)
+                self._between(Phase.FORWARD)
+                self.drain_if_due()
 
         return run_backward
+
+    @_hook
+    def _between(self, phase: Phase) -> None:
+        self._mark(phase)
 
     def _looks(self) -> bool:
         """Whether to look for parameters and state at this step: they stay where they are."""
         return self.steps < _LOOKS or self.steps % _LOOKS == 0
 
+    @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         known: dict[int, Purpose] = {}
         if not self._modules_known:
             self._modules_known = True
@@ -272,14 +428,11 @@ class Watch:
                     _add(known, p.grad, Purpose.GRADIENT)
         self._mark(Phase.OPTIMIZER, known)
 
+    @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         known: dict[int, Purpose] = {}
-        for state in optimizer.state.values() if self._looks() else ():
-            for value in state.values() if isinstance(state, dict) else ():
-                if isinstance(value, torch.Tensor):
-                    _add(known, value, Purpose.OPTIMIZER_STATE)
+        if self._looks():
+            _add_state(known, optimizer)
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
@@ -303,21 +456,13 @@ class Watch:
         return known
 
 
-def _disagreements(replay: Replay, stats: dict[str, Any]) -> list[str]:
-    """Where what followed from the history is not what the allocator counts, in words."""
-    pairs = (
-        ("reserved", replay.reserved, stats.get("reserved_bytes.all.current", 0)),
-        ("allocated", replay.allocated_bytes, stats.get("allocated_bytes.all.current", 0)),
-    )
-    return [
-        f"by the allocator's own count {real:,} bytes were {what} at the end, by its history "
-        f"{mine:,}: sizes above are off by as much"
-        for what, mine, real in pairs
-        if mine != real
-    ]
+def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
+    """The most bytes reserved, and handed out, by the allocator's own counters."""
+    return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
 
 
-_PROCESS = os.getpid()
+def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
+    return [s for s in snapshot["segments"] if s["device"] == device]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
@@ -325,6 +470,13 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
         for p in group["params"]:
             if isinstance(p, torch.Tensor):
                 yield p
+
+
+def _add_state(known: dict[int, Purpose], optimizer: torch.optim.Optimizer) -> None:
+    for state in list(optimizer.state.values()):
+        for value in list(state.values()) if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor):
+                _add(known, value, Purpose.OPTIMIZER_STATE)
 
 
 def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:

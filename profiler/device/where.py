@@ -19,8 +19,8 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-import memprof
 from memprof.profiler.model import SourceFrame
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
@@ -30,7 +30,7 @@ _INTERNAL = re.compile(
     r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
     r"|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
-_OWN = os.path.dirname(os.path.abspath(memprof.__file__)) + os.sep
+_OWN = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
 """Where memprof is, installed or not."""
 
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")

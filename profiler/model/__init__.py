@@ -9,6 +9,7 @@ from .dataflow import (
     DataFlowStorage,
 )
 from .device import (
+    BEFORE,
     AccountRow,
     DeviceAccount,
     FailedRequest,
@@ -47,6 +48,7 @@ from .tracker import (
 )
 
 __all__ = [
+    "BEFORE",
     "FORMAT",
     "SCHEMA_VERSION",
     "AccountRow",

@@ -7,6 +7,9 @@ from enum import Enum
 
 from .provenance import SourceFrame
 
+BEFORE = "from before the session"
+"""``AccountRow.detail`` of blocks that were there when somebody began to watch."""
+
 
 class Purpose(str, Enum):
     """What a reserved byte is for; the value is the name written to profile files.
@@ -43,7 +46,7 @@ class AccountRow:
         nbytes: that were asked for.
         count: blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
-        frame: innermost frame of the program; None where no Python was running.
+        frame: innermost frame of the program; None where no Python was running, or nobody watched.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.

@@ -80,7 +80,7 @@ class Profile:
         tracker: what the run-time tracker recorded, None if it did not run.
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         accounts: all that was reserved on each device, the one with most first; empty unless
-            somebody watched them (``memprof simulate``).
+            somebody watched them (``memprof simulate``, ``eager=True``).
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the

@@ -162,6 +162,23 @@ def test_what_an_address_held_earlier_does_not_count() -> None:
     assert run.purposes() == {4: (Purpose.INPUT, "")}
 
 
+def test_what_was_there_before_anybody_watched() -> None:
+    def block(at: int, mib: int) -> dict[str, Any]:
+        size = mib * MIB
+        found = {"address": at * MIB, "requested_size": size, "size": size, "frames": []}
+        return {**found, "state": "active_allocated"}
+
+    blocks = [block(0, 2), block(2, 3)]
+    replay = Replay()
+    replay.take_over([{"address": 0, "total_size": 5 * MIB, "blocks": blocks}])
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Purpose.PARAMETER})]
+    found = explain(replay.peak, marks)
+    assert {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows} == {
+        2: (Purpose.PARAMETER, "from before the session"),
+        3: (Purpose.UNKNOWN, "from before the session"),
+    }
+
+
 def test_inference_keeps_its_state(model_file: str) -> None:
     forward = (model_file, 3, "forward")
     run = Run()

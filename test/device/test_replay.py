@@ -149,6 +149,84 @@ def test_marks_lie_between_the_right_events() -> None:
     assert second.mark == 2
 
 
+def segment(address: int, size: int, *blocks: tuple[int, int, str], **more: Any) -> dict[str, Any]:
+    """As a snapshot has it: ``(requested, size, state)`` of blocks side by side."""
+    found, at = [], address
+    for requested, nbytes, state in blocks:
+        found.append(
+            {"address": at, "requested_size": requested, "size": nbytes, "state": state, **more}
+        )
+        at += nbytes
+    assert at == address + size
+    allocated = sum(n for _, n, state in blocks if state == "active_allocated")
+    return {"address": address, "total_size": size, "allocated_size": allocated, "blocks": found}
+
+
+def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
+    there = segment(
+        0,
+        20 * MIB,
+        (2 * MIB - 5, 2 * MIB, "active_allocated"),
+        (3 * MIB, 3 * MIB, "active_pending_free"),
+        (0, 15 * MIB, "inactive"),
+    )
+    nothing = {"address": 64 * MIB, "total_size": 0, "allocated_size": 0, "blocks": []}
+    replay = Replay()
+    replay.take_over([there, nothing], (7, 3), [(7, 3), (7, 3)])
+    assert replay.agrees([there, nothing])
+    # What is there may be the peak
+    assert (replay.peak.reserved, replay.peak.allocated) == (20 * MIB, 2 * MIB)
+    assert [(b.address, b.event) for b in replay.peak.blocks] == [(0, 0), (2 * MIB, 0)]
+    assert replay.peak.awaiting == {2 * MIB}
+    # AND goes as any other block; marks are counted from what had been asked for by then
+    history = (
+        History()
+        .add("free_completed", 2 * MIB, 3 * MIB)
+        .add("alloc", 2 * MIB, 18 * MIB)
+        .freed(0, 2 * MIB - 5)
+        .add("alloc", 0, MIB)
+    )
+    replay.feed(history.events, [(7, 3), (7, 3), (8, 4)])
+    assert not replay.strange
+    assert sorted((b.address, b.size, b.mark) for b in replay.live) == [
+        (0, MIB, 2),
+        (2 * MIB, 18 * MIB, 1),
+    ]
+    assert (replay.peak.reserved, replay.peak.allocated) == (20 * MIB, 20 * MIB)
+
+
+def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
+    history = (
+        History()
+        .add("segment_alloc", 0, 20 * MIB)
+        .add("alloc", 0, 2 * MIB)
+        .add("alloc", 2 * MIB, 2 * MIB)
+        .add("alloc", 4 * MIB, 2 * MIB)
+        .add("free_requested", 4 * MIB, 2 * MIB)
+    )
+    replay = followed(history)
+    kept, lost, again = replay.live
+    # WHEN the second block went, and the third was handed out anew, unseen
+    now = segment(
+        0,
+        20 * MIB,
+        (2 * MIB, 2 * MIB, "active_allocated"),
+        (0, 2 * MIB, "inactive"),
+        (2 * MIB, 2 * MIB, "active_allocated"),
+        (0, 14 * MIB, "inactive"),
+        frames=[{"filename": "a.py", "line": 3, "name": "f"}],
+    )
+    replay.take_over([now], (4, 3), [(0, 0)])
+    assert replay.agrees([now])
+    assert not replay.agrees([segment(0, 2 * MIB, (0, 2 * MIB, "inactive"))])
+    first, third = replay.live
+    assert first is kept
+    assert third is not again
+    assert [f.line for f in third.frames] == [3]
+    assert (lost.gone, lost.freed_after, again.gone) == (True, 0, True)
+    assert replay.peak.allocated == 6 * MIB
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 6 * MIB), st.booleans(), st.integers(0, 5)),

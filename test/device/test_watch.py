@@ -18,10 +18,11 @@ _PROGRAM = """
 import random, sys, torch
 from memprof.profiler.device.watch import Watch
 
-seed = int(sys.argv[1])
+seed, late = int(sys.argv[1]), sys.argv[2] == "late"
 rng = random.Random(seed)
-watch = Watch()
-watch.install()
+watch = Watch(guest=late)
+if not late:
+    watch.install()
 torch.cuda.init()
 streams = [torch.cuda.Stream() for _ in range(2)]
 pool = torch.cuda.MemPool()
@@ -52,6 +53,9 @@ def agrees():
 
 
 for i in range(400):
+    if late and i == 150:
+        torch.cuda.reset_peak_memory_stats()
+        watch.install()
     what = rng.random()
     try:
         if what < 0.35:
@@ -78,7 +82,7 @@ for i in range(400):
             graphs = [*graphs[-2:], graph]
     except torch.OutOfMemoryError:
         del live[: len(live) // 2]
-    if i % 50 == 0:
+    if i % 50 == 0 and (i >= 150 or not late):
         agrees()
 agrees()
 (account,) = watch.accounts()
@@ -99,9 +103,9 @@ assert not account.notes, account.notes
     ],
 )
 def test_the_history_agrees_with_the_snapshot(settings: str) -> None:
-    for seed in (1, 4):
+    for seed, begins in ((1, "with CUDA"), (4, "with CUDA"), (4, "late")):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(seed)],
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(seed), begins],
             env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": settings, "SIMGPU_MEM_MB": "4000"},
             capture_output=True,
             text=True,

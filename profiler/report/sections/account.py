@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...model import AccountRow, DeviceAccount, SourceFrame
+from ...model import BEFORE, AccountRow, DeviceAccount
 from ..format import format_ns, shorten_path
 from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 
@@ -18,7 +18,7 @@ def of_account(a: DeviceAccount, show: Show) -> Section:
         _purposes(a),
         _outside(a),
         _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
-        _groups(a, "source line", lambda r: _location(r.frame)),
+        _groups(a, "source line", _location),
         _blocks(a),
         _host_reads(a),
     )
@@ -80,8 +80,13 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
     return Section("", f"Live at the peak by {by}", tables=(table,) if rows else ())
 
 
-def _location(frame: SourceFrame | None) -> str:
-    return _AUTOGRAD if frame is None else f"{shorten_path(frame.file)}:{frame.line}"
+def _location(r: AccountRow) -> str:
+    return _nowhere(r) if r.frame is None else f"{shorten_path(r.frame.file)}:{r.frame.line}"
+
+
+def _nowhere(r: AccountRow) -> str:
+    """What to say of a row without a line."""
+    return f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD
 
 
 def _blocks(a: DeviceAccount) -> Section:
@@ -97,7 +102,8 @@ def _blocks(a: DeviceAccount) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for r in a.rows:
         code = "compiled" if r.compiled else "eager" if r.frame is not None else "autograd"
-        rows.append((r.nbytes, r.count, r.what, code, r.frame or _AUTOGRAD, r.modules, r.nodes))
+        code = "" if r.frame is None and r.detail == BEFORE else code
+        rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
     title = "Live at the peak, largest first"
     return Section("", title, tables=(Table(columns, rows),) if rows else ())
 

@@ -1,0 +1,109 @@
+"""The allocator's side of a session: ``memprof.profile(eager=True)``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from memprof.profiler.device.draining import Drains
+from memprof.profiler.device.watch import Watch, has_cuda
+from memprof.profiler.model import DeviceAccount
+from memprof.profiler.process_hooks import on_fork
+
+log = logging.getLogger("memprof")
+
+_lock = threading.Lock()
+_current: EagerMemory | None = None
+"""Who has the allocator's history, of which there is one."""
+
+
+class EagerMemory:
+    """Follows the devices of this process from ``begin`` to ``end``.
+
+    Attributes:
+        accounts: after ``end``, of each device that was used, the one with most first.
+        why_not: after ``end``, why there are none, in words.
+    """
+
+    def __init__(self) -> None:
+        self.accounts: list[DeviceAccount] = []
+        self.why_not = ""
+        self._watch = Watch(guest=True)
+        self._drains = Drains(self._watch)
+        self._process = os.getpid()
+        self._began_ns = 0
+
+    def begin(self) -> None:
+        """Follow from here on, or from where CUDA starts.
+
+        Raises:
+            RuntimeError: another session does.
+        """
+        global _current
+        with _lock:
+            if _current is not None:
+                raise RuntimeError(
+                    "a session with eager=True is open in this process: there is one allocator, "
+                    "and one history of it. End that one first, or leave eager=True out here"
+                )
+            _current = self
+        self._began_ns = time.perf_counter_ns()
+        if not has_cuda():
+            self.why_not = "this build of torch has no CUDA"
+            return
+        try:
+            self._watch.install()
+            self._drains.start()
+        except Exception as e:
+            self._watch.fail(e)
+
+    def end(self, error: object = None) -> None:
+        """Say what was there, and leave torch as it was.
+
+        Args:
+            error: by which the program leaves the session.
+        """
+        if self._process != os.getpid():
+            return
+        try:
+            if not self.why_not:
+                self._describe(error)
+        except Exception as e:
+            if not self._watch.why_not:
+                self._watch.fail(e)
+            self.why_not = self._watch.why_not
+        finally:
+            self.cancel()
+        if not self.accounts:
+            log.warning("There is no account of the device's memory: %s.", self.why_not)
+
+    def cancel(self) -> None:
+        """Leave torch as it was."""
+        global _current
+        try:
+            self._drains.stop()
+            self._watch.uninstall()
+        except Exception as e:
+            self._watch.fail(e)
+        finally:
+            with _lock:
+                _current = None
+
+    def _describe(self, error: object) -> None:
+        self.accounts = self._watch.accounts(cut_off=error is not None)
+        for account in self.accounts:
+            account.elapsed_ns = time.perf_counter_ns() - self._began_ns
+            account.ended = "the session ended" if error is None else f"by {type(error).__name__}"
+        if not self._watch.started:
+            self.why_not = "CUDA was not started inside the session"
+        elif not self.accounts:
+            self.why_not = "nothing was reserved on any device"
+
+
+@on_fork
+def _in_child() -> None:
+    """The history is the parent's."""
+    global _current, _lock
+    _current, _lock = None, threading.Lock()

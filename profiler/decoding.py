@@ -72,6 +72,7 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
         ProfileInvalidError: there is no whole frame at all.
         ProfileTooLargeError: it unpacks to more than may be read.
     """
+    found: list[Document] = []
     by_process: dict[int, Document] = {}
     first: Damage | None = None
     damage: Damage | None = None  # of which nobody has said anything yet
@@ -82,19 +83,18 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
             continue
         document = by_process.get(frame.process)
         if document is None or frame.kind == Kind.HEADER:
-            if document is not None:
-                yield document
-                del by_process[frame.process]
             if damage is not None and last is not None and frame.number == 0:
                 last.lost(damage.start, damage.problem)  # at its end
                 damage = None
+            # Of the same number are profiles with the same content: each has a header.
             document = by_process[frame.process] = Document(path)
+            found.append(document)
         document.add(frame, damage)
         damage, last = None, document
     if last is not None:
         if damage is not None:
             last.lost(damage.start, damage.problem)
-        yield from by_process.values()
+        yield from found
     elif first is None:
         raise ProfileTruncatedError(
             path,

@@ -487,6 +487,14 @@ def test_wrong_content_is_named(tmp_path: Path) -> None:
 # Several processes in a file
 
 
+def test_profiles_with_the_same_content_keep_their_places(tmp_path: Path) -> None:
+    # GIVEN profiles of which some are alike, so that their frames have the same process
+    profiles = [Profile(torch=version) for version in ("a", "b", "b", "a", "c")]
+    write_profiles(profiles, tmp_path / "all.memprof")
+    # THEN they are read in the order in which they were written
+    assert [p.torch for p in read_profiles(tmp_path / "all.memprof")] == [*"abbac"]
+
+
 def test_concatenated_files_are_a_merged_file(tmp_path: Path) -> None:
     profiles = [dataclasses.replace(training(n), process=Process(n, n, 3)) for n in range(3)]
     write_profiles(profiles, tmp_path / "all.memprof")

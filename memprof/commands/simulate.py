@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import replace
@@ -78,6 +79,12 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
 
 
+def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):  # which is in every range
+        raise click.BadParameter("nan is no number of seconds")
+    return value
+
+
 def _pretences(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -132,6 +139,7 @@ def _pretences(
 @click.option(
     "--timeout",
     type=click.FloatRange(0, 1e7, min_open=True),
+    callback=_seconds,
     metavar="SECONDS",
     help="End it then.",
 )

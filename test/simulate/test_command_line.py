@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from memprof.cli import main
 from memprof.simulate.command_line import BadCommand, Command, parse
 from memprof.simulate.job import BadJob, jobs_of
 
@@ -84,3 +86,9 @@ def test_refuses_jobs(
 ) -> None:
     with pytest.raises(BadJob, match=says):
         jobs_of(size, ranks, per_host)
+
+
+def test_not_a_number_of_seconds_is_refused() -> None:
+    result = CliRunner().invoke(main, ["simulate", "--timeout", "nan", "--", "python", "x.py"])
+    assert result.exit_code == 2
+    assert "no number of seconds" in result.stderr

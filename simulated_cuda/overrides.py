@@ -64,7 +64,7 @@ def _leave_alone(trace_rules: Any) -> None:
 
 
 def kernel_of(name: str) -> Kernel:
-    """The kernel for CUDA of ``aten::pow.Scalar``, called with dispatch keys and arguments."""
+    """The kernel for CUDA of an operator by its full name, such as ``aten::nonzero.out``."""
     if name == "aten::pow.Scalar":
         # Torch's makes a number on the device of it, which no kernel in Python can be given.
         return _power

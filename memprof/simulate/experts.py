@@ -85,10 +85,11 @@ def _even_lists(run: Kernel) -> Kernel:
     def alltoall(keys: Any, outputs: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         work = run(keys, outputs, given, *args, **kwargs)
         _, rank = _ranks(args[0])
-        mine = given[rank]
-        for place in outputs if mine.dtype in INTEGERS and mine.is_cuda else ():
-            if place.shape == mine.shape:
-                overwritten(place, contents(mine))
+        if given[rank].dtype in INTEGERS and given[rank].is_cuda:
+            mine = contents(given[rank])
+            for place in outputs:
+                if place.shape == mine.shape:
+                    overwritten(place, mine)
         return work
 
     return alltoall

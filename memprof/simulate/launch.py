@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -247,19 +246,19 @@ class _Run:
             waits = steps == 0 and self._watch.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 ended = f"the peak stood still for {asked - still.asked:,} allocations"
-                on_main_thread(functools.partial(self._unless_finishing, self.finish, ended))
+                on_main_thread(functools.partial(self._finish_once, ended))
                 time.sleep(_PATIENCE)
-                self._unless_finishing(self.finish, ended)
+                self._finish_once(ended)
 
     def _say(self, line: str) -> None:
         """To what standard error was at the beginning, whatever the script made of it."""
         with contextlib.suppress(OSError):
             os.write(self._stderr, f"{line}\n".encode())
 
-    def _unless_finishing(self, do: Callable[..., object], *arguments: object) -> None:
+    def _finish_once(self, ended: str) -> None:
         """A call that comes while the run's end is described would find it half done."""
         if not self._finishing:
-            do(*arguments)
+            self.finish(ended)
 
 
 def _is_grouped() -> bool:

@@ -120,8 +120,7 @@ class Watch:
         self._started = False
         self._draining = False
         self._modules_known = False
-        # Not gc.get_objects(), which hands out tuples that another thread is still building: it
-        # would fail to grow them (Objects/tupleobject.c, _PyTuple_Resize).
+        # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
         # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
         self._modules: weakref.WeakValueDictionary[int, torch.nn.Module] = (
             weakref.WeakValueDictionary()

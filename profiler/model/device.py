@@ -198,11 +198,20 @@ class DeviceAccount:
 
     def other_parts(self) -> list[tuple[str, int]]:
         """What is reserved and in no row: its name, and bytes."""
+        return [(name, nbytes) for name, _, nbytes in self._rest()]
+
+    def _rest(self) -> list[tuple[str, str, int]]:
+        """The same with the words of a report behind the name."""
+        pools = []
+        for p in self.pools:
+            of = "" if p.name == "general" else f" of pool {p.name}"
+            words = f"free inside {p.segments:,} segments{of}"
+            pools.append((f"free in {p.name} segments", words, p.free))
         return [
-            ("rounding", self.rounding),
-            ("awaiting streams", self.awaiting),
-            *((f"free in {p.name} segments", p.free) for p in self.pools),
-            ("not explained", self.unexplained),
+            ("rounding", "rounding: blocks are larger than what was asked for", self.rounding),
+            ("awaiting streams", "freed, while a stream may still use it", self.awaiting),
+            *pools,
+            ("not explained", "not explained", self.unexplained),
         ]
 
     @property
@@ -223,13 +232,7 @@ class DeviceAccount:
     def parts(self) -> list[tuple[str, int]]:
         """What ``reserved`` is made of, in words and bytes; all of it, in the order of a report."""
         found = [(p.label, n) for p, n in self.by_purpose().items()]
-        found.append(("rounding: blocks are larger than what was asked for", self.rounding))
-        found.append(("freed, while a stream may still use it", self.awaiting))
-        for pool in self.pools:
-            of = "" if pool.name == "general" else f" of pool {pool.name}"
-            found.append((f"free inside {pool.segments:,} segments{of}", pool.free))
-        found.append(("not explained", self.unexplained))
-        return found
+        return found + [(words, nbytes) for _, words, nbytes in self._rest()]
 
     def by_purpose(self) -> dict[Purpose, int]:
         """Bytes of ``rows`` by purpose, largest first."""

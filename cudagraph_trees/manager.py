@@ -208,6 +208,8 @@ class CUDAGraphTreeManager:
 
     def _refusal_here(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
         """Why a call runs without a graph at this place of the tree; None if it need not."""
+        if self.owner.no_room:
+            return Refusal(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
             return refused
         if self.device.address_bound and (
@@ -268,6 +270,8 @@ class CUDAGraphTreeManager:
             return Refusal("there is no pool")
         if not self.owner.rested():
             return Refusal("the pool was given back in this step", this_once=True)
+        if self.path.node is None and self.owner.lacks_room():
+            return Refusal(self.owner.no_room)
         if not self.device.address_bound:
             return None
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.

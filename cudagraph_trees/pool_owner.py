@@ -23,6 +23,16 @@ capture failed, its parameters keep moving, an input is on the host) would need 
 more beside the pool. So before it runs that way for the first time, all recordings are dropped
 and a new pool is begun, if the function's part of the old one is worth it: those that can be
 recorded are recorded again, in a pool of the size that they need.
+
+Note [Room for the optimizer]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Most optimizers make their state in their first step, and eager code that runs out of memory asks
+nobody for a pool's. So after the first warm-up of a backward the pool is given back if the device
+has little more left than twice the gradients, which is what Adam makes. When the next step begins,
+the state is there, and the bytes that a pool needs are known: if the device does not have them, the
+job goes on without graphs, as it would have without memprof. A sixteenth of the pool is little, and
+a thirty-second is added to what it needs: recordings find other pieces free than warm-ups did, and
+took up to 3 % more. So a job that would just have fitted with graphs may run without.
 """
 
 from __future__ import annotations
@@ -45,6 +55,9 @@ from .settings import TreeSettings
 from .spec import FunctionSpec
 from .tree_state import TreeState
 
+MAX_ROOMS = 3
+"""So often the pool is given back for what does not fit beside it."""
+
 
 class PoolOwner:
     """Owns the pool, and decides when recordings go from it.
@@ -56,6 +69,7 @@ class PoolOwner:
         budget: the limit on it.
         resting: the pool was given back; nothing is recorded until the step ends.
         restored: how often the allocator's books were restored.
+        no_room: why nothing is recorded any more, "" if it is.
     """
 
     def __init__(self, device: Device, settings: TreeSettings, state: TreeState) -> None:
@@ -71,6 +85,10 @@ class PoolOwner:
         self.budget = Budget(settings.pool_budget)
         self.resting = False
         self.restored = 0
+        self.no_room = ""
+        self._rooms = 0
+        # Bytes that the pool had when it was given back for the optimizer's state.
+        self._needed = 0
         self._begun_already: set[int] = set()
         # Outputs of the step in which the pool was given back, with memory in the old one.
         self._left: list[StorageWeakRefWrapper] = []
@@ -176,6 +194,51 @@ class PoolOwner:
             reserved = self.pool.reserved_bytes()
         if state.pool_growth >= reserved >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
+
+    def leave_room_for_state(self, gradients: int) -> None:
+        """A backward was warmed up and has made so many bytes of ``gradients``: see
+        Note [Room for the optimizer]."""
+        if self._needed or next(self._tree.nodes(), None) is not None:
+            return
+        reserved = self.pool.reserved_bytes()
+        if self.device.unclaimed_bytes() < 2 * gradients + reserved // 16:
+            self._needed = reserved + reserved // 32
+            self.give_back("the optimizer may need the memory for its state")
+
+    def lacks_room(self) -> bool:
+        """Whether a pool that begins would not fit; then ``no_room`` says so."""
+        reserved = self.pool.reserved_bytes()
+        if reserved >= self._needed or self.no_room:
+            return bool(self.no_room)
+        missing = self._needed - reserved
+        if missing > self.device.unclaimed_bytes():
+            self.device.empty_cache()
+        free = self.device.unclaimed_bytes()
+        if missing > free:
+            self._nothing_more(f"the pool would need {missing} bytes, and {free} are left")
+        return bool(self.no_room)
+
+    def _nothing_more(self, why: str) -> None:
+        self.no_room = why
+        compat.log.warning(
+            "no more CUDA graphs on %s: %s. A smaller batch leaves room for them",
+            self._ledger.device,
+            why,
+        )
+
+    def make_room(self, function: FunctionSpec) -> None:
+        """``function`` has not fitted beside the pool, and runs without a graph: all memory that
+        nobody uses goes back to the device. See Note [Memory that a pool cannot reach]."""
+        with capturing():
+            reserved = self.pool.reserved_bytes()
+        if reserved:
+            self._rooms += 1
+            self.give_back(f"{function.label} needs the memory, and runs without a graph")
+            if self._rooms == MAX_ROOMS:
+                why = f"{function.label} does not fit beside a pool, given back {MAX_ROOMS} times"
+                self._nothing_more(why)
+        else:
+            self.device.empty_cache()
 
     def rested(self) -> bool:
         """Whether recording may go on after ``give_back``: a new step begins, or it is later

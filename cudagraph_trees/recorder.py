@@ -9,6 +9,25 @@ through the plain callable, from inputs that ``recovery`` kept. If that raises t
 error is the program's own and goes to the user. So does at once what is no ``Exception``:
 an interrupt is not to be followed by another run; and any error if the user has asked for
 graphs or errors (``cudagraph_or_error``).
+
+Note [Memory that a pool cannot reach]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+While a thread allocates from a pool, torch's allocator (2.11) gives nothing of the general pool
+back to the device, not even segments that nobody uses. So what fits a device without graphs can
+fail in a pool although there is memory; and what fits alone can fail beside one. Three things
+follow.
+
+* A warm-up or a recording that has run out of memory is made once more, if the general pool has
+  given something back in between.
+* A function that writes to more than can be copied (a cache of keys and values, an optimizer's
+  state) could not be called again after a failed warm-up. It is warmed up in the general pool,
+  *apart*, where it has what it would have without graphs. A recording runs no kernel, so after one
+  that failed it can always be called again.
+* A function that was given up for want of memory runs without a graph on a device that is nearly
+  full and in pieces, part of it in the pool of the others. If that fails in a call that writes to
+  nothing and whose inputs are still there, the pool and the caches are given back, and the call is
+  made once more. Before one that writes, they are given back at once. The others are recorded
+  again; where that comes to nothing ``MAX_ROOMS`` times, nothing is recorded any more.
 """
 
 from __future__ import annotations
@@ -17,6 +36,8 @@ import itertools
 import time
 from contextlib import AbstractContextManager
 
+import torch
+
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
@@ -24,12 +45,12 @@ from . import torch_logs
 from .account.ledger import Measurement
 from .account.placement import keep_placement
 from .capture.pool_debug import history
-from .capture.recovery import InputBackup, Unrecoverable
+from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
 from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
-from .device.protocol import Input, Output
+from .device.protocol import Input, Model, Output
 from .errors import UntrackedMemory, why_it_failed
-from .moves import Moves
+from .moves import Moves, nbytes_of
 from .node import Node, number_of, path_addresses
 from .parameter_refs import ParameterRefs
 from .pool_owner import PoolOwner
@@ -63,12 +84,49 @@ class Recorder:
         self.active_warm_up: FunctionSpec | None = None
 
     def warm_up(self, function: FunctionSpec, inputs: list[Input]) -> list[Output]:
-        """Run in the pool, without recording.
+        """Run once without recording: in the pool, or apart.
 
         Raises:
             UntrackedMemory: it has kept memory of the pool, and ``cudagraph_or_error`` is on.
             Exception: the program's own, or see Note [Calling again after a failure].
         """
+        written = too_much_to_copy(function, inputs) if self._owner.device.address_bound else 0
+        if written:
+            return self._warm_up_apart(function, inputs, written)
+        if (outputs := self._warm_up(function, inputs)) is None:
+            outputs = self._warm_up(function, inputs, last=True)
+            assert outputs is not None
+        return outputs
+
+    def _warm_up_apart(
+        self, function: FunctionSpec, inputs: list[Input], written: int
+    ) -> list[Output]:
+        """See Note [Memory that a pool cannot reach]. ``written`` bytes of inputs change."""
+        state = self._functions[function]
+        reason = f"in the general pool: it writes to {written} bytes of its inputs"
+        self._ledger.add(LedgerKind.WARM_UP, function, reason)
+        device = self._owner.device
+        # What this needs is not known, and the others are recorded again in a moment.
+        if self._owner.pool.reserved_bytes():
+            self._owner.give_back(f"{function.label} is warmed up in the general pool")
+        available = device.available_bytes()
+        torch_logs.warm_up(function, again=state.warm_ups > 0)
+        state.warmed_up = True
+        self.active_warm_up = function
+        try:
+            outputs = self.run_plainly(function, inputs, Refusal(reason, failed=True))
+        except BaseException:
+            state.warmed_up = False
+            raise
+        finally:
+            self.active_warm_up = None
+        state.warm_ups += 1
+        state.needs = max(state.needs, available - device.unclaimed_bytes())
+        return outputs
+
+    def _warm_up(
+        self, function: FunctionSpec, inputs: list[Input], *, last: bool = False
+    ) -> list[Output] | None:
         path, owner, state = self._path, self._owner, self._functions[function]
         with capturing():
             measured = Measurement.begin(owner.pool.reserved_bytes)
@@ -76,7 +134,8 @@ class Recorder:
             self._random_states.to_host(function, inputs)
             compat.align_inputs(inputs, function.alignment_checked)
             parent = path.node
-            path.begin_run()
+            if not last:
+                path.begin_run()
             number = next(self._warm_up_numbers)
             run = Run(function, inputs, parent, number, path.step, owner.pool)
             above = path_addresses(parent)
@@ -99,7 +158,7 @@ class Recorder:
                     kept = owner.memory_kept(function, node)
             except BaseException as e:
                 state.warmed_up = False
-                return self._failed(function, inputs, "warm-up", e, backup, measured)
+                return self._failed(function, inputs, "warm-up", e, backup, measured, last)
             finally:
                 self.active_warm_up = None
             backup.succeeded()
@@ -116,6 +175,8 @@ class Recorder:
             self._random_states.ran(function, outputs, owner.pool.device)
             self._grown(function, measured)
             owner.check_budget(function)
+            if function.mode is CompilationMode.BACKWARD:
+                owner.leave_room_for_state(nbytes_of(outputs, range(len(outputs))))
             if kept:
                 state.warmed_up = False
                 state.failures += 1
@@ -133,6 +194,14 @@ class Recorder:
         Raises:
             Exception: the program's own.
         """
+        if (outputs := self._record(function, inputs, why)) is None:
+            outputs = self._record(function, inputs, why, last=True)
+            assert outputs is not None
+        return outputs
+
+    def _record(
+        self, function: FunctionSpec, inputs: list[Input], why: Misfit, *, last: bool = False
+    ) -> list[Output] | None:
         path, owner, device = self._path, self._owner, self._owner.device
         state = self._functions[function]
         with capturing(), compat.recording_callbacks(function.compile_id):
@@ -140,7 +209,8 @@ class Recorder:
             owner.restore_books(function)
             parent = path.node
             place = number_of(parent), function
-            path.begin_run()
+            if not last:
+                path.begin_run()
             self._parameters.remember(function, inputs)
             above = path_addresses(parent)
             backup = (
@@ -170,7 +240,7 @@ class Recorder:
                 with self._history(function), timed:
                     node, outputs = capture_node(run)
             except BaseException as e:
-                return self._failed(function, inputs, "recording", e, backup, measured)
+                return self._failed(function, inputs, "recording", e, backup, measured, last)
             backup.succeeded()
             if function.options.synchronizes:
                 node.replay.wait_with(device.synchronize)
@@ -222,9 +292,36 @@ class Recorder:
         compat.align_inputs(inputs, [i for i in checked if i not in mutated])
         written = [i for i in checked if i in mutated]
         self._random_states.to_host(function, inputs)
-        outputs = list(compat.with_aligned_inputs(function.model, written, mutated)(inputs))
+        run = compat.with_aligned_inputs(function.model, written, mutated)
+        short = self._functions[function].short_of_memory
+        if short and mutated and not self._fits(function):
+            self._owner.make_room(function)
+        if short and not mutated:
+            outputs = self._run_twice_if_it_must(function, run, inputs)
+        else:
+            outputs = list(run(inputs))
         self._random_states.ran(function, outputs, self._owner.pool.device)
         return outputs
+
+    def _fits(self, function: FunctionSpec) -> bool:
+        """Whether there is as much memory as ``function`` has needed without a graph."""
+        needs = self._functions[function].needs
+        return 0 < needs <= self._owner.device.available_bytes()
+
+    def _run_twice_if_it_must(
+        self, function: FunctionSpec, run: Model, inputs: list[Input]
+    ) -> list[Output]:
+        """Run what writes to nothing, see Note [Memory that a pool cannot reach]."""
+        backup = InputBackup.references(inputs, self._owner.pool.device)
+        try:
+            return list(run(inputs))
+        except torch.OutOfMemoryError as e:
+            try:
+                inputs[:] = backup.call_again(e)
+            except Unrecoverable:
+                raise e from None
+        self._owner.make_room(function)
+        return list(run(inputs))
 
     def mark_warmup_incomplete(self) -> None:
         """Warm the function up once more that is being warmed up now."""
@@ -255,9 +352,16 @@ class Recorder:
         error: BaseException,
         backup: InputBackup,
         measured: Measurement,
-    ) -> list[Output]:
+        last: bool,
+    ) -> list[Output] | None:
         """A warm-up or a recording has failed: make the call again without a graph, or raise what
-        the user is told. See Note [Failures]."""
+        the user is told. See Note [Failures].
+
+        Returns:
+            None if it may be tried once more, see Note [Memory that a pool cannot reach];
+            ``inputs`` are there again. Not if this was the ``last`` time.
+        """
+        state = self._functions[function]
         try:
             why = why_it_failed(error)
             reason = f"{what} failed: {why}"
@@ -266,11 +370,11 @@ class Recorder:
                     self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
                 backup.give_up(error)
                 raise error
-            self._functions[function].failures += 1
             try:
                 # The caller's list, which may be as full as it was, or not.
                 inputs[:] = backup.call_again(error)
             except Unrecoverable as e:
+                state.failures += 1
                 self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
                 if hasattr(error, "add_note"):
                     error.add_note(f"memprof: {e}")
@@ -278,6 +382,13 @@ class Recorder:
                     compat.log.error("%s of %s failed, and %s", what, function.label, e)
                 raise error from None
             self._grown(function, measured)
+            if isinstance(error, torch.OutOfMemoryError):
+                if not last and (found := self._memory_elsewhere(function)):
+                    reason = f"{reason}; once more, with {found} bytes of the general pool"
+                    self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+                    return None
+                state.short_of_memory = True
+            state.failures += 1
             self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
             # Not the exception: a log record lives on, and with it the frames of the failure.
             compat.log.warning(
@@ -291,6 +402,14 @@ class Recorder:
             # Not before: inputs that died in the attempt lie in memory that the old pool gives
             # back.
             self._replace_damaged_pool(function)
+
+    def _memory_elsewhere(self, function: FunctionSpec) -> int:
+        """Bytes that the general pool has given back so that the pool may have them; 0 if none, or
+        if nothing can follow in the pool."""
+        owner = self._owner
+        if owner.pool.damaged or owner.memory_kept(function, self._path.node):
+            return 0
+        return owner.device.empty_cache()
 
     def _replace_damaged_pool(self, function: FunctionSpec) -> None:
         owner = self._owner

@@ -217,6 +217,9 @@ class FunctionState:
         given_up: why it runs without a graph for good, "" if it does not.
         pool_growth: bytes that this pool took from the device for it.
         recordings: how many this pool has of it.
+        needs: bytes that it may have needed when it was warmed up apart, never fewer than it did; 0
+            if it was not.
+        short_of_memory: a warm-up or recording failed for want of memory.
         warned_stuck: it was said that no step ever ends.
         host_inputs, host_outputs: random states that were tensors of the host in a call that was
             no replay, by number. See Note [Random state on two devices].
@@ -228,6 +231,8 @@ class FunctionState:
     given_up: str = ""
     pool_growth: int = 0
     recordings: int = 0
+    needs: int = 0
+    short_of_memory: bool = False
     warned_stuck: bool = False
     host_inputs: set[int] = field(default_factory=set)
     host_outputs: set[int] = field(default_factory=set)

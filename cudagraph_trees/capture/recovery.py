@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
 
+MAX_KEPT_BYTES = 4 << 20
+"""So much of its inputs is kept while a call runs without a graph and may be made again."""
+
 _WHAT_TO_DO = (
     "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
     'model (options={"graphs": False} of memprof\'s backend, or another mode than '
@@ -54,6 +57,13 @@ _WHAT_TO_DO = (
 
 class Unrecoverable(Exception):
     """The call cannot be made again; the text says why."""
+
+
+def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
+    """Bytes of inputs that ``function`` writes to if they are too many to be copied, else 0."""
+    written = (inputs[i] for i in function.mutated_input_idxs)
+    nbytes = sum(TensorSpec.of(x).nbytes for x in written if isinstance(x, torch.Tensor))
+    return nbytes if nbytes > MAX_BACKUP_BYTES else 0
 
 
 def let_go_of_frames(error: BaseException) -> None:
@@ -77,7 +87,8 @@ class InputBackup:
         in_pool: those that lie in the pool.
         pool: where a recording is made, None for a warm-up.
         refs: before a recording, the storages of those in the pool.
-        kept: before a recording, those that it reads where they lie and that may die in it.
+        kept: before a recording, those that it reads where they lie and that may die in it; before
+            a call that writes to nothing, small ones.
         buffers: where a recording has its copies of inputs, once they are made.
         storages: before a warm-up, the bytes of storages on the host, by address.
         backup: copies on the host of what a warm-up writes to, by input.
@@ -108,6 +119,19 @@ class InputBackup:
             weak={i: TensorWeakRef(x) for i, x in tensors.items()},
             in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
         )
+
+    @staticmethod
+    def references(inputs: list[Input], device: torch.device) -> InputBackup:
+        """Before a call that writes to nothing: inputs that the program holds are had again, and
+        small ones."""
+        out = InputBackup._of(inputs, set(), device)
+        left = MAX_KEPT_BYTES
+        for i in sorted(out.specs, key=lambda i: out.specs[i].nbytes):
+            left -= out.specs[i].nbytes
+            if left < 0:
+                break
+            out.kept.append(inputs[i])
+        return out
 
     @staticmethod
     def recording(

@@ -165,8 +165,11 @@ def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
     return super(torch.cuda.CUDAGraph, graph).replay
 
 
+GENERAL_POOL = (0, 0)
+
+
 def memory_snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """The caching allocator's segments of one pool.
+    """The caching allocator's segments of one private pool; of all pools for ``GENERAL_POOL``.
 
     Torch before 2.15 drops a reference to each thing in the tuple that it
     was not given, until the interpreter crashes: they are given here.

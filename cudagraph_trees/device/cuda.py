@@ -311,8 +311,24 @@ class CudaDevice:
     def create_pool(self, initial_bytes: int = 0) -> CudaPool:
         return CudaPool(self.device.index, initial_bytes)
 
-    def empty_cache(self) -> None:
+    def empty_cache(self) -> int:
+        before = torch.cuda.memory_reserved(self.device)
         torch.cuda.empty_cache()
+        return before - torch.cuda.memory_reserved(self.device)
+
+    def unclaimed_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
+
+    def available_bytes(self) -> int:
+        cached: int = sum(
+            s["total_size"] - s["allocated_size"]
+            for s in allocator.memory_snapshot(allocator.GENERAL_POOL)
+            if s["device"] == self.device.index
+            and tuple(s["segment_pool_id"]) == allocator.GENERAL_POOL
+        )
+        return self.unclaimed_bytes() + cached
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -329,8 +329,20 @@ class Device(Protocol):
         """A fresh pool. With ``initial_bytes`` it starts with one free segment of at least
         that size."""
 
-    def empty_cache(self) -> None:
-        """Give memory of released pools back to the system."""
+    def empty_cache(self) -> int:
+        """Give memory that nobody uses, of released pools and of the general one, back to the
+        system.
+
+        Returns:
+            Bytes that went back.
+        """
+
+    def unclaimed_bytes(self) -> int:
+        """Bytes of the device that nobody has."""
+
+    def available_bytes(self) -> int:
+        """Bytes that code outside of any pool can have: ``unclaimed_bytes()``, and what it had
+        before and let go of. Not hot."""
 
     def synchronize(self) -> None:
         """Wait until everything enqueued on the device is done."""

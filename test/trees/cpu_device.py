@@ -11,6 +11,7 @@ each replay, and its tensors give them back when they die.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -155,8 +156,15 @@ class CpuDevice:
     def create_pool(self, initial_bytes: int = 0) -> CpuPool:
         return CpuPool(initial_bytes)
 
-    def empty_cache(self) -> None:
+    def empty_cache(self) -> int:
         """Does nothing: a released pool keeps nothing."""
+        return 0
+
+    def unclaimed_bytes(self) -> int:
+        return sys.maxsize
+
+    def available_bytes(self) -> int:
+        return sys.maxsize
 
     def synchronize(self) -> None:
         pass

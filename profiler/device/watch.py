@@ -34,7 +34,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
 from .account import Mark, Phase, explain, failed_requests
-from .replay import Replay
+from .replay import Block, Replay
 
 log = logging.getLogger("memprof")
 
@@ -90,16 +90,26 @@ class Watch:
     """
 
     def __init__(
-        self, on_step: Callable[[int, int], None] | None = None, *, guest: bool = False
+        self,
+        on_step: Callable[[int, int], None] | None = None,
+        *,
+        guest: bool = False,
+        phases: bool = True,
+        made: Callable[[int, Block], None] | None = None,
     ) -> None:
         """
         Args:
             on_step: called when a step has ended, with the steps of the optimizer that has made
                 fewest, of those that have made any, and of the one that has made most.
             guest: whether the process is somebody else's, see Note [A guest].
+            phases: set marks at backwards and optimizer steps, and look for parameters; without
+                that there is nothing that ``accounts`` could tell apart.
+            made: called with the number of a device and each block of its history.
         """
         self.why_not = ""
         self._guest = guest
+        self._phases = phases
+        self._made = made
         self._process = os.getpid()
         self._installed = False
         self._history_is_ours = False
@@ -130,13 +140,14 @@ class Watch:
     def install(self) -> None:
         """Begin with CUDA, which this does not start; now, if it has started."""
         self._installed = True
-        self._undo += [
-            compat.wrap_backward(self._around_backward),
-            compat.on_module_tensors(self._module_made),
-            compat.on_optimizer(self._optimizer_made),
-            register_optimizer_step_pre_hook(self._before_step).remove,
-            register_optimizer_step_post_hook(self._after_step).remove,
-        ]
+        if self._phases:
+            self._undo += [
+                compat.wrap_backward(self._around_backward),
+                compat.on_module_tensors(self._module_made),
+                compat.on_optimizer(self._optimizer_made),
+                register_optimizer_step_pre_hook(self._before_step).remove,
+                register_optimizer_step_post_hook(self._after_step).remove,
+            ]
         compat.on_cuda_start(self._start)
 
     def uninstall(self) -> None:
@@ -304,12 +315,13 @@ class Watch:
         begun = {d: compat.allocation_counts(d) for d in devices}
         snapshot = compat.drain_history()
         for device in devices:
-            replay = self._replays[device] = Replay(snapshot["allocator_settings"])
+            made = functools.partial(self._made, device) if self._made is not None else None
+            replay = self._replays[device] = Replay(snapshot["allocator_settings"], made)
             counts = self._counts[device] = [begun[device]] * len(self.marks)
             replay.take_over(_of_device(snapshot, device), begun[device], counts)
             self._peaks_before[device] = _peaks(torch.cuda.memory_stats(device))
         self._taken = self.asked
-        if any(asked for asked, _ in begun.values()):
+        if self._phases and any(asked for asked, _ in begun.values()):
             self._look_around()
 
     def _look_around(self) -> None:
@@ -328,6 +340,16 @@ class Watch:
                     _add(known, p.grad, Purpose.GRADIENT)
             _add_state(known, optimizer)
         self._mark(Phase.FORWARD, known)
+
+    def mark(self) -> int:
+        """Set a mark, whatever runs; returns its number, that of all devices."""
+        self._mark(self.marks[-1].phase)
+        return len(self.marks) - 1
+
+    @property
+    def replays(self) -> Mapping[int, Replay]:
+        """What was followed until the last ``drain``, by device."""
+        return self._replays
 
     def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
         for device, counts in self._counts.items():

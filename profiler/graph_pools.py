@@ -47,8 +47,8 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
 
 
 def label(graph: CapturedGraph) -> str:
-    """A graph's number and name."""
-    return f"#{graph.number} {graph.name}".rstrip()
+    """A graph's number, and its name or whose it is."""
+    return f"#{graph.number} {graph.name or graph.maker}".rstrip()
 
 
 def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:

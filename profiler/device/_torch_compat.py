@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.autograd.graph
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MAX_ENTRIES = 1_000_000
@@ -270,10 +271,10 @@ def storage_addresses() -> dict[int, list[int]]:
     for tensor in existing(torch.Tensor):
         try:
             for plain in plain_tensors(tensor):
-                if plain.device.type == "cuda":
+                if plain.device.type == "cuda" and not isinstance(plain, FakeTensor):
                     address = plain.untyped_storage().data_ptr()
                     found.setdefault(plain.device.index, set()).add(address)
-        except Exception:  # Meta and fake tensors, subclasses that forbid a look.
+        except Exception:  # Subclasses that forbid a look, outputs that a graph has overwritten.
             continue
     return {device: sorted(addresses) for device, addresses in found.items()}
 

@@ -54,7 +54,7 @@ class Capture:
         device: number.
         pool: its pool; None where it failed before that was known.
         begin, end: numbers of the marks between which it ran; no end until then.
-        before: bytes that the pool had when it began.
+        found: segments of the pool when it began.
         segments: of the pool when it had ended.
         deleted_ns: ``time.perf_counter_ns()`` when the graph was deleted; None as long as it is.
     """
@@ -64,7 +64,7 @@ class Capture:
     pool: tuple[int, int] | None
     begin: int
     end: int | None = None
-    before: int = 0
+    found: tuple[Range, ...] = ()
     segments: tuple[Range, ...] = ()
     deleted_ns: int | None = None
 
@@ -125,7 +125,8 @@ class _Pool:
     _instant: int | None = None
     """Number of the mark at which it is described; None for the end."""
     _workspaces: set[int] = field(default_factory=set)
-    """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream."""
+    """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream, for
+    autograd's own threads, which have handles of their own and no Python, and for all others."""
 
     def described(self) -> GraphPool:
         segments = self.now
@@ -149,7 +150,8 @@ class _Pool:
             gone=gone,
         )
         by_capture = [self._blocks_of(c) for c in self.captures]
-        mine = [b for b in self.device.blocks if _is_in(segments, b)]
+        begins = [c.begin for c in self.captures]
+        mine = [b for b in self.device.blocks if self._is_mine(b, begins, segments)]
         self._find_workspaces(mine)
         pool.graphs = [
             self._graph(c, blocks, dead)
@@ -173,10 +175,19 @@ class _Pool:
         during = of_all[bisect.bisect_left(marks, c.begin) : end]
         return [b for b in during if _is_in(c.segments, b)]
 
+    def _is_mine(self, block: Block, begins: Sequence[int], last: Sequence[Range]) -> bool:
+        """Whether a block was in the pool: its segment may have been another one's before."""
+        at = bisect.bisect_right(begins, block.mark) - 1
+        if at >= 0 and block.mark < _end(self.captures[at]):
+            return _is_in(self.captures[at].segments, block)
+        # In between it was in the pool if its segment was when the next capture began.
+        after = self.captures[at + 1].found if at + 1 < len(begins) else last
+        return _is_in(after, block)
+
     def _find_workspaces(self, blocks: Sequence[Block]) -> None:
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, int, bool]] = set()
         for b in blocks:
-            key = b.stream, b.requested
+            key = b.stream, b.requested, where(b.frames).line is None
             if (
                 b.requested in self.device.workspaces
                 and key not in seen
@@ -189,7 +200,7 @@ class _Pool:
     def _graph(self, c: Capture, blocks: Sequence[Block], deleted: bool) -> CapturedGraph:
         g = c.graph
         g.deleted = deleted
-        g.grew = c.after - c.before
+        g.grew = c.after - total(c.found)
         g.requests = len(blocks)
         g.asked = sum(b.requested for b in blocks)
         if blocks:
@@ -295,7 +306,7 @@ class _Pool:
                 of.get(id(b), 0),
             )
             for b in mine
-            if _is_in(segments, b) and (self._instant is None or b.mark < self._instant)
+            if self._instant is None or b.mark < self._instant
         ]
         if reserved_without(requests) != pool.reserved:
             if pool.graphs:

@@ -197,16 +197,16 @@ class GraphWatch:
             start_ns=time.perf_counter_ns(),
         )
         self._forget(graph)
-        before = self._look(device, pool) if pool is not None else ()
+        found = self._look(device, pool) if pool is not None else ()
         if pool is not None and (device, pool) not in self._pools:
             self._pools.add((device, pool))
-            if before:  # Warmed up before the first capture: what is there is known by now.
+            if found:  # Warmed up before the first capture: what is there is known by now.
                 self._watch.drain()
                 for block in self._watch.replays[device].live:
                     if self._is_known(device, block.address):
                         self._blocks.setdefault(device, []).append(block)
         begin = self._watch.mark()
-        capture = Capture(record, device, pool, begin, before=sum(e - b for b, e in before))
+        capture = Capture(record, device, pool, begin, found=found)
         self.captures.append(capture)
         self._open[id(graph)] = capture, id(sys.exc_info()[1])
         return capture

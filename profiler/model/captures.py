@@ -23,7 +23,8 @@ class Fate(str, Enum):
     UNEXPLAINED = "unexplained"
     """There still, and nobody in Python refers to it."""
     KEPT = "kept"
-    """There as long as the pool was, which is gone: nobody looked at who held it."""
+    """There when the last capture had ended. All graphs of the pool have been deleted since, and
+    nobody looked at who held it."""
 
     @property
     def label(self) -> str:
@@ -41,7 +42,7 @@ _LABELS = {
     Fate.HELD: "held by a tensor",
     Fate.WORKSPACE: "cuBLAS workspace, by its size",
     Fate.UNEXPLAINED: "held by nobody in Python",
-    Fate.KEPT: "kept until the pool went",
+    Fate.KEPT: "kept as long as there were graphs",
 }
 
 

@@ -50,7 +50,7 @@ def _captures(pool: GraphPool) -> Table:
         Column("alone", Unit.BYTES, "Bytes of the pool that no other graph uses", adds=True),
         Column("stays", Unit.BYTES, "Bytes that no later capture can have", adds=True),
         Column("graph", Unit.CODE),
-        Column("captured by", below=True),
+        Column("captured by", below=True, only="page"),
         Column("at", Unit.FRAME, below=True),
     )
     rows: list[tuple[Cell, ...]] = [

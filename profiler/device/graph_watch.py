@@ -200,16 +200,25 @@ class GraphWatch:
         found = self._look(device, pool) if pool is not None else ()
         if pool is not None and (device, pool) not in self._pools:
             self._pools.add((device, pool))
-            if found:  # Warmed up before the first capture: what is there is known by now.
-                self._watch.drain()
-                for block in self._watch.replays[device].live:
-                    if self._is_known(device, block.address):
-                        self._blocks.setdefault(device, []).append(block)
+            if found:
+                self._take_stock(device, found)
         begin = self._watch.mark()
         capture = Capture(record, device, pool, begin, found=found)
         self.captures.append(capture)
         self._open[id(graph)] = capture, id(sys.exc_info()[1])
         return capture
+
+    def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
+        """A pool was in use before the first capture into it, as by a warm-up: keep what is there
+        since before the history was last taken."""
+        assert self._watch is not None
+        self._watch.drain()
+        kept = self._blocks.setdefault(device, [])
+        known = {id(b) for b in kept}
+        for block in self._watch.replays[device].live:
+            if id(block) not in known and any(a <= block.address < z for a, z in found):
+                self.made(device, block)
+        kept.sort(key=lambda b: b.event)
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
         assert self._watch is not None

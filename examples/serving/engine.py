@@ -93,7 +93,8 @@ class WeakTensor:
 
 def weak_ref(tensor: Tensor) -> Tensor:
     """A tensor over the same memory that does not keep it from being handed out again."""
-    assert tensor.dtype is torch.float32 and tensor.is_contiguous()
+    assert tensor.dtype is torch.float32
+    assert tensor.is_contiguous()
     return torch.as_tensor(WeakTensor(tensor), device=tensor.device)
 
 

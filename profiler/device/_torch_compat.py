@@ -258,7 +258,7 @@ def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     was not given, until the interpreter crashes: they are given here.
     """
     which = (*pool, False)  # without the history of allocations
-    if torch.torch_version.TorchVersion(torch.__version__) < (2, 15):
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
         for x in which:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
     segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(which)["segments"]

@@ -276,9 +276,7 @@ class Replay:
             or (block.freed_after is not None and not awaiting)
         ):
             frames = found.get("frames", ())
-            block = Block(
-                address, requested, size, self.events, self._mark, frames, stream=stream
-            )
+            block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
             if self._made is not None and self.events:
                 self._made(block)
         if not awaiting:
@@ -385,8 +383,8 @@ class Replay:
             self._peak_pending = True
 
     def rounded(self, requested: int) -> int:
-        """Bytes of a block that is cut off for a request: c10's ``round_size``: to 512 bytes, or where ``roundup_power2_divisions`` says so to a
-        part of the power of two below."""
+        """Bytes that are cut off for a request, c10's ``round_size``: rounded to 512 bytes, or
+        where ``roundup_power2_divisions`` says so to a part of the power of two below."""
         size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
         exponent = max(0, min(15, requested.bit_length() - 21))
         parts = self._divisions.get(1 << exponent, 0)

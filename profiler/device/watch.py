@@ -34,7 +34,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
 from .account import Mark, Phase, explain, failed_requests
+from .purposes import add, add_state, parameters
 from .replay import Block, Replay
 
 log = logging.getLogger("memprof")
@@ -334,11 +335,11 @@ class Watch:
         known = self._of_modules()
         for optimizer in optimizers:
             self.has_optimizer = True
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
+            for p in parameters(optimizer):
+                add(known, p, Purpose.PARAMETER)
                 if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
-            _add_state(known, optimizer)
+                    add(known, p.grad, Purpose.GRADIENT)
+            add_state(known, optimizer)
         self._mark(Phase.FORWARD, known)
 
     def mark(self) -> int:
@@ -443,17 +444,17 @@ class Watch:
             self._modules_known = True
             known = self._of_modules()
         if self._looks():
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
+            for p in parameters(optimizer):
+                add(known, p, Purpose.PARAMETER)
                 if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
+                    add(known, p.grad, Purpose.GRADIENT)
         self._mark(Phase.OPTIMIZER, known)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         known: dict[int, Purpose] = {}
         if self._looks():
-            _add_state(known, optimizer)
+            add_state(known, optimizer)
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
@@ -468,12 +469,12 @@ class Watch:
         for module in list(self._modules.values()):
             for tensor in list(module.__dict__.get("_buffers", {}).values()):
                 if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
+                    add(known, tensor, Purpose.PARAMETER)
             for tensor in list(module.__dict__.get("_parameters", {}).values()):
                 if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
+                    add(known, tensor, Purpose.PARAMETER)
                     if tensor.grad is not None:
-                        _add(known, tensor.grad, Purpose.GRADIENT)
+                        add(known, tensor.grad, Purpose.GRADIENT)
         return known
 
 
@@ -484,26 +485,3 @@ def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     return [s for s in snapshot["segments"] if s["device"] == device]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if isinstance(p, torch.Tensor):
-                yield p
-
-
-def _add_state(known: dict[int, Purpose], optimizer: torch.optim.Optimizer) -> None:
-    for state in list(optimizer.state.values()):
-        for value in list(state.values()) if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor):
-                _add(known, value, Purpose.OPTIMIZER_STATE)
-
-
-def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)

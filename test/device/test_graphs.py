@@ -569,7 +569,8 @@ def play(seed, left_out=None):
     for number in range(rng.randint(3, 7)):
         steps, stream = rng.random(), rng.choice(streams)
         graph, live = torch.cuda.CUDAGraph(), []
-        sizes = [rng.choice([9_000, 700_000, 3 * MIB, 12 * MIB]) * rng.randint(1, 5) for _ in range(9)]
+        units = [rng.choice([9_000, 700_000, 3 * MIB, 12 * MIB]) for _ in range(9)]
+        sizes = [unit * rng.randint(1, 5) for unit in units]
         order = [rng.randrange(3) for _ in range(9)]
         keep = rng.random() < 0.4
         if order[0]:  # whoever captures in between
@@ -639,7 +640,9 @@ def test_run_graphs(ending: str, tmp_path: Path) -> None:
     assert done.stdout == "served\n", done.stderr
     assert done.returncode == bool(ending)
     (file,) = tmp_path.glob("cuda_graphs_*.memprof")
-    assert f"memprof run: CUDA graphs are in ./{file.name}" in done.stderr.replace(str(tmp_path), ".")
+    assert f"memprof run: CUDA graphs are in ./{file.name}" in done.stderr.replace(
+        str(tmp_path), "."
+    )
     (pool,) = memprof.load(file).profile().graph_pools
     # What was a variable of main() is gone at the end, and is described as it was.
     assert pool.gone

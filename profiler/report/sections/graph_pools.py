@@ -54,8 +54,7 @@ def _captures(pool: GraphPool) -> Table:
         Column("at", Unit.FRAME, below=True),
     )
     rows: list[tuple[Cell, ...]] = [
-        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame)
-        for g in pool.graphs
+        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame) for g in pool.graphs
     ]
     none: tuple[Cell, ...] = (None, None, None, None)
     foot = (
@@ -88,9 +87,7 @@ def _shares(pool: GraphPool) -> Section:
         (pool.unused, "in use by nobody"),
         (pool.reserved, "total reserved"),
     )
-    foot = tuple(
-        Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1]
-    )
+    foot = tuple(Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1])
     table = Table(columns, rows, foot, rest="more")
     return Section("", "Who uses which bytes", tables=(table,) if rows else ())
 

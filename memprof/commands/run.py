@@ -26,7 +26,7 @@ from ._tracker_flags import checked, settings_flags
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any) -> None:
-    """Run a script nobody changed with the memory tracker on, or with captures watched.
+    """Run a script nobody changed with the memory tracker on.
 
     COMMAND is a script and its arguments, as after `python`. memory_profile_*.memprof is in the
     output folder when it has ended, however it ended. Settings that are not given come from

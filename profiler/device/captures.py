@@ -187,13 +187,10 @@ class _Pool:
     def _find_workspaces(self, blocks: Sequence[Block]) -> None:
         seen: set[tuple[int, int, bool]] = set()
         for b in blocks:
+            if b.requested not in self.device.workspaces or self._is_held(b) or not self._lives(b):
+                continue
             key = b.stream, b.requested, where(b.frames).line is None
-            if (
-                b.requested in self.device.workspaces
-                and key not in seen
-                and self._lives(b)
-                and not self._is_held(b)
-            ):
+            if key not in seen:
                 seen.add(key)
                 self._workspaces.add(id(b))
 

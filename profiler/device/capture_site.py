@@ -67,7 +67,7 @@ def _maker(code: CodeType, line: int) -> tuple[str, str]:
         return _TORCH, ""
     if file.endswith("torch/cuda/graphs.py"):
         if code.co_name == _CALLABLES:
-            text = linecache.getline(file, line)
+            text = linecache.getline(file, line) + linecache.getline(file, line + 1)
             return _CALLABLES, "backward" if "bwd_graph" in text else "forward"
         if code.co_name == "__enter__":
             return "torch.cuda.graph", ""

@@ -104,7 +104,6 @@ class GraphWatch:
         found = []
         for number, replay in watch.replays.items():
             of_device = [c for c in self.captures if c.device == number]
-            self._find_pools(number, of_device)
             blocks = self._blocks.get(number, [])
             device = Device(
                 f"cuda:{number}",
@@ -117,28 +116,25 @@ class GraphWatch:
             found += describe(device, of_device)
         return found
 
-    def _find_pools(self, device: int, captures: list[Capture]) -> None:
-        """Find where captures allocated that failed before they had said it: in a pool that is
-        nobody else's."""
+    def _find_pool(self, c: Capture) -> None:
+        """Find where a capture allocated that failed before it had said where: in a pool that is
+        nobody else's, and goes with it."""
         assert self._watch is not None
-        others = {c.pool for c in captures}
-        for c in captures:
-            if c.pool is None and c.end is not None:
-                c.segments = tuple(
-                    (s.address, s.address + s.size)
-                    for s in self._watch.replays[device].segments
-                    if s.pool not in (None, (0, 0), *others)
-                    and any(
-                        c.begin <= b.mark < c.end and s.address <= b.address < s.address + s.size
-                        for b in self._blocks.get(device, ())
-                    )
-                )
-                pools = {
-                    s.pool
-                    for s in self._watch.replays[device].segments
-                    if any(begin == s.address for begin, _ in c.segments)
-                }
-                c.pool = pools.pop() if len(pools) == 1 else None
+        self._watch.drain()
+        if c.device not in self._watch.replays:
+            return
+        asked = [b.address for b in self._blocks.get(c.device, ()) if b.mark >= c.begin]
+        found: dict[tuple[int, int], list[Range]] = {}
+        for s in self._watch.replays[c.device].segments:
+            end = s.address + s.size
+            others = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
+            if not others and any(s.address <= a < end for a in asked):
+                assert s.pool is not None
+                found.setdefault(s.pool, []).append((s.address, end))
+        if len(found) == 1:
+            ((c.pool, ranges),) = found.items()
+            c.segments = tuple(sorted(ranges))
+            self._pools.add((c.device, c.pool))
 
     def _is_known(self, device: int, address: int) -> bool:
         ranges = self._ranges.get(device, ())
@@ -236,6 +232,8 @@ class GraphWatch:
             self._pools.add((c.device, c.pool))
             c.segments = self._look(c.device, c.pool)
         c.end = self._watch.mark()
+        if c.pool is None:
+            self._find_pool(c)
 
     def _forget(self, graph: Any) -> None:
         """A graph is captured anew: what it was before is deleted."""

@@ -6,6 +6,10 @@
     memprof.report()
     memprof.load("run.memprof").to_html("run.html")
 
+    with memprof.watch_graphs() as graphs:  # anyone's CUDA graphs: docs/cuda-graph-memory.md
+        engine.capture_model()
+    graphs.report()
+
     tracker = memprof.track(interval=5.0)  # of the whole process: docs/tracker.md
 
 ``import memprof`` itself imports neither torch nor the backend.
@@ -17,8 +21,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .profiler.capture_names import name_graphs
     from .profiler.tracker.api import checkpoint, current_tracker, stop_tracking, track
-    from .session import ProfilingSession, current_profile, profile, report
+    from .session import ProfilingSession, current_profile, profile, report, watch_graphs
     from .views import LoadedProfile, load
 
 __all__ = [
@@ -28,15 +33,20 @@ __all__ = [
     "current_profile",
     "current_tracker",
     "load",
+    "name_graphs",
     "profile",
     "report",
     "stop_tracking",
     "track",
+    "watch_graphs",
 ]
 
 _HOME = {
     **dict.fromkeys(("LoadedProfile", "load"), "views"),
-    **dict.fromkeys(("ProfilingSession", "current_profile", "profile", "report"), "session"),
+    **dict.fromkeys(
+        ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"), "session"
+    ),
+    "name_graphs": "profiler.capture_names",
     **dict.fromkeys(
         ("checkpoint", "current_tracker", "stop_tracking", "track"), "profiler.tracker.api"
     ),

@@ -1,4 +1,4 @@
-"""The allocator's side of a session: ``memprof.profile(eager=True)``."""
+"""The allocator's side of a session: ``memprof.profile(eager=True)``, ``watch_graphs()``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import threading
 import time
 
 from memprof.profiler.device.draining import Drains
+from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.watch import Watch, has_cuda
-from memprof.profiler.model import DeviceAccount
+from memprof.profiler.model import DeviceAccount, GraphPool
 from memprof.profiler.process_hooks import on_fork
 
 log = logging.getLogger("memprof")
@@ -23,14 +24,26 @@ class EagerMemory:
     """Follows the devices of this process from ``begin`` to ``end``.
 
     Attributes:
+        what: what is to be known, in words.
         accounts: after ``end``, of each device that was used, the one with most first.
+        graph_pools: after ``end``, of each device, the one with most first.
         why_not: after ``end``, why there are none, in words.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, accounts: bool = True, graphs: bool = False) -> None:
+        """
+        Args:
+            accounts: say what everything is for that is reserved.
+            graphs: say what CUDA graphs hold, whoever captures them.
+        """
+        self.what = "the device's memory" if accounts else "CUDA graphs"
         self.accounts: list[DeviceAccount] = []
+        self.graph_pools: list[GraphPool] = []
         self.why_not = ""
-        self._watch = Watch(guest=True)
+        self._accounts = accounts
+        self._graphs = GraphWatch() if graphs else None
+        made = self._graphs.made if self._graphs is not None else None
+        self._watch = Watch(guest=True, phases=accounts, made=made)
         self._drains = Drains(self._watch)
         self._process = os.getpid()
         self._began_ns = 0
@@ -45,8 +58,9 @@ class EagerMemory:
         with _lock:
             if _current is not None:
                 raise RuntimeError(
-                    "a session with eager=True is open in this process: there is one allocator, "
-                    "and one history of it. End that one first, or leave eager=True out here"
+                    "a session with eager=True or graphs=True (watch_graphs) is open in this "
+                    "process: there is one allocator, and one history of it. End that one first, "
+                    "ask it for both, or leave these out here"
                 )
             _current = self
         self._began_ns = time.perf_counter_ns()
@@ -55,6 +69,8 @@ class EagerMemory:
             return
         try:
             self._watch.install()
+            if self._graphs is not None:
+                self._graphs.install(self._watch)
             self._drains.start()
         except Exception as e:
             self._watch.fail(e)
@@ -76,14 +92,16 @@ class EagerMemory:
             self.why_not = self._watch.why_not
         finally:
             self.cancel()
-        if not self.accounts:
-            log.warning("There is no account of the device's memory: %s.", self.why_not)
+        if self.why_not:
+            log.warning("There is no account of %s: %s.", self.what, self.why_not)
 
     def cancel(self) -> None:
         """Leave torch as it was."""
         global _current
         try:
             self._drains.stop()
+            if self._graphs is not None:
+                self._graphs.uninstall()
             self._watch.uninstall()
         except Exception as e:
             self._watch.fail(e)
@@ -92,14 +110,19 @@ class EagerMemory:
                 _current = None
 
     def _describe(self, error: object) -> None:
-        self.accounts = self._watch.accounts(cut_off=error is not None)
+        if self._graphs is not None:
+            self.graph_pools = self._graphs.pools()
+        if self._accounts:
+            self.accounts = self._watch.accounts(cut_off=error is not None)
         for account in self.accounts:
             account.elapsed_ns = time.perf_counter_ns() - self._began_ns
             account.ended = "the session ended" if error is None else f"by {type(error).__name__}"
         if not self._watch.started:
             self.why_not = "CUDA was not started inside the session"
-        elif not self.accounts:
+        elif self._accounts and not self.accounts:
             self.why_not = "nothing was reserved on any device"
+        elif not self._accounts and not self.graph_pools:
+            self.why_not = "nothing was captured, and no pool was made"
 
 
 @on_fork

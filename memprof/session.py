@@ -43,6 +43,7 @@ class ProfilingSession(Views):
         *,
         max_calls: int = DEFAULT_MAX_CALLS,
         eager: bool = False,
+        graphs: bool = False,
     ) -> None:
         if max_calls < 0:
             raise ValueError(f"max_calls is {max_calls}; it must be 0 or more")
@@ -52,7 +53,7 @@ class ProfilingSession(Views):
         self._streamer: Streamer | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
-        self._eager = EagerMemory() if eager else None
+        self._eager = EagerMemory(accounts=eager, graphs=graphs) if eager or graphs else None
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -96,7 +97,7 @@ class ProfilingSession(Views):
     def _end_eager(eager: EagerMemory, error: object) -> None:
         eager.end(error)
         if eager.why_not:
-            reason = f"no account of the device's memory: {eager.why_not}"
+            reason = f"no account of {eager.what}: {eager.why_not}"
             RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
 
     def profile(self) -> Profile:
@@ -201,6 +202,7 @@ class ProfilingSession(Views):
         profile.tracker = _tracker_record(threads)
         if self._eager is not None:
             profile.accounts = self._eager.accounts
+            profile.graph_pools = self._eager.graph_pools
         return profile
 
 
@@ -209,6 +211,7 @@ def profile(
     *,
     max_calls: int = DEFAULT_MAX_CALLS,
     eager: bool = False,
+    graphs: bool = False,
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
@@ -229,12 +232,38 @@ def profile(
             there once the session has ended; docs/eager-memory.md). It is for some hundred steps,
             since each allocation costs microseconds more. Where there can be no account (no CUDA,
             or somebody else records the allocator's history), the log and the ledger say why.
+        graphs: watch captures of CUDA graphs, whoever makes them: see ``watch_graphs``.
 
     Raises:
         ProfileNotWritableError: on entry, ``path`` cannot be written.
-        RuntimeError: on entry, another session with ``eager`` is open.
+        RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
     """
-    return ProfilingSession(path, max_calls=max_calls, eager=eager)
+    return ProfilingSession(path, max_calls=max_calls, eager=eager, graphs=graphs)
+
+
+def watch_graphs(path: str | os.PathLike[str] | None = None) -> ProfilingSession:
+    """Context manager: say what CUDA graphs hold that are captured inside it, by whomever.
+
+    ``torch.cuda.graph``, ``make_graphed_callables``, ``mode="reduce-overhead"``, a serving engine:
+    each capture gets its bytes, by line and module, what it shares with which other graphs of its
+    pool, what of it stays, and what it costs (``Profile.graph_pools``, there once the session has
+    ended; docs/cuda-graph-memory.md).
+
+        with memprof.watch_graphs() as graphs:
+            engine.capture_model()
+        graphs.report()
+
+    It is ``profile(path, graphs=True)``. Captures allocate some microseconds slower inside, replays
+    are as they were.
+
+    Args:
+        path: where to write the profile, as for ``profile``.
+
+    Raises:
+        ProfileNotWritableError: on entry, ``path`` cannot be written.
+        RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
+    """
+    return profile(path, graphs=True)
 
 
 def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:

@@ -21,6 +21,7 @@ from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.text import (
     render_accounts,
     render_diff,
+    render_graph_pools,
     render_ranks,
     render_tracker_record,
 )
@@ -198,7 +199,9 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     texts = []
     if profile.accounts:
         texts.append(render_accounts(profile.accounts, style))
-    if profile.graphs or not (profile.accounts or profile.tracker):
+    if profile.graph_pools:
+        texts.append(render_graph_pools(profile.graph_pools, style))
+    if profile.graphs or not (profile.accounts or profile.graph_pools or profile.tracker):
         texts.append(render_text(found, style))
     if profile.tracker is not None:
         texts.append(render_tracker_record(profile.tracker, style))

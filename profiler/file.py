@@ -182,6 +182,7 @@ def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
         profile.tracker,
         profile.dataflow,
         profile.accounts,
+        profile.graph_pools,
     )
     if notes and not any(parts):
         raise ProfileInvalidError(

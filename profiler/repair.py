@@ -8,8 +8,8 @@ live. What a file has besides is left out, the smallest part that has a meaning 
 * a program: calls of it have none, and the report counts them among those that were not observed;
 * a graph's inputs, nodes, buffers or statements: all that is known of it but its name and its
   calls;
-* a call, a ledger entry, a snapshot, a placement, a device of the data flow, an operation's place
-  in the tree; the table of single operations, and the process.
+* a call, a ledger entry, a snapshot, a placement, a pool, a device of the data flow, an operation's
+  place in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
 such file: the tests of its producers hold that ``findings`` finds nothing.
@@ -54,6 +54,7 @@ from .validate_parts import (
     lane_findings,
     operations_findings,
     pause_findings,
+    pool_findings,
     process_findings,
     snapshots_findings,
 )
@@ -137,6 +138,9 @@ def repair(profile: Profile, notes: Notes) -> None:
         _tracker(profile.tracker, notes)
     profile.accounts = _those_sound(
         "an account", profile.accounts, "$.accounts", account_findings, notes
+    )
+    profile.graph_pools = _those_sound(
+        "a pool", profile.graph_pools, "$.graph_pools", pool_findings, notes
     )
 
 

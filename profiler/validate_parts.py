@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from .model import (
     DataFlowDevice,
     DeviceAccount,
+    GraphPool,
     Lane,
     MemorySnapshot,
     OperationColumns,
@@ -39,6 +40,29 @@ def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
+
+
+def pool_findings(pool: GraphPool, at: str) -> Iterator[Finding]:
+    """What contradicts itself in a pool of CUDA graphs."""
+    yield from number_findings(pool, at)
+    grew = pool.grew_outside + sum(g.grew for g in pool.graphs)
+    used = pool.other_shares + sum(s.nbytes for s in pool.shares)
+    for what, total in (
+        ("captures and what was between them", grew),
+        ("users", used + pool.live_outside + pool.unused),
+    ):
+        if total != pool.reserved:
+            yield f"{at}.reserved", f"{pool.reserved} bytes, while its {what} come to {total}"
+    known = {g.number for g in pool.graphs}
+    if len(known) != len(pool.graphs):
+        yield f"{at}.graphs", "two graphs have one number"
+    for i, share in enumerate(pool.shares):
+        if share.nbytes < 0 or not share.graphs or not known.issuperset(share.graphs):
+            yield f"{at}.shares[{i}]", f"{share.nbytes} bytes of graphs {list(share.graphs)}"
+    for i, graph in enumerate(pool.graphs):
+        had = graph.rounding + sum(r.nbytes for r in graph.at_peak)
+        if had != graph.peak:
+            yield f"{at}.graphs[{i}].peak", f"{graph.peak} bytes, while its blocks have {had}"
 
 
 def process_findings(process: Process) -> Iterator[Finding]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from memprof.profiler.capture_names import name_graphs
+
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Output, Pool, TensorSpec
 from ..node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
@@ -121,7 +123,10 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
         known = {a for i in plan.copied if (a := address_of(recording[i]))}
         known.update(r.address for r in path_refs(above) if not r.expired())
         check_pool(pool, known, function.options)
-    with pool.observing() if run.learn_program else nullcontext([]) as captured_events:
+    with (
+        pool.observing() if run.learn_program else nullcontext([]) as captured_events,
+        name_graphs(f"{function.label} #{run.number}"),
+    ):
         handle = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:
         recording.clear()

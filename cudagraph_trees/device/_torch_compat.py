@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -11,9 +10,16 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.device._torch_compat import pool_segments
+
 from .._torch_compat import bind, log, torch_version
 
 _C: Any = torch._C
+
+memory_snapshot = pool_segments
+"""The caching allocator's segments of one private pool; of all pools for ``GENERAL_POOL``."""
+
+GENERAL_POOL = (0, 0)
 
 
 def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
@@ -163,22 +169,6 @@ def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
     if replaced or torch_version() >= (2, 12):
         return graph.replay
     return super(torch.cuda.CUDAGraph, graph).replay
-
-
-GENERAL_POOL = (0, 0)
-
-
-def memory_snapshot(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """The caching allocator's segments of one private pool; of all pools for ``GENERAL_POOL``.
-
-    Torch before 2.15 drops a reference to each thing in the tuple that it
-    was not given, until the interpreter crashes: they are given here.
-    """
-    which = (*pool, False)  # without the history of allocations
-    if torch_version() < (2, 15):
-        for x in which:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
-    return _C._cuda_memorySnapshot(which)["segments"]  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

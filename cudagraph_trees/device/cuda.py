@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.capture_names import name_graphs
+
 from .. import _torch_compat as compat
 from . import _torch_compat as allocator
 from .generators import GeneratorStates, generators_among
@@ -92,6 +94,7 @@ class CudaPool:
     def _capture_nothing(self, graph: torch.cuda.CUDAGraph, initial_bytes: int) -> None:
         with (
             warnings.catch_warnings(),
+            name_graphs("keeps the pool"),
             torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             ),

@@ -20,15 +20,22 @@ from ._tracker_flags import checked, settings_flags
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @settings_flags
+@click.option(
+    "--graphs", is_flag=True, help="Watch captures of CUDA graphs instead: cuda_graphs_*.memprof."
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
+def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any) -> None:
     """Run a script nobody changed with the memory tracker on.
 
     COMMAND is a script and its arguments, as after `python`. memory_profile_*.memprof is in the
     output folder when it has ended, however it ended. Settings that are not given come from
     MEMPROF_* variables and from a TOML file, see `memprof config show`; but `enabled`, which this
     command is.
+
+    With --graphs there is no tracker: each CUDA graph that the script captures, by whatever means,
+    is in the file with its memory (docs/cuda-graph-memory.md). Of the settings only --output-dir
+    counts.
     """
     if module is None and not command:
         raise click.UsageError("Missing a script: memprof run [OPTIONS] SCRIPT [ARGUMENT ...]")
@@ -36,6 +43,9 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
     if module is None and command[0].startswith("-"):
         raise click.NoSuchOption(command[0].partition("=")[0])
     given = checked(flags)
+    if graphs and given.keys() - {"output_dir"}:
+        names = ", ".join(f"--{n.replace('_', '-')}" for n in given if n != "output_dir")
+        raise click.UsageError(f"{names}: of the tracker, which --graphs runs without")
     environment = dict(os.environ)
     for name, value in given.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -45,7 +55,7 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
         check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
     except (SettingsError, ProfileError) as e:
         raise BadFile(str(e)) from e
-    if not found.settings.enabled:
+    if not found.settings.enabled and not graphs:
         click.echo(
             f"memprof run: tracking, although {found.origin['enabled']} says enabled = false; "
             "start the script with python to run it without",
@@ -53,6 +63,8 @@ def run(command: tuple[str, ...], module: str | None, **flags: Any) -> None:
         )
     what = ["-m", module, *command] if module is not None else list(command)
     launch = [sys.executable, "-m", "memprof.profiler.tracker.launch", *what]
+    if graphs:
+        launch = [sys.executable, "-m", "memprof.graphs_launch", found.settings.output_dir, *what]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, launch, environment)

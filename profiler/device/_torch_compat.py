@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.graph
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MAX_ENTRIES = 1_000_000
@@ -210,3 +214,80 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
     return [t for name in names for t in plain_tensors(getattr(tensor, name))]
+
+
+def wrap_captures(
+    around_begin: Callable[[Callable[..., Any]], Callable[..., Any]],
+    around_end: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
+    """Replace the two methods by which everything in Python captures a CUDA graph."""
+    graph = [torch.cuda.CUDAGraph]
+    undo_begin = _replace(graph, "capture_begin", around_begin)
+    undo_end = _replace(graph, "capture_end", around_end)
+
+    def undo() -> None:
+        undo_begin()
+        undo_end()
+
+    return undo
+
+
+def current_device() -> int:
+    """The number of the device that this thread uses."""
+    return torch.cuda.current_device()
+
+
+def pool_id(pool: Any) -> tuple[int, int] | None:
+    """What ``capture_begin`` was given for a pool: a handle, or from 2.14 on a ``MemPool``."""
+    handle = getattr(pool, "id", pool)
+    return None if handle is None else (int(handle[0]), int(handle[1]))
+
+
+def pool_of(graph: torch.cuda.CUDAGraph) -> tuple[int, int] | None:
+    """Where a graph was captured; None if it has none, as after ``reset()``."""
+    try:
+        return pool_id(graph.pool())
+    except RuntimeError:  # "without a preceding successful capture"
+        return None
+
+
+def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    """The caching allocator's segments of one pool, on all devices.
+
+    Torch before 2.15 drops a reference to each thing in the tuple that it
+    was not given, until the interpreter crashes: they are given here.
+    """
+    which = (*pool, False)  # without the history of allocations
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+        for x in which:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+    segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(which)["segments"]
+    return segments
+
+
+def storage_addresses() -> dict[int, list[int]]:
+    """First bytes of the CUDA memory that tensors in Python have, ascending, by device."""
+    found: dict[int, set[int]] = {}
+    for tensor in existing(torch.Tensor):
+        try:
+            for plain in plain_tensors(tensor):
+                if plain.device.type == "cuda" and not isinstance(plain, FakeTensor):
+                    address = plain.untyped_storage().data_ptr()
+                    found.setdefault(plain.device.index, set()).add(address)
+        except Exception:  # Subclasses that forbid a look, outputs that a graph has overwritten.
+            continue
+    return {device: sorted(addresses) for device, addresses in found.items()}
+
+
+def workspace_sizes(device: int) -> set[int]:
+    """Bytes that workspaces of cuBLAS and cuBLASLt have on a device
+    (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    hopper = torch.cuda.get_device_capability(device)[0] >= 9
+    sizes = {4096 * 8 * 1024 if hopper else 4096 * 1024 * 2 + 16 * 1024 * 8}
+    lt = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    sizes.add((int(lt) if lt.isdigit() else 1024) * 1024)
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    pairs = re.findall(r":(\d+):(\d+)", config)
+    if pairs:
+        sizes.add(sum(int(kib) * 1024 * int(count) for kib, count in pairs))
+    return sizes

@@ -107,7 +107,7 @@ def explain(
         purpose, detail = decide(block, at)
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
-        alike = AccountRow(purpose, 0, 0, modules, _source(at), at.nodes, compiled, detail)
+        alike = AccountRow(purpose, 0, 0, modules, source_of(at), at.nodes, compiled, detail)
         of_alike = grouped.setdefault(alike, [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
@@ -132,12 +132,12 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
         at = where(frames)
         key = (nbytes, at.line, at.modules)
         count = found[key].count + 1 if key in found else 1
-        found[key] = FailedRequest(nbytes, " > ".join(at.modules), _source(at), count)
+        found[key] = FailedRequest(nbytes, " > ".join(at.modules), source_of(at), count)
     return list(found.values())
 
 
-def _source(at: Where) -> SourceFrame | None:
-    """Its line with the text of it, where it can be read."""
+def source_of(at: Where) -> SourceFrame | None:
+    """The line of a place with the text of it, where it can be read."""
     line = at.line
     if line is None:
         return None
@@ -234,7 +234,7 @@ def _pools(peak: Peak) -> list[PoolShare]:
             used[starts[at]].append((block.address, block.size))
     pools: dict[str, list[int]] = {}
     for segment, size in peak.segments:
-        of_pool = pools.setdefault(_name_of(segment.pool), [0, 0, 0, 0])
+        of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0])
         of_pool[0] += size
         of_pool[2] += 1
         at = segment.address
@@ -250,7 +250,7 @@ def _pools(peak: Peak) -> list[PoolShare]:
     ]
 
 
-def _name_of(pool: tuple[int, int] | None) -> str:
+def name_of_pool(pool: tuple[int, int] | None) -> str:
     """The name of a pool, as ``PoolShare`` has it."""
     if pool is None:
         return "gone"

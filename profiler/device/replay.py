@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,8 @@ class Block:
         mark: number of the last mark before it was handed out.
         raw_frames: the program at that time as the allocator has it, innermost first.
         freed_after: number of the last mark before the program let go of it; None until then.
-        gone: whether it can be handed out again.
+        ended: how many events had happened when it could be handed out again; None until then.
+        stream: on which it was asked for; 0 is the default stream.
     """
 
     address: int
@@ -68,7 +69,13 @@ class Block:
     mark: int
     raw_frames: Sequence[Mapping[str, Any]]
     freed_after: int | None = None
-    gone: bool = False
+    ended: int | None = None
+    stream: int = 0
+
+    @property
+    def gone(self) -> bool:
+        """Whether it can be handed out again."""
+        return self.ended is not None
 
     @property
     def frames(self) -> tuple[SourceFrame, ...]:
@@ -137,12 +144,18 @@ class Replay:
         out_of_memory: requests in bytes that failed, with the program of that time.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        made: Callable[[Block], None] | None = None,
+    ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
+            made: called with every block that is handed out; what becomes of it is noted in it.
         """
         settings = settings or {}
+        self._made = made
         self.reserved = 0
         self.allocated_bytes = 0
         self.most_allocated = 0
@@ -169,6 +182,11 @@ class Replay:
     def live(self) -> Iterable[Block]:
         """Blocks that are handed out, or awaiting, now."""
         return self._live.values()
+
+    @property
+    def segments(self) -> Iterable[Segment]:
+        """What the allocator has now."""
+        return self._segments.values()
 
     def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
         """Follow the next events.
@@ -237,16 +255,18 @@ class Replay:
                 if b["state"] == "inactive":
                     segment.free[b["address"]] = b["size"]
                 else:
-                    self._take_over_block(b, followed.get(b["address"]))
+                    self._take_over_block(b, s.get("stream", 0), followed.get(b["address"]))
         for block in followed.values():
             if self._live.get(block.address) is not block:
-                block.gone = True
+                block.ended = self.events
                 if block.freed_after is None:
                     block.freed_after = self._mark
         self._note_peak()
         self._keep_peak()
 
-    def _take_over_block(self, found: Mapping[str, Any], followed: Block | None) -> None:
+    def _take_over_block(
+        self, found: Mapping[str, Any], stream: int, followed: Block | None
+    ) -> None:
         address, requested, size = found["address"], found["requested_size"], found["size"]
         awaiting = found["state"] != "active_allocated"
         block = followed
@@ -256,7 +276,9 @@ class Replay:
             or (block.freed_after is not None and not awaiting)
         ):
             frames = found.get("frames", ())
-            block = Block(address, requested, size, self.events, self._mark, frames)
+            block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
+            if self._made is not None and self.events:
+                self._made(block)
         if not awaiting:
             self.allocated_bytes += size
         elif block.freed_after is None:
@@ -336,7 +358,7 @@ class Replay:
 
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
-        size = self._rounded(requested)
+        size = self.rounded(requested)
         segment = self._segment_of(address)
         if segment is None or address not in segment.free:
             self.strange += 1
@@ -346,9 +368,12 @@ class Replay:
                 segment.free[address + size] = there - size
             else:
                 size = there
-        raw_frames = e.get("frames", ())
-        self._live[address] = Block(address, requested, size, self.events, self._mark, raw_frames)
+        frames, stream = e.get("frames", ()), e.get("stream", 0)
+        block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
+        self._live[address] = block
         self.allocated_bytes += size
+        if self._made is not None:
+            self._made(block)
         self._note_peak()
 
     def _note_peak(self) -> None:
@@ -357,9 +382,9 @@ class Replay:
             self.peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
             self._peak_pending = True
 
-    def _rounded(self, requested: int) -> int:
-        """c10's ``round_size``: to 512 bytes, or where ``roundup_power2_divisions`` says so to a
-        part of the power of two below."""
+    def rounded(self, requested: int) -> int:
+        """Bytes that are cut off for a request, c10's ``round_size``: rounded to 512 bytes, or
+        where ``roundup_power2_divisions`` says so to a part of the power of two below."""
         size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
         exponent = max(0, min(15, requested.bit_length() - 21))
         parts = self._divisions.get(1 << exponent, 0)
@@ -373,9 +398,10 @@ class Replay:
         if rest < 0:
             self.strange += 1
             return False
-        if size <= SMALL or expandable:
+        if expandable:
             return rest >= ROUNDING
-        return rest > SMALL and (self._max_split is None or size < self._max_split)
+        limited = size > SMALL and self._max_split is not None and size >= self._max_split
+        return is_cut(rest, size) and not limited
 
     def _free_requested(self, address: int) -> None:
         self._keep_peak()
@@ -395,7 +421,7 @@ class Replay:
         if block.freed_after is None:  # Graph pools are put back without a request.
             block.freed_after = self._mark
             self.allocated_bytes -= block.size
-        block.gone = True
+        block.ended = self.events
         segment = self._segment_of(address)
         if segment is not None:
             _give(segment, address, block.size)
@@ -417,6 +443,12 @@ class Replay:
             return None
         segment = self._segments[self._starts[i]]
         return segment if address < segment.address + segment.size else None
+
+
+def is_cut(rest: int, size: int) -> bool:
+    """Whether a block of so many bytes is cut off where ``rest`` would remain: c10's
+    ``should_split`` for a segment that does not grow."""
+    return rest >= ROUNDING if size <= SMALL else rest > SMALL
 
 
 def _give(segment: Segment, address: int, size: int) -> None:

@@ -34,7 +34,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
 from .account import Mark, Phase, explain, failed_requests
-from .replay import Replay
+from .purposes import add, add_state, parameters
+from .replay import Block, Replay
 
 log = logging.getLogger("memprof")
 
@@ -90,16 +91,26 @@ class Watch:
     """
 
     def __init__(
-        self, on_step: Callable[[int, int], None] | None = None, *, guest: bool = False
+        self,
+        on_step: Callable[[int, int], None] | None = None,
+        *,
+        guest: bool = False,
+        phases: bool = True,
+        made: Callable[[int, Block], None] | None = None,
     ) -> None:
         """
         Args:
             on_step: called when a step has ended, with the steps of the optimizer that has made
                 fewest, of those that have made any, and of the one that has made most.
             guest: whether the process is somebody else's, see Note [A guest].
+            phases: set marks at backwards and optimizer steps, and look for parameters; without
+                that there is nothing that ``accounts`` could tell apart.
+            made: called with the number of a device and each block of its history.
         """
         self.why_not = ""
         self._guest = guest
+        self._phases = phases
+        self._made = made
         self._process = os.getpid()
         self._installed = False
         self._history_is_ours = False
@@ -130,13 +141,14 @@ class Watch:
     def install(self) -> None:
         """Begin with CUDA, which this does not start; now, if it has started."""
         self._installed = True
-        self._undo += [
-            compat.wrap_backward(self._around_backward),
-            compat.on_module_tensors(self._module_made),
-            compat.on_optimizer(self._optimizer_made),
-            register_optimizer_step_pre_hook(self._before_step).remove,
-            register_optimizer_step_post_hook(self._after_step).remove,
-        ]
+        if self._phases:
+            self._undo += [
+                compat.wrap_backward(self._around_backward),
+                compat.on_module_tensors(self._module_made),
+                compat.on_optimizer(self._optimizer_made),
+                register_optimizer_step_pre_hook(self._before_step).remove,
+                register_optimizer_step_post_hook(self._after_step).remove,
+            ]
         compat.on_cuda_start(self._start)
 
     def uninstall(self) -> None:
@@ -304,12 +316,13 @@ class Watch:
         begun = {d: compat.allocation_counts(d) for d in devices}
         snapshot = compat.drain_history()
         for device in devices:
-            replay = self._replays[device] = Replay(snapshot["allocator_settings"])
+            made = functools.partial(self._made, device) if self._made is not None else None
+            replay = self._replays[device] = Replay(snapshot["allocator_settings"], made)
             counts = self._counts[device] = [begun[device]] * len(self.marks)
             replay.take_over(_of_device(snapshot, device), begun[device], counts)
             self._peaks_before[device] = _peaks(torch.cuda.memory_stats(device))
         self._taken = self.asked
-        if any(asked for asked, _ in begun.values()):
+        if self._phases and any(asked for asked, _ in begun.values()):
             self._look_around()
 
     def _look_around(self) -> None:
@@ -322,12 +335,22 @@ class Watch:
         known = self._of_modules()
         for optimizer in optimizers:
             self.has_optimizer = True
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
+            for p in parameters(optimizer):
+                add(known, p, Purpose.PARAMETER)
                 if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
-            _add_state(known, optimizer)
+                    add(known, p.grad, Purpose.GRADIENT)
+            add_state(known, optimizer)
         self._mark(Phase.FORWARD, known)
+
+    def mark(self) -> int:
+        """Set a mark, whatever runs; returns its number, that of all devices."""
+        self._mark(self.marks[-1].phase)
+        return len(self.marks) - 1
+
+    @property
+    def replays(self) -> Mapping[int, Replay]:
+        """What was followed until the last ``drain``, by device."""
+        return self._replays
 
     def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
         for device, counts in self._counts.items():
@@ -421,17 +444,17 @@ class Watch:
             self._modules_known = True
             known = self._of_modules()
         if self._looks():
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
+            for p in parameters(optimizer):
+                add(known, p, Purpose.PARAMETER)
                 if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
+                    add(known, p.grad, Purpose.GRADIENT)
         self._mark(Phase.OPTIMIZER, known)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         known: dict[int, Purpose] = {}
         if self._looks():
-            _add_state(known, optimizer)
+            add_state(known, optimizer)
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
@@ -446,12 +469,12 @@ class Watch:
         for module in list(self._modules.values()):
             for tensor in list(module.__dict__.get("_buffers", {}).values()):
                 if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
+                    add(known, tensor, Purpose.PARAMETER)
             for tensor in list(module.__dict__.get("_parameters", {}).values()):
                 if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
+                    add(known, tensor, Purpose.PARAMETER)
                     if tensor.grad is not None:
-                        _add(known, tensor.grad, Purpose.GRADIENT)
+                        add(known, tensor.grad, Purpose.GRADIENT)
         return known
 
 
@@ -462,26 +485,3 @@ def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     return [s for s in snapshot["segments"] if s["device"] == device]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if isinstance(p, torch.Tensor):
-                yield p
-
-
-def _add_state(known: dict[int, Purpose], optimizer: torch.optim.Optimizer) -> None:
-    for state in list(optimizer.state.values()):
-        for value in list(state.values()) if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor):
-                _add(known, value, Purpose.OPTIMIZER_STATE)
-
-
-def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)

@@ -1,5 +1,6 @@
 """memprof's data model: plain data, no torch, no I/O."""
 
+from .captures import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 from .category import Category
 from .dataflow import (
     DataFlowColumns,
@@ -55,6 +56,8 @@ __all__ = [
     "AllocationProgram",
     "BufferProvenance",
     "CallColumns",
+    "CaptureRow",
+    "CapturedGraph",
     "Category",
     "DataFlowColumns",
     "DataFlowDevice",
@@ -68,7 +71,9 @@ __all__ = [
     "EventKind",
     "Evidence",
     "FailedRequest",
+    "Fate",
     "GraphKind",
+    "GraphPool",
     "GraphRecord",
     "GraphValue",
     "HostRead",
@@ -97,6 +102,7 @@ __all__ = [
     "Purpose",
     "Role",
     "RunState",
+    "SharedBytes",
     "SnapshotKind",
     "Source",
     "SourceFrame",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from .captures import GraphPool
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
@@ -81,6 +82,8 @@ class Profile:
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         accounts: all that was reserved on each device, the one with most first; empty unless
             somebody watched them (``memprof simulate``, ``eager=True``).
+        graph_pools: private pools of the allocator and the CUDA graphs that were captured into
+            them; empty unless somebody watched captures (``graphs=True``).
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
@@ -105,6 +108,7 @@ class Profile:
     tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
     accounts: list[DeviceAccount] = field(default_factory=list)
+    graph_pools: list[GraphPool] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 

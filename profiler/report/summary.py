@@ -13,6 +13,7 @@ from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, mo
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..model import (
     DeviceAccount,
+    GraphPool,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
@@ -162,6 +163,7 @@ class Summary:
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
         accounts: all that was reserved on each device, as far as somebody watched.
+        graph_pools: what CUDA graphs hold, as far as somebody watched captures.
         advice: what could be changed, most bytes first.
         left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
@@ -193,6 +195,7 @@ class Summary:
     recordings: list[RecordedNode] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
     accounts: list[DeviceAccount] = field(default_factory=list)
+    graph_pools: list[GraphPool] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
     process: Process | None = None
     complete: bool = True
@@ -253,6 +256,7 @@ def summarize(
         dataflow=data_flow_peaks(profile),
         tracker=tracker_summary(profile.tracker),
         accounts=profile.accounts,
+        graph_pools=profile.graph_pools,
         advice=advise(profile, timeline, attribution),
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),

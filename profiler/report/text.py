@@ -10,7 +10,7 @@ from typing import cast
 from rich.text import Text
 
 from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, Profile, SourceFrame, TrackerRecord
+from ..model import DeviceAccount, GraphPool, Profile, SourceFrame, TrackerRecord
 from ..ranks import RankSummary
 from . import sections
 from .format import fit_path, format_ns, format_share
@@ -41,6 +41,11 @@ def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
 def render_accounts(accounts: Iterable[DeviceAccount], style: Style = PLAIN) -> str:
     """Accounts as text, ending in a newline."""
     return render((sections.of_account(a, style.show) for a in accounts), style)
+
+
+def render_graph_pools(pools: Iterable[GraphPool], style: Style = PLAIN) -> str:
+    """Pools of CUDA graphs as text, ending in a newline."""
+    return render((sections.of_graph_pool(p, style.show) for p in pools), style)
 
 
 def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:

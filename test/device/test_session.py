@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import logging
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,8 @@ import torch
 import memprof
 from memprof.profiler.device import _torch_compat as compat
 from memprof.profiler.model import LedgerKind
+
+from .programs import run, script
 
 simgpu = pytest.mark.simgpu
 
@@ -77,32 +76,11 @@ class Training:
 
 
 def _run(program: str, *arguments: str, **environment: str) -> str:
-    """Standard error of a program that must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "exec(open(0).read())", *arguments],
-        input=_BEGIN + program,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return run(_BEGIN + program, *arguments, **environment)
 
 
 def _script(tmp_path: Path, program: str, *arguments: str) -> str:
-    """The same for one whose source lines are asked for."""
-    path = tmp_path / "program.py"
-    path.write_text(_BEGIN + program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(path), *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return script(tmp_path / "program.py", _BEGIN + program, *arguments)
 
 
 @simgpu

@@ -141,6 +141,8 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
     accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
     yield Section("accounts", "Device memory", parts=accounts)
+    pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
+    yield Section("graph-pools", "CUDA graphs", parts=pools)
     yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
     yield _operations(profile)

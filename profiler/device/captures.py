@@ -1,0 +1,375 @@
+"""From captures and the blocks of a device's history to what each graph has in its pool.
+
+Note [Which memory is a graph's]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A graph replays at the addresses that its capture was given. So everything that the capture asked
+for in its pool is the graph's as long as the graph is, whether it was let go of at once or not; and
+what was let go of within a capture may be handed out again to a later one: these bytes are shared,
+which is right as long as the graphs do not run at the same time. What was asked for in a pool
+outside of captures, as in a warm-up or for static inputs, is no graph's.
+
+A block belongs to a capture if it was handed out between its begin and its end (``Mark``s, which
+``graph_watch`` sets) and lies in its pool. Blocks that a capture asks for in other pools, such as
+the two tensors for random numbers in the general one, are not counted.
+
+Note [The instant of a pool]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A pool is described as it is at the end of the session. Where all of its graphs are deleted by then,
+as when the engine was a variable of ``main()``, that says nothing; then it is described as it was
+when the last capture into it had ended.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from memprof.profiler.model import (
+    CapturedGraph,
+    CaptureRow,
+    Fate,
+    GraphPool,
+    SharedBytes,
+    SourceFrame,
+)
+
+from .account import name_of_pool, source_of
+from .replay import Block, Replay
+from .sharing import Range, clipped, merged, shares, total
+from .whatif import Request, reserved_without
+from .where import where
+
+_STEPS = 3_000_000
+"""Requests that are served again for one pool, at most, to say what captures cost."""
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """A capture as it was seen.
+
+    Attributes:
+        graph: what is known so far.
+        device: number.
+        pool: its pool; None where it failed before that was known.
+        begin, end: numbers of the marks between which it ran; no end until then.
+        found: segments of the pool when it began.
+        segments: of the pool when it had ended.
+        deleted_ns: ``time.perf_counter_ns()`` when the graph was deleted; None as long as it is.
+    """
+
+    graph: CapturedGraph
+    device: int
+    pool: tuple[int, int] | None
+    begin: int
+    end: int | None = None
+    found: tuple[Range, ...] = ()
+    segments: tuple[Range, ...] = ()
+    deleted_ns: int | None = None
+
+    @property
+    def after(self) -> int:
+        """Bytes that the pool had when it had ended."""
+        return total(self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is known of a device when the session ends.
+
+    Attributes:
+        name: e.g. ``cuda:0``.
+        replay: its history.
+        blocks: those of captures and of the pools that were captured into, in order.
+        marks: ``Block.mark`` of each.
+        held: first bytes of storages that tensors in Python have, ascending.
+        workspaces: sizes that cuBLAS's workspaces have.
+    """
+
+    name: str
+    replay: Replay
+    blocks: Sequence[Block]
+    marks: Sequence[int]
+    held: Sequence[int]
+    workspaces: Collection[int]
+
+
+def describe(device: Device, captures: Sequence[Capture]) -> list[GraphPool]:
+    """The private pools of a device, the one with most first.
+
+    Args:
+        device: what is there.
+        captures: of this device, in order.
+    """
+    now: dict[tuple[int, int] | None, list[Range]] = {}
+    for s in device.replay.segments:
+        if s.pool is not None and s.pool != (0, 0):
+            now.setdefault(s.pool, []).append((s.address, s.address + s.size))
+    into: dict[tuple[int, int] | None, list[Capture]] = {}
+    for c in captures:
+        into.setdefault(c.pool, []).append(c)
+    pools = [
+        _Pool(device, pool, into.get(pool, []), sorted(now.get(pool, []))).described()
+        for pool in {**now, **into}
+    ]
+    return sorted(pools, key=lambda p: (p.gone, -p.reserved))
+
+
+@dataclass(slots=True)
+class _Pool:
+    device: Device
+    id: tuple[int, int] | None
+    captures: Sequence[Capture]
+    now: Sequence[Range]
+    _instant: int | None = None
+    """Number of the mark at which it is described; None for the end."""
+    _workspaces: set[int] = field(default_factory=set)
+    """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream, for
+    autograd's own threads, which have handles of their own and no Python, and for all others."""
+
+    def described(self) -> GraphPool:
+        segments = self.now
+        deleted = [c.deleted_ns is not None for c in self.captures]
+        gone = bool(deleted) and all(deleted)
+        if gone:
+            last = max(self.captures, key=_ended_at)
+            segments = last.segments
+            deleted = [
+                c.deleted_ns is not None and c.deleted_ns < _ended_at(last) for c in self.captures
+            ]
+            self._instant = last.end
+        at_end = total(self.now)
+        pool = GraphPool(
+            self.device.name,
+            name_of_pool(self.id) if self.id is not None else "none",
+            reserved=total(segments),
+            segments=len(segments),
+            most_reserved=max([at_end, *(c.after for c in self.captures)]),
+            at_end=at_end,
+            gone=gone,
+        )
+        by_capture = [self._blocks_of(c) for c in self.captures]
+        begins = [c.begin for c in self.captures]
+        mine = [b for b in self.device.blocks if self._is_mine(b, begins, segments)]
+        self._find_workspaces(mine)
+        pool.graphs = [
+            self._graph(c, blocks, dead)
+            for c, blocks, dead in zip(self.captures, by_capture, deleted, strict=True)
+        ]
+        pool.grew_outside = pool.reserved - sum(g.grew for g in pool.graphs)
+        self._share(pool, segments, by_capture)
+        self._outside(pool, segments, mine, by_capture)
+        self._costs(pool, segments, mine, by_capture)
+        streams = {g.stream for g in pool.graphs if g.requests}
+        if len(streams) > 1:
+            pool.notes.append(
+                f"captured on {len(streams)} streams: what one capture lets go of is not for those "
+                "on another stream"
+            )
+        return pool
+
+    def _blocks_of(self, c: Capture) -> list[Block]:
+        of_all, marks = self.device.blocks, self.device.marks
+        end = len(marks) if c.end is None else bisect.bisect_left(marks, c.end)
+        during = of_all[bisect.bisect_left(marks, c.begin) : end]
+        return [b for b in during if _is_in(c.segments, b)]
+
+    def _is_mine(self, block: Block, begins: Sequence[int], last: Sequence[Range]) -> bool:
+        """Whether a block was in the pool: its segment may have been another one's before."""
+        at = bisect.bisect_right(begins, block.mark) - 1
+        if at >= 0 and block.mark < _end(self.captures[at]):
+            return _is_in(self.captures[at].segments, block)
+        # In between it was in the pool if its segment was when the next capture began.
+        after = self.captures[at + 1].found if at + 1 < len(begins) else last
+        return _is_in(after, block)
+
+    def _find_workspaces(self, blocks: Sequence[Block]) -> None:
+        seen: set[tuple[int, int, bool]] = set()
+        for b in blocks:
+            if b.requested not in self.device.workspaces or self._is_held(b) or not self._lives(b):
+                continue
+            key = b.stream, b.requested, where(b.frames).line is None
+            if key not in seen:
+                seen.add(key)
+                self._workspaces.add(id(b))
+
+    def _graph(self, c: Capture, blocks: Sequence[Block], deleted: bool) -> CapturedGraph:
+        g = c.graph
+        g.deleted = deleted
+        g.grew = c.after - total(c.found)
+        g.requests = len(blocks)
+        g.asked = sum(b.requested for b in blocks)
+        if blocks:
+            g.stream = blocks[0].stream
+        g.used = total(merged(_range(b) for b in blocks))
+        fates = {id(b): self._fate(b, _end(c)) for b in blocks}
+        left = [b for b in blocks if fates[id(b)].stays]
+        g.stays = sum(b.size for b in left)
+        at_peak = _most_at_once(blocks)
+        g.peak = sum(b.size for b in at_peak)
+        g.rounding = g.peak - sum(b.requested for b in at_peak)
+        g.at_peak = rows_of(at_peak, lambda b: fates[id(b)])
+        g.left = rows_of(left, lambda b: fates[id(b)])
+        return g
+
+    def _fate(self, block: Block, end: float) -> Fate:
+        freed = block.freed_after
+        if freed is not None and freed < end:
+            return Fate.SCRATCH
+        if freed is not None and (self._instant is None or freed < self._instant):
+            return Fate.GIVEN_BACK
+        if self._is_held(block):
+            return Fate.HELD
+        if id(block) in self._workspaces:
+            return Fate.WORKSPACE
+        return Fate.UNEXPLAINED if self._instant is None else Fate.KEPT
+
+    def _is_held(self, block: Block) -> bool:
+        """Whether a tensor in Python refers to it; not known of what went before the end."""
+        if self._instant is not None:
+            return False
+        at = bisect.bisect_left(self.device.held, block.address)
+        return at < len(self.device.held) and self.device.held[at] < block.address + block.size
+
+    def _share(
+        self, pool: GraphPool, segments: Sequence[Range], by_capture: Sequence[Sequence[Block]]
+    ) -> None:
+        """Say which graphs use which bytes."""
+        uses = {
+            g.number: clipped(merged(_range(b) for b in blocks), segments)
+            for g, blocks in zip(pool.graphs, by_capture, strict=True)
+            if not g.deleted
+        }
+        found = shares(uses)
+        pool.shares = [SharedBytes(n, numbers) for numbers, n in found.most_common(_SETS)]
+        pool.other_shares = found.total() - sum(s.nbytes for s in pool.shares)
+        for g in pool.graphs:
+            g.alone = found.get((g.number,), 0)
+
+    def _outside(
+        self,
+        pool: GraphPool,
+        segments: Sequence[Range],
+        mine: Sequence[Block],
+        by_capture: Sequence[Sequence[Block]],
+    ) -> None:
+        """Say what is there beside what captures asked for."""
+        captured = {id(b) for blocks in by_capture for b in blocks}
+        there = mine if self._instant is not None else self.device.replay.live
+        outside = [
+            b for b in there if id(b) not in captured and _is_in(segments, b) and self._lives(b)
+        ]
+        pool.outside = rows_of(outside, lambda b: self._fate(b, -1))
+        of_graphs = [
+            _range(b)
+            for g, blocks in zip(pool.graphs, by_capture, strict=True)
+            if not g.deleted
+            for b in blocks
+        ]
+        either = clipped(merged([*of_graphs, *map(_range, outside)]), segments)
+        used = sum(s.nbytes for s in pool.shares) + pool.other_shares
+        pool.live_outside = total(either) - used
+        pool.unused = pool.reserved - total(either)
+
+    def _lives(self, block: Block) -> bool:
+        """Whether a block is there at the instant of the pool."""
+        if self._instant is None:
+            return block.ended is None
+        freed = block.freed_after
+        return block.mark < self._instant and (freed is None or freed >= self._instant)
+
+    def _costs(
+        self,
+        pool: GraphPool,
+        segments: Sequence[Range],
+        mine: Sequence[Block],
+        by_capture: Sequence[Sequence[Block]],
+    ) -> None:
+        """Say what the pool would be without each capture; see Note [Playing the allocator]."""
+        of = {
+            id(b): g.number
+            for g, blocks in zip(pool.graphs, by_capture, strict=True)
+            for b in blocks
+            if id(b) not in self._workspaces  # The next capture would have asked for it.
+        }
+        starts = [begin for begin, _ in segments]
+        rounded = self.device.replay.rounded
+        requests = [
+            Request(
+                b,
+                rounded(b.requested),
+                starts[bisect.bisect_right(starts, b.address) - 1],
+                of.get(id(b), 0),
+            )
+            for b in mine
+            if self._instant is None or b.mark < self._instant
+        ]
+        if reserved_without(requests) != pool.reserved:
+            if pool.graphs:
+                pool.notes.append(
+                    "what a capture costs is not known: the pool is not what follows from its "
+                    "requests, as where it was there before the session"
+                )
+            return
+        steps = 0
+        for g, c, blocks in zip(pool.graphs, self.captures, by_capture, strict=True):
+            # Without a capture that left the pool as it was, all others find what they found.
+            if not g.grew and all(self._fate(b, _end(c)) is Fate.SCRATCH for b in blocks):
+                g.cost = 0
+            elif (steps := steps + len(requests)) <= _STEPS:
+                g.cost = pool.reserved - reserved_without(requests, {g.number})
+
+
+_NEVER = float("inf")
+_SETS = 100
+"""Combinations of graphs that are told apart, for each pool."""
+
+
+def _end(c: Capture) -> float:
+    return _NEVER if c.end is None else c.end
+
+
+def _ended_at(c: Capture) -> int:
+    return c.graph.start_ns + c.graph.duration_ns
+
+
+def _range(block: Block) -> Range:
+    return block.address, block.address + block.size
+
+
+def _is_in(segments: Sequence[Range], block: Block) -> bool:
+    at = bisect.bisect_right(segments, (block.address, _LAST)) - 1
+    return at >= 0 and block.address < segments[at][1]
+
+
+_LAST = 1 << 64
+
+
+def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
+    """What was there when most bytes were, of the blocks of one capture in order."""
+    ends: list[tuple[int, int]] = []
+    most = now = at = 0
+    for b in blocks:
+        while ends and ends[0][0] < b.event:
+            now -= heappop(ends)[1]
+        now += b.size
+        if b.ended is not None:
+            heappush(ends, (b.ended, b.size))
+        if now > most:
+            most, at = now, b.event
+    return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
+
+
+def rows_of(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
+    """Blocks of one fate and one place in the program together, most bytes first."""
+    found: dict[tuple[Fate, str, SourceFrame | None, str, bool], list[int]] = {}
+    for b in blocks:
+        at = where(b.frames)
+        modules = " > ".join(at.modules)
+        key = fate(b), modules, source_of(at), at.nodes, at.generated is not None
+        of = found.setdefault(key, [0, 0])
+        of[0] += b.requested
+        of[1] += 1
+    rows = [CaptureRow(key[0], n, count, *key[1:]) for key, (n, count) in found.items()]
+    return sorted(rows, key=lambda r: (-r.nbytes, r.fate.value))

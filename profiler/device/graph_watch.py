@@ -1,0 +1,262 @@
+"""Sees every capture of a CUDA graph in this process, whoever makes it.
+
+Note [Wrapped, not hooked]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Everything in Python that captures (``torch.cuda.graph``, ``make_graphed_callables``, torch's graph
+trees and memprof's, serving engines) comes by ``CUDAGraph.capture_begin`` and ``capture_end``,
+which are wrapped. Torch 2.14 and later have hooks there
+(``torch.cuda.graphs.register_graph_capture_start_hook``); they tell neither the pool nor that a
+capture failed, and run when the first allocations are done. So every version is watched in one way.
+
+Note [What a capture is asked]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+At its begin and its end a mark is set in the allocator's history, and the segments of its pool are
+looked up: without their history, which takes as long as the pool has blocks. Taking the whole
+history at each capture would take seconds for the thousands of captures of an engine that captures
+each layer for each batch size.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from memprof.profiler.capture_names import capture_name
+from memprof.profiler.model import CapturedGraph, GraphPool
+
+from . import _torch_compat as compat
+from .capture_site import capture_site
+from .captures import Capture, Device, describe
+from .replay import Block
+from .sharing import Range, merged
+from .watch import Watch
+
+
+class GraphWatch:
+    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest.
+
+    Attributes:
+        captures: so far, in the order in which they began.
+    """
+
+    def __init__(self) -> None:
+        self.captures: list[Capture] = []
+        self._watch: Watch | None = None
+        self._numbers = itertools.count(1)
+        # By ``id`` of the graph. With what was being handled when the capture began, by ``id`` too.
+        self._open: dict[int, tuple[Capture, int]] = {}
+        self._graphs: dict[int, tuple[Capture, weakref.ref[Any]]] = {}
+        self._blocks: dict[int, list[Block]] = {}
+        self._frames: dict[tuple[Any, ...], Any] = {}
+        self._ranges: dict[int, list[Range]] = {}
+        self._pools: set[tuple[int, tuple[int, int]]] = set()
+        self._undo: Callable[[], None] | None = None
+
+    def install(self, watch: Watch) -> None:
+        """Begin.
+
+        Args:
+            watch: has ``self.made``, and is installed.
+        """
+        self._watch = watch
+        self._undo = compat.wrap_captures(self._around_begin, self._around_end)
+
+    def uninstall(self) -> None:
+        """Leave torch as it was."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def made(self, device: int, block: Block) -> None:
+        """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
+        if not self._open and not self._is_known(device, block.address):
+            return
+        # The same few stacks, by thousands: as they come each is a list of its own.
+        key = tuple((f["filename"], f["line"], f["name"]) for f in block.raw_frames)
+        block.raw_frames = self._frames.setdefault(key, block.raw_frames)
+        self._blocks.setdefault(device, []).append(block)
+
+    def pools(self) -> list[GraphPool]:
+        """What was captured, by pool; to be called when the history has been followed to its end.
+
+        Raises:
+            RuntimeError: the history was not followed.
+        """
+        watch = self._watch
+        if watch is None or watch.why_not:
+            raise RuntimeError(watch.why_not if watch is not None else "nobody watched")
+        for c, _ in list(self._open.values()):
+            self._finish(c, "it had not ended when the session did")
+        watch.drain()
+        if watch.why_not:
+            raise RuntimeError(watch.why_not)
+        for c, reference in self._graphs.values():
+            graph = reference()
+            if graph is not None and compat.pool_of(graph) is None:  # It was reset.
+                _gone(c)
+        held = compat.storage_addresses()
+        found = []
+        for number, replay in watch.replays.items():
+            of_device = [c for c in self.captures if c.device == number]
+            blocks = self._blocks.get(number, [])
+            device = Device(
+                f"cuda:{number}",
+                replay,
+                blocks,
+                [b.mark for b in blocks],
+                held.get(number, []),
+                compat.workspace_sizes(number),
+            )
+            found += describe(device, of_device)
+        return found
+
+    def _find_pool(self, c: Capture) -> None:
+        """Find where a capture allocated that failed before it had said where: in a pool that is
+        nobody else's, and goes with it."""
+        assert self._watch is not None
+        self._watch.drain()
+        if c.device not in self._watch.replays:
+            return
+        asked = [b.address for b in self._blocks.get(c.device, ()) if b.mark >= c.begin]
+        found: dict[tuple[int, int], list[Range]] = {}
+        for s in self._watch.replays[c.device].segments:
+            end = s.address + s.size
+            others = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
+            if not others and any(s.address <= a < end for a in asked):
+                assert s.pool is not None
+                found.setdefault(s.pool, []).append((s.address, end))
+        if len(found) == 1:
+            ((c.pool, ranges),) = found.items()
+            c.segments = tuple(sorted(ranges))
+            self._pools.add((c.device, c.pool))
+
+    def _is_known(self, device: int, address: int) -> bool:
+        ranges = self._ranges.get(device, ())
+        at = bisect.bisect_right(ranges, (address, 1 << 64)) - 1
+        return at >= 0 and address < ranges[at][1]
+
+    def _around_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            capture = self._guarded(self._before, graph, args, kwargs)
+            try:
+                begin(graph, *args, **kwargs)
+            except BaseException as e:
+                if capture is not None:
+                    self._guarded(self._finish, capture, _text(e))
+                raise
+
+        return capture_begin
+
+    def _around_end(self, end: Callable[..., None]) -> Callable[..., None]:
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> None:
+            capture, handled = self._open.get(id(graph), (None, 0))
+            # A body that raises ends the capture all the same, and what was captured is a part.
+            inside = sys.exc_info()[1]
+            failed = _text(inside) if inside is not None and id(inside) != handled else ""
+            try:
+                end(graph, *args, **kwargs)
+            except BaseException as e:
+                if capture is not None:
+                    self._guarded(self._finish, capture, failed or _text(e))
+                raise
+            if capture is not None:
+                self._guarded(self._finish, capture, failed, graph)
+
+        return capture_end
+
+    def _guarded(self, do: Callable[..., Any], *args: Any) -> Any:
+        watch = self._watch
+        if watch is None or not watch.follows:
+            return None
+        try:
+            return do(*args)
+        except Exception as e:
+            watch.fail(e)
+            return None
+
+    def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        assert self._watch is not None
+        device = compat.current_device()
+        pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
+        site = capture_site()
+        record = CapturedGraph(
+            next(self._numbers),
+            capture_name() or site.name,
+            site.maker,
+            site.frame,
+            start_ns=time.perf_counter_ns(),
+        )
+        self._forget(graph)
+        found = self._look(device, pool) if pool is not None else ()
+        if pool is not None and (device, pool) not in self._pools:
+            self._pools.add((device, pool))
+            if found:
+                self._take_stock(device, found)
+        begin = self._watch.mark()
+        capture = Capture(record, device, pool, begin, found=found)
+        self.captures.append(capture)
+        self._open[id(graph)] = capture, id(sys.exc_info()[1])
+        return capture
+
+    def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
+        """A pool was in use before the first capture into it, as by a warm-up: keep what is there
+        since before the history was last taken."""
+        assert self._watch is not None
+        self._watch.drain()
+        kept = self._blocks.setdefault(device, [])
+        known = {id(b) for b in kept}
+        for block in self._watch.replays[device].live:
+            if id(block) not in known and any(a <= block.address < z for a, z in found):
+                self.made(device, block)
+        kept.sort(key=lambda b: b.event)
+
+    def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
+        assert self._watch is not None
+        for key, (opened, _) in list(self._open.items()):
+            if opened is c:
+                del self._open[key]
+        c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
+        c.graph.failed = failed
+        if graph is not None:
+            c.pool = c.pool or compat.pool_of(graph)
+            self._graphs[id(graph)] = c, weakref.ref(graph, functools.partial(_gone, c))
+        else:
+            c.deleted_ns = c.graph.start_ns
+        if c.pool is not None:
+            self._pools.add((c.device, c.pool))
+            c.segments = self._look(c.device, c.pool)
+        c.end = self._watch.mark()
+        if c.pool is None:
+            self._find_pool(c)
+
+    def _forget(self, graph: Any) -> None:
+        """A graph is captured anew: what it was before is deleted."""
+        capture, reference = self._graphs.pop(id(graph), (None, None))
+        if capture is not None and reference is not None and reference() is graph:
+            _gone(capture)
+
+    def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
+        found = tuple(
+            sorted(
+                (s["address"], s["address"] + s["total_size"])
+                for s in compat.pool_segments(pool)
+                if s["device"] == device and s["total_size"]
+            )
+        )
+        self._ranges[device] = merged([*self._ranges.get(device, ()), *found])
+        return found
+
+
+def _gone(c: Capture, _: object = None) -> None:
+    c.deleted_ns = time.perf_counter_ns()
+
+
+def _text(error: BaseException) -> str:
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

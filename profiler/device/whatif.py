@@ -1,0 +1,158 @@
+"""How large a private pool would have become, had some of its requests not been made.
+
+Note [Playing the allocator]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What one capture costs is not by how much its pool grew meanwhile: without it the next one may have
+grown the pool instead. So the requests of the pool are served again, without those of the capture,
+by the rules of c10/cuda/CUDACachingAllocator.cpp: the smallest free block of the request's stream
+and size class that is large enough, the lowest address first, cut off as in ``Replay``; else a new
+segment of 2 MiB, of 20 MiB, or for 10 MiB and more of the request rounded up to 2 MiB. A private
+pool gives no segment back while a graph has it. A new segment lies where the allocator put it for
+the same request, as far as that is free, since addresses decide between free blocks of one size.
+
+Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
+expandable segments, ``max_split_size``, or where several streams' frees were put off.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from .replay import SMALL, Block, is_cut
+
+_SMALL_SEGMENT = 2 << 20
+_LARGE_SEGMENT = 20 << 20
+_OWN_SEGMENT = 10 << 20
+"""Requests from so many bytes on get a segment of their own size."""
+_ROUND_LARGE = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A block that a pool was asked for.
+
+    Attributes:
+        block: what was handed out.
+        size: bytes to cut off for it.
+        segment: address of the segment in which it was.
+        capture: number of the capture that asked; 0 for none.
+    """
+
+    block: Block
+    size: int
+    segment: int
+    capture: int
+
+
+class SimulatedPool:
+    """A private pool that serves requests; see Note [Playing the allocator].
+
+    Attributes:
+        reserved: bytes of its segments.
+    """
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        # (stream, whether small): free blocks as (size, address), ascending.
+        self._free: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        self._end_of: dict[int, int] = {}  # free block by its first address: the one after it
+        self._begin_of: dict[int, int] = {}  # and the other way round
+        self._segments: list[tuple[int, int]] = []
+        self._used: dict[int, tuple[int, int, tuple[int, bool]]] = {}
+
+    def add_segment(self, address: int, size: int, stream: int, small: bool) -> None:
+        """Have a segment, all of it free."""
+        self.reserved += size
+        bisect.insort(self._segments, (address, address + size))
+        self._put((stream, small), address, address + size)
+
+    def serve(self, request: Request) -> None:
+        """Hand out a block."""
+        of, size = (request.block.stream, request.size <= SMALL), request.size
+        free = self._free.setdefault(of, [])
+        at = bisect.bisect_left(free, (size, 0))
+        if at == len(free):
+            whole = _segment_size(size)
+            self.add_segment(self._place(request.segment, whole), whole, *of)
+            at = bisect.bisect_left(free, (size, 0))
+        whole, address = free[at]
+        self._take(of, whole, address)
+        if is_cut(whole - size, size):
+            self._put(of, address + size, address + whole)
+            whole = size
+        self._used[id(request.block)] = address, address + whole, of
+
+    def let_go(self, block: Block) -> None:
+        """Take a block back that was handed out; of any other one nothing is known."""
+        found = self._used.pop(id(block), None)
+        if found is None:
+            return
+        begin, end, of = found
+        after = self._end_of.get(end)
+        if after is not None and not self._is_border(end):
+            self._take(of, after - end, end)
+            end = after
+        before = self._begin_of.get(begin)
+        if before is not None and not self._is_border(begin):
+            self._take(of, begin - before, before)
+            begin = before
+        self._put(of, begin, end)
+
+    def _is_border(self, address: int) -> bool:
+        at = bisect.bisect_left(self._segments, (address, 0))
+        return at < len(self._segments) and self._segments[at][0] == address
+
+    def _put(self, of: tuple[int, bool], begin: int, end: int) -> None:
+        bisect.insort(self._free.setdefault(of, []), (end - begin, begin))
+        self._end_of[begin], self._begin_of[end] = end, begin
+
+    def _take(self, of: tuple[int, bool], size: int, begin: int) -> None:
+        free = self._free[of]
+        del free[bisect.bisect_left(free, (size, begin))]
+        del self._end_of[begin], self._begin_of[begin + size]
+
+    def _place(self, address: int, size: int) -> int:
+        """Where a new segment lies: at ``address`` if nothing is there, else above all."""
+        at = bisect.bisect_right(self._segments, (address, 0))
+        before = self._segments[at - 1][1] if at else 0
+        after = self._segments[at][0] if at < len(self._segments) else address + size
+        if before <= address and address + size <= after:
+            return address
+        return self._segments[-1][1]
+
+
+def _segment_size(size: int) -> int:
+    if size <= SMALL:
+        return _SMALL_SEGMENT
+    if size < _OWN_SEGMENT:
+        return _LARGE_SEGMENT
+    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
+
+
+def reserved_without(requests: Sequence[Request], left_out: Collection[int] = ()) -> int:
+    """Bytes that a pool has in the end.
+
+    Args:
+        requests: of the pool since it was empty.
+        left_out: numbers of captures whose requests are not made.
+    """
+    pool = SimulatedPool()
+    for _, request in _steps(r for r in requests if r.capture not in left_out):
+        if isinstance(request, Request):
+            pool.serve(request)
+        else:
+            pool.let_go(request)
+    return pool.reserved
+
+
+def _steps(requests: Iterable[Request]) -> list[tuple[int, Request | Block]]:
+    """Requests and releases in the order in which they happened."""
+    found: list[tuple[int, Request | Block]] = []
+    for r in requests:
+        found.append((r.block.event, r))
+        if r.block.ended is not None:
+            found.append((r.block.ended, r.block))
+    found.sort(key=lambda step: step[0])
+    return found

@@ -1,0 +1,74 @@
+"""What captures leave in their pool, and how the numbers of graphs are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .model import CapturedGraph, CaptureRow, Fate, GraphPool
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Memory that captures left in their pool at one place of the program.
+
+    Attributes:
+        row: the place and the fate, with the bytes and blocks of all captures.
+        graphs: numbers of the captures, ascending.
+    """
+
+    row: CaptureRow
+    graphs: tuple[int, ...]
+
+    @property
+    def leaks(self) -> bool:
+        """Whether it grows from capture to capture, and nobody in Python holds it."""
+        return self.row.fate is Fate.UNEXPLAINED and len(self.graphs) > 1
+
+
+def left_behind(pool: GraphPool) -> list[LeftBehind]:
+    """What stays after the captures of a pool; what leaks first, then most bytes first."""
+    found: dict[CaptureRow, list[tuple[CaptureRow, int]]] = {}
+    for graph in pool.graphs:
+        for row in graph.left:
+            found.setdefault(replace(row, nbytes=0, count=0), []).append((row, graph.number))
+    out = [
+        LeftBehind(
+            replace(
+                alike,
+                nbytes=sum(r.nbytes for r, _ in rows),
+                count=sum(r.count for r, _ in rows),
+            ),
+            tuple(number for _, number in rows),
+        )
+        for alike, rows in found.items()
+    ]
+    return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
+
+
+def label(graph: CapturedGraph) -> str:
+    """A graph's number, and its name or whose it is."""
+    return f"#{graph.number} {graph.name or graph.maker}".rstrip()
+
+
+def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:
+    """Numbers of graphs in short: those that follow each other in ``of`` as a range.
+
+    Args:
+        graphs: the numbers, ascending.
+        of: numbers of all graphs that there are, ascending.
+    """
+    return ", ".join(f"#{a}" if a == b else f"#{a}-{b}" for a, b in _runs(graphs, of))
+
+
+def _runs(graphs: Sequence[int], of: Sequence[int]) -> Iterator[tuple[int, int]]:
+    place = {number: i for i, number in enumerate(of)}
+    first = last = None
+    for n in graphs:
+        if first is None or last is None or place[n] != place[last] + 1:
+            if first is not None and last is not None:
+                yield first, last
+            first = n
+        last = n
+    if first is not None and last is not None:
+        yield first, last

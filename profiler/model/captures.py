@@ -1,0 +1,184 @@
+"""What CUDA graphs hold: captures, whoever made them, and the pools that they allocate in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .provenance import SourceFrame
+
+
+class Fate(str, Enum):
+    """What became of memory that a capture asked for; the value is the name in profile files."""
+
+    SCRATCH = "scratch"
+    """Let go of within the capture: later captures into the pool take the same place."""
+    GIVEN_BACK = "given_back"
+    """Let go of after it: an output that nobody keeps."""
+    HELD = "held"
+    """There still, and a tensor in Python refers to it: an output, a buffer."""
+    WORKSPACE = "workspace"
+    """There still, held by nobody in Python, and of the size of cuBLAS's workspace, which torch
+    allocates once for each handle and stream: in the first capture that needs it."""
+    UNEXPLAINED = "unexplained"
+    """There still, and nobody in Python refers to it."""
+    KEPT = "kept"
+    """There when the last capture had ended. All graphs of the pool have been deleted since, and
+    nobody looked at who held it."""
+
+    @property
+    def label(self) -> str:
+        """The name in words, for reports."""
+        return _LABELS.get(self, self.value.replace("_", " "))
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there after the capture, and no other capture can have its place."""
+        return self not in (Fate.SCRATCH, Fate.GIVEN_BACK)
+
+
+_LABELS = {
+    Fate.GIVEN_BACK: "given back after the capture",
+    Fate.HELD: "held by a tensor",
+    Fate.WORKSPACE: "cuBLAS workspace, by its size",
+    Fate.UNEXPLAINED: "held by nobody in Python",
+    Fate.KEPT: "kept as long as there were graphs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRow:
+    """Blocks of one fate that the same text asked for.
+
+    Attributes:
+        fate: what became of them.
+        nbytes: that were asked for.
+        count: blocks.
+        modules: classes whose ``forward`` was running, outermost first, ``a > b``.
+        frame: innermost frame of the program; None where no Python was running.
+        nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
+        compiled: whether Inductor's code asked.
+    """
+
+    fate: Fate
+    nbytes: int
+    count: int
+    modules: str = ""
+    frame: SourceFrame | None = None
+    nodes: str = ""
+    compiled: bool = False
+
+
+@dataclass(slots=True)
+class CapturedGraph:
+    """One capture of a CUDA graph. Bytes are those of blocks in its pool, rounding included.
+
+    Attributes:
+        number: from 1, in the order in which captures of the process began.
+        name: that somebody gave it (``memprof.name_graphs``), or the function of a graph tree.
+        maker: who captured: ``torch.cuda.graph``, ``make_graphed_callables``, ``vLLM``, …
+        frame: the line of the program that captured; None if there was none.
+        stream: the stream on which it allocated, 0 if it did not.
+        start_ns: ``time.perf_counter_ns()`` when it began.
+        duration_ns: of the capture.
+        failed: why there is no graph; empty if there is one.
+        deleted: whether the graph was deleted by the instant that its pool is described at.
+        requests: blocks that it asked for.
+        asked: bytes of them, one after the other.
+        peak: bytes of those that were there at once, at most.
+        rounding: of ``peak``, bytes beyond what was asked for.
+        used: bytes of the pool at whose addresses it had a block at any time: what a replay may
+            write to.
+        alone: of ``used``, what no other graph of the pool uses.
+        stays: bytes that are there after it (``Fate.stays``).
+        grew: by how many bytes its pool grew during the capture.
+        cost: by how many bytes the pool would be smaller without this capture, the others as they
+            were; None where that is not known.
+        at_peak: what was there at ``peak``, largest first: their bytes and ``rounding`` are
+            ``peak``.
+        left: what stays, largest first; without rounding.
+    """
+
+    number: int
+    name: str = ""
+    maker: str = ""
+    frame: SourceFrame | None = None
+    stream: int = 0
+    start_ns: int = 0
+    duration_ns: int = 0
+    failed: str = ""
+    deleted: bool = False
+    requests: int = 0
+    asked: int = 0
+    peak: int = 0
+    rounding: int = 0
+    used: int = 0
+    alone: int = 0
+    stays: int = 0
+    grew: int = 0
+    cost: int | None = None
+    at_peak: list[CaptureRow] = field(default_factory=list)
+    left: list[CaptureRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """Bytes of a pool that the same graphs use, one after the other.
+
+    Attributes:
+        nbytes: how many.
+        graphs: numbers of the graphs, ascending.
+    """
+
+    nbytes: int
+    graphs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class GraphPool:
+    """A private pool of the allocator, as it was at one instant: the end of the session, or where
+    all graphs were deleted by then the end of the last capture into it.
+
+    Every byte is counted twice. By *when the pool got it*: ``reserved`` is what ``graphs`` grew it
+    by and ``grew_outside``. By *who uses it*: ``reserved`` is ``shares``, ``other_shares``,
+    ``live_outside`` and ``unused``.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        name: as ``PoolShare.name``.
+        reserved: bytes that it has from the device.
+        segments: in how many pieces.
+        most_reserved: the most bytes that it had at the end of a capture, or of the session.
+        at_end: bytes that it had at the end of the session.
+        gone: whether all of its graphs were deleted by then.
+        graphs: in the order of their captures.
+        grew_outside: by how many bytes it grew between captures and before them, as in warm-ups;
+            less than 0 where segments were given back.
+        shares: what deleted graphs do not use any more is not among it; most bytes first.
+        other_shares: bytes that further combinations of graphs use.
+        outside: what is there that no capture asked for, largest first.
+        live_outside: bytes of blocks that no capture asked for, where no graph writes.
+        unused: bytes that are in no block now and that no graph uses.
+        notes: what else a reader should know, a line each.
+    """
+
+    device: str
+    name: str
+    reserved: int = 0
+    segments: int = 0
+    most_reserved: int = 0
+    at_end: int = 0
+    gone: bool = False
+    graphs: list[CapturedGraph] = field(default_factory=list)
+    grew_outside: int = 0
+    shares: list[SharedBytes] = field(default_factory=list)
+    other_shares: int = 0
+    outside: list[CaptureRow] = field(default_factory=list)
+    live_outside: int = 0
+    unused: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def shared(self) -> int:
+        """Bytes that more than one graph uses."""
+        return sum(s.nbytes for s in self.shares if len(s.graphs) > 1) + self.other_shares

@@ -1,0 +1,32 @@
+"""Programs that are a process each: the allocator's figures are those of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(program: str, *arguments: str, **environment: str) -> str:
+    """Standard error of a program that must succeed, and has no file."""
+    return _done(["-c", "exec(open(0).read())", *arguments], program, environment)
+
+
+def script(path: Path, program: str, *arguments: str) -> str:
+    """The same for one whose source lines are asked for: it is written to ``path``."""
+    path.write_text(program)
+    return _done([str(path), *arguments], "", {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def _done(command: list[str], program: str, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        input=program,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr

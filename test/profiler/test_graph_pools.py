@@ -1,0 +1,159 @@
+"""Pools of CUDA graphs in reports and files: what is said of them, and what cannot be right."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from memprof.profiler.capture_names import capture_name, name_graphs
+from memprof.profiler.file import decode_profile, encode_profile
+from memprof.profiler.graph_pools import left_behind, numbers
+from memprof.profiler.model import (
+    CapturedGraph,
+    CaptureRow,
+    Fate,
+    GraphPool,
+    Profile,
+    SharedBytes,
+    SourceFrame,
+)
+from memprof.profiler.repair import findings
+from memprof.profiler.report.text import render_graph_pools
+
+MIB = 1 << 20
+LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")
+
+
+def graph(number: int, grew: int, *left: CaptureRow, **others: object) -> CapturedGraph:
+    peak = CaptureRow(Fate.SCRATCH, 3 * MIB, 2, "Decoder > Linear", LINE)
+    g = CapturedGraph(number, f"batch {8 // number}", "torch.cuda.graph", LINE, grew=grew)
+    return dataclasses.replace(
+        g, peak=4 * MIB, rounding=MIB, used=4 * MIB, at_peak=[peak], left=list(left), **others
+    )
+
+
+def pool() -> GraphPool:
+    leak = CaptureRow(Fate.UNEXPLAINED, MIB, 1, "Decoder", LINE)
+    output = CaptureRow(Fate.HELD, 4 * MIB, 1, "Decoder > Linear", LINE)
+    return GraphPool(
+        "cuda:0",
+        "private 0,1",
+        reserved=20 * MIB,
+        segments=1,
+        most_reserved=20 * MIB,
+        at_end=20 * MIB,
+        graphs=[
+            graph(1, 18 * MIB, leak, output, cost=2 * MIB),
+            graph(2, 0, leak, deleted=True),
+            graph(3, 0, failed="RuntimeError: no", deleted=True),
+        ],
+        grew_outside=2 * MIB,
+        shares=[SharedBytes(6 * MIB, (1, 2)), SharedBytes(4 * MIB, (1,))],
+        other_shares=MIB,
+        live_outside=2 * MIB,
+        unused=7 * MIB,
+        notes=["something to know"],
+    )
+
+
+def test_a_report_adds_up_and_says_what_leaks_first() -> None:
+    text = render_graph_pools([pool()])
+    assert text.startswith("CUDA graphs in pool private 0,1 on cuda:0\n")
+    for said in (
+        "7.00 MiB are used by more than one graph, 4.00 MiB by one alone",
+        "something to know",
+        "#1 batch 8",
+        "#2 batch 4 (deleted)",
+        "#3 batch 2 (failed: RuntimeError: no)",
+        "outside of captures",
+        "#1-2",
+        "further combinations of graphs",
+        "in use, asked for outside of captures",
+        "in use by nobody",
+        "2.00 MiB stay from capture to capture, and nobody in Python holds them",
+        "held by a tensor",
+        "What graph #1 batch 8 had asked for at its peak, 4.00 MiB",
+    ):
+        assert said in text, said
+    assert text.index("held by nobody") < text.index("held by a tensor")
+
+
+def test_what_is_gone_or_has_no_graph_says_so() -> None:
+    gone = dataclasses.replace(pool(), gone=True, at_end=0)
+    assert "by the end all its graphs were deleted, 0 B of it are left" in " ".join(
+        render_graph_pools([gone]).split()
+    )
+    kept = CaptureRow(Fate.HELD, 2 * MIB, 1, "", LINE)
+    plain = GraphPool(
+        "cuda:0", "private 0,2", reserved=2 * MIB, grew_outside=2 * MIB, live_outside=2 * MIB
+    )
+    plain.outside = [kept]
+    text = render_graph_pools([plain])
+    assert "nothing was captured into it" in text
+    assert "What is in the pool that no capture asked for" in text
+    assert "Who uses" not in text
+
+
+def test_what_captures_leave_is_added_up_by_place() -> None:
+    leak, output = left_behind(pool())
+    assert (leak.leaks, leak.row.nbytes, leak.row.count, leak.graphs) == (True, 2 * MIB, 2, (1, 2))
+    assert (output.leaks, output.row.nbytes, output.graphs) == (False, 4 * MIB, (1,))
+    # What one capture alone has left does not grow from capture to capture.
+    alone = pool()
+    alone.graphs = alone.graphs[:1]
+    assert not any(x.leaks for x in left_behind(alone))
+
+
+def test_numbers_of_graphs_in_short() -> None:
+    every = [1, 2, 3, 7, 8, 9]
+    assert numbers([1, 2, 3, 7], every) == "#1-7"
+    assert numbers([1, 3, 8, 9], every) == "#1, #3, #8-9"
+    assert numbers([], every) == ""
+
+
+def test_a_file_has_them() -> None:
+    profile = Profile(graph_pools=[pool()])
+    assert not findings(profile)
+    assert decode_profile(encode_profile(profile)).graph_pools == [pool()]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reserved": 21 * MIB}, "captures and what was between them come to 20971520"),
+        ({"unused": 0}, "users come to"),
+        ({"shares": [SharedBytes(10 * MIB, (1, 9))]}, "10485760 bytes of graphs [1, 9]"),
+        ({"shares": [SharedBytes(10 * MIB, ())]}, "of graphs []"),
+        ({"graphs": [graph(1, 9 * MIB)] * 2}, "two graphs have one number"),
+        ({"grew_outside": 1 << 70}, "does not fit 64 bits"),
+    ],
+)
+def test_a_pool_that_contradicts_itself_is_left_out(change: dict[str, object], said: str) -> None:
+    wrong = dataclasses.replace(pool(), **change)
+    profile = Profile(graph_pools=[wrong, pool()])
+    (found,) = {line for line in findings(profile) if said in line}
+    assert found.startswith("a pool: ")
+    read = decode_profile(encode_profile(profile))
+    assert read.graph_pools == [pool()]
+    assert read.left_out
+
+
+def test_a_pool_that_cannot_be_read_costs_itself_alone() -> None:
+    data = encode_profile(Profile(graph_pools=[pool(), pool()]))
+    assert decode_profile(data).graph_pools == [pool(), pool()]
+    wrong = dataclasses.replace(pool(), name=17)  # type: ignore[arg-type]
+    read = decode_profile(encode_profile(Profile(graph_pools=[wrong, pool()])))
+    assert read.graph_pools == [pool()]
+    assert read.left_out[0].startswith("a pool: ")
+
+
+def test_names_are_of_the_innermost_block() -> None:
+    with name_graphs("outer"):
+        with name_graphs("inner"):
+            assert capture_name() == "inner"
+        assert capture_name() == "outer"
+        with pytest.raises(KeyError), name_graphs("failed"):
+            raise KeyError
+        assert capture_name() == "outer"
+    assert capture_name() == ""

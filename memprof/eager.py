@@ -6,8 +6,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from memprof.profiler.device.draining import Drains
+from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch, has_cuda
 from memprof.profiler.model import DeviceAccount
 from memprof.profiler.process_hooks import on_fork
@@ -34,6 +36,7 @@ class EagerMemory:
         self._drains = Drains(self._watch)
         self._process = os.getpid()
         self._began_ns = 0
+        self._unfollow: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Follow from here on, or from where CUDA starts.
@@ -56,6 +59,7 @@ class EagerMemory:
         try:
             self._watch.install()
             self._drains.start()
+            self._unfollow = REPORTS.follow(self._watch)
         except Exception as e:
             self._watch.fail(e)
 
@@ -83,6 +87,8 @@ class EagerMemory:
         """Leave torch as it was."""
         global _current
         try:
+            if self._unfollow is not None:
+                self._unfollow()
             self._drains.stop()
             self._watch.uninstall()
         except Exception as e:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
@@ -21,6 +21,7 @@ from memprof.profiler.model import (
 )
 
 from .eager import EagerMemory
+from .on_oom import check_place, write_to
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
@@ -43,6 +44,7 @@ class ProfilingSession(Views):
         *,
         max_calls: int = DEFAULT_MAX_CALLS,
         eager: bool = False,
+        on_oom: str | os.PathLike[str] | None = None,
     ) -> None:
         if max_calls < 0:
             raise ValueError(f"max_calls is {max_calls}; it must be 0 or more")
@@ -53,6 +55,8 @@ class ProfilingSession(Views):
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
         self._eager = EagerMemory() if eager else None
+        self._on_oom = on_oom
+        self._ends: list[Callable[[], None]] = []
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -62,6 +66,11 @@ class ProfilingSession(Views):
         path = None if self.path is None else fill_path(self.path, process())
         if path is not None:
             check_name(path)
+        oom = None if self._on_oom is None else fill_path(self._on_oom, process())
+        if oom is not None:
+            if path is not None and os.path.abspath(oom) == os.path.abspath(path):
+                raise ValueError(f"on_oom is {oom}, which is the profile's own path; give another")
+            check_place(oom)
         if self._eager is not None:
             self._eager.begin()
         self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
@@ -75,9 +84,13 @@ class ProfilingSession(Views):
                 if self._eager is not None:
                     self._eager.cancel()
                 raise
+        if oom is not None:
+            self._ends.append(write_to(oom, self._session))
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        while self._ends:
+            self._ends.pop()()
         try:
             if self._eager is not None:
                 self._end_eager(self._eager, error)
@@ -209,6 +222,7 @@ def profile(
     *,
     max_calls: int = DEFAULT_MAX_CALLS,
     eager: bool = False,
+    on_oom: str | os.PathLike[str] | None = None,
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
@@ -229,12 +243,18 @@ def profile(
             there once the session has ended; docs/eager-memory.md). It is for some hundred steps,
             since each allocation costs microseconds more. Where there can be no account (no CUDA,
             or somebody else records the allocator's history), the log and the ledger say why.
+        on_oom: where to write the report of the moment at which a CUDA device has no more memory,
+            ``NAME.memprof``, caught or not: what was asked for and by whom, why it did not fit, and
+            everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
+            placeholders are those of ``path``.
 
     Raises:
-        ProfileNotWritableError: on entry, ``path`` cannot be written.
+        ProfileNotWritableError: on entry, ``path`` cannot be written, or ``on_oom`` is no name of a
+            profile.
         RuntimeError: on entry, another session with ``eager`` is open.
+        ValueError: ``max_calls`` is negative, or ``on_oom`` is ``path``.
     """
-    return ProfilingSession(path, max_calls=max_calls, eager=eager)
+    return ProfilingSession(path, max_calls=max_calls, eager=eager, on_oom=on_oom)
 
 
 def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:

@@ -34,7 +34,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,11 +43,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import DeviceAccount
 
 from . import _torch_compat as compat
-from .account import Mark, Phase, explain, failed_requests
-from .replay import Replay
+from . import known
+from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
+from .known import Known
+from .replay import Peak, Replay
 
 log = logging.getLogger("memprof")
 
@@ -107,7 +109,7 @@ class Watch:
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
-        self._known: dict[Phase, dict[int, Purpose]] = {}
+        self._known: dict[Phase, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self._steps_of: dict[int, int] = {}
@@ -250,15 +252,25 @@ class Watch:
                 strict=True,
             )
         )
+        account = self._of_explained(device, explained, peak, reserved)
+        account.most_allocated = allocated
+        self._note_faults(account, replay)
+        return account
+
+    def _of_explained(
+        self, device: int, explained: Explained, peak: Peak, reserved: int
+    ) -> DeviceAccount:
         account = self._named(device)
         account.reserved = reserved
         account.allocated = peak.allocated
-        account.most_allocated = allocated
         account.step, account.phase = explained.step, explained.phase
         account.rows, account.pools = explained.rows, explained.pools
         account.rounding, account.awaiting = explained.rounding, explained.awaiting
-        account.failed = failed_requests(replay)
+        account.failed = failed_requests(self._replays[device])
         account.unexplained = reserved - account.explained
+        return account
+
+    def _note_faults(self, account: DeviceAccount, replay: Replay) -> None:
         if replay.strange:
             account.notes.append(
                 f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
@@ -274,6 +286,27 @@ class Watch:
                 f"the allocator's history was full {self.lost:,} times: the live memory may be "
                 "that of a lower peak"
             )
+
+    def account_now(self, device: int, otherwise: Otherwise) -> DeviceAccount:
+        """What is reserved on a device at this instant, in the midst of the program.
+
+        Args:
+            device: its number.
+            otherwise: as for ``explain``.
+
+        Raises:
+            LookupError: it is not followed.
+        """
+        if not self.follows or device not in self._replays:
+            raise LookupError(f"cuda:{device} is not followed")
+        self.drain()
+        self._mark(self.marks[-1].phase, known.of_process())
+        replay = self._replays[device]
+        peak = replay.now()
+        explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
+        account = self._of_explained(device, explained, peak, peak.reserved)
+        account.most_allocated = replay.most_allocated
+        self._note_faults(account, replay)
         return account
 
     def _module_made(self, module: torch.nn.Module) -> None:
@@ -314,30 +347,21 @@ class Watch:
 
     def _look_around(self) -> None:
         """Find what the memory of a program is for that runs already."""
-        found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
-        optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
-        for module in found:
-            if issubclass(type(module), torch.nn.Module):
-                self._module_made(module)
-        known = self._of_modules()
-        for optimizer in optimizers:
-            self.has_optimizer = True
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
-                if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
-            _add_state(known, optimizer)
-        self._mark(Phase.FORWARD, known)
+        modules, optimizers = known.modules_and_optimizers()
+        for module in modules:
+            self._module_made(module)
+        self.has_optimizer |= bool(optimizers)
+        self._mark(Phase.FORWARD, known.of_process())
 
-    def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
+    def _mark(self, phase: Phase, found: Known | None = None) -> None:
         for device, counts in self._counts.items():
             counts.append(compat.allocation_counts(device))
-        known = known or {}
-        if known:  # Most often what it was at the last such mark: kept once.
-            if known == self._known.get(phase):
-                known = self._known[phase]
-            self._known[phase] = known
-        self.marks.append(Mark(phase, self.steps, known))
+        found = found or {}
+        if found:  # Most often what it was at the last such mark: kept once.
+            if found == self._known.get(phase):
+                found = self._known[phase]
+            self._known[phase] = found
+        self.marks.append(Mark(phase, self.steps, found))
 
     @property
     def asked(self) -> int:
@@ -416,43 +440,28 @@ class Watch:
 
     @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        known: dict[int, Purpose] = {}
+        found: Known = {}
         if not self._modules_known:
             self._modules_known = True
-            known = self._of_modules()
+            found = self._of_modules()
         if self._looks():
-            for p in _parameters(optimizer):
-                _add(known, p, Purpose.PARAMETER)
-                if p.grad is not None:
-                    _add(known, p.grad, Purpose.GRADIENT)
-        self._mark(Phase.OPTIMIZER, known)
+            found = known.of_parameters(optimizer) | found
+        self._mark(Phase.OPTIMIZER, found)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        known: dict[int, Purpose] = {}
-        if self._looks():
-            _add_state(known, optimizer)
+        found = known.of_state(optimizer) if self._looks() else {}
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
-        self._mark(Phase.FORWARD, known)
+        self._mark(Phase.FORWARD, found)
         self.drain(DRAIN)
         if self._on_step is not None:
             self._on_step(min(self._steps_of.values()), self.steps)
 
-    def _of_modules(self) -> dict[int, Purpose]:
+    def _of_modules(self) -> Known:
         """Parameters, buffers and gradients of every module that there is."""
-        known: dict[int, Purpose] = {}
-        for module in list(self._modules.values()):
-            for tensor in list(module.__dict__.get("_buffers", {}).values()):
-                if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
-            for tensor in list(module.__dict__.get("_parameters", {}).values()):
-                if isinstance(tensor, torch.Tensor):
-                    _add(known, tensor, Purpose.PARAMETER)
-                    if tensor.grad is not None:
-                        _add(known, tensor.grad, Purpose.GRADIENT)
-        return known
+        return known.of_modules(list(self._modules.values()))
 
 
 def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
@@ -462,26 +471,3 @@ def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:
     return [s for s in snapshot["segments"] if s["device"] == device]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if isinstance(p, torch.Tensor):
-                yield p
-
-
-def _add_state(known: dict[int, Purpose], optimizer: torch.optim.Optimizer) -> None:
-    for state in list(optimizer.state.values()):
-        for value in list(state.values()) if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor):
-                _add(known, value, Purpose.OPTIMIZER_STATE)
-
-
-def _add(known: dict[int, Purpose], tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)

@@ -18,6 +18,7 @@ from .device import (
     PoolShare,
     Purpose,
 )
+from .failure import Failure, Relief, WhyNot
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
 from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 from .placement import PlacedBlock, Placement
@@ -68,6 +69,7 @@ __all__ = [
     "EventKind",
     "Evidence",
     "FailedRequest",
+    "Failure",
     "GraphKind",
     "GraphRecord",
     "GraphValue",
@@ -95,6 +97,7 @@ __all__ = [
     "Process",
     "Profile",
     "Purpose",
+    "Relief",
     "Role",
     "RunState",
     "SnapshotKind",
@@ -109,4 +112,5 @@ __all__ = [
     "TrackerRecord",
     "TreeCause",
     "TreeDetail",
+    "WhyNot",
 ]

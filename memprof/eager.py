@@ -11,7 +11,7 @@ from collections.abc import Callable
 from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch, has_cuda
-from memprof.profiler.model import DeviceAccount
+from memprof.profiler.model import DeviceAccount, Growth
 from memprof.profiler.process_hooks import on_fork
 
 log = logging.getLogger("memprof")
@@ -26,11 +26,13 @@ class EagerMemory:
 
     Attributes:
         accounts: after ``end``, of each device that was used, the one with most first.
+        growth: after ``end``, what was held across steps and grew.
         why_not: after ``end``, why there are none, in words.
     """
 
     def __init__(self) -> None:
         self.accounts: list[DeviceAccount] = []
+        self.growth: list[Growth] = []
         self.why_not = ""
         self._watch = Watch(guest=True)
         self._drains = Drains(self._watch)
@@ -98,6 +100,11 @@ class EagerMemory:
                 _current = None
 
     def _describe(self, error: object) -> None:
+        # First: to describe the account is to be through.
+        try:
+            self.growth = self._watch.growth()
+        except Exception as e:
+            log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
         self.accounts = self._watch.accounts(cut_off=error is not None)
         for account in self.accounts:
             account.elapsed_ns = time.perf_counter_ns() - self._began_ns

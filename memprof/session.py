@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
+from memprof.compile_backend.held_forwards import held_forwards
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
+    Growth,
     LedgerKind,
     Process,
     Profile,
@@ -56,6 +58,7 @@ class ProfilingSession(Views):
         self._dataflow: DataFlowColumns | None = None
         self._eager = EagerMemory() if eager else None
         self._on_oom = on_oom
+        self._growth: list[Growth] = []
         self._ends: list[Callable[[], None]] = []
 
     def __enter__(self) -> ProfilingSession:
@@ -94,6 +97,7 @@ class ProfilingSession(Views):
         try:
             if self._eager is not None:
                 self._end_eager(self._eager, error)
+            self._growth = self._find_growth()
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -104,6 +108,11 @@ class ProfilingSession(Views):
             self._result = self._result or Profile(complete=False)
         finally:
             RUNTIME.close_session()
+
+    def _find_growth(self) -> list[Growth]:
+        """What grows, asked while the program's variables are there."""
+        found = list(self._eager.growth) if self._eager is not None else []
+        return found + _held_forwards(RUNTIME.profile(self._session))
 
     @staticmethod
     def _end_eager(eager: EagerMemory, error: object) -> None:
@@ -214,6 +223,7 @@ class ProfilingSession(Views):
         profile.tracker = _tracker_record(threads)
         if self._eager is not None:
             profile.accounts = self._eager.accounts
+        profile.growth = self._growth
         return profile
 
 
@@ -297,7 +307,16 @@ def current_profile() -> Profile:
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
     found.tracker = _tracker_record(threads)
+    found.growth = _held_forwards(found)
     return found
+
+
+def _held_forwards(profile: Profile) -> list[Growth]:
+    try:
+        return held_forwards(profile)
+    except Exception as e:
+        log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
+        return []
 
 
 class _Process(Views):

@@ -38,6 +38,7 @@ def record_history() -> None:
     # A snapshot with such frames imports it, and what it imports keeps its frames until the next
     # collection. Below an allocation that fails these are the program's, with all its tensors.
     import torch._inductor
+
     torch.cuda.memory._record_memory_history(
         context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
     )
@@ -271,12 +272,12 @@ def is_stand_in(tensor: torch.Tensor) -> bool:
 
 
 def memory_of(tensor: torch.Tensor, device_type: str) -> list[tuple[int, int]]:
-    """Address and bytes of each storage on devices of a type that a tensor is made of; none where
-    it cannot be seen."""
+    """Address and bytes of each storage on devices of a type, or of any for "", that a tensor is
+    made of; none where it cannot be seen."""
     try:
         found = []
         for plain in plain_tensors(tensor):
-            if plain.device.type == device_type:
+            if plain.device.type == device_type or not device_type:
                 storage = plain.untyped_storage()
                 found.append((storage.data_ptr(), storage.nbytes()))
         return [(address, nbytes) for address, nbytes in found if address and nbytes]

@@ -30,7 +30,7 @@ from typing import Any
 
 from .where import is_generated, is_internal, nodes_of_buffer
 
-DEPTH = 10
+DEPTH = 16
 """Steps from an object to what has a name."""
 
 WIDTH = 400
@@ -158,9 +158,10 @@ class Referrers:
         return None
 
     def _chain(self, x: Any) -> str:
-        """The shortest way from ``x`` to a name."""
+        """The shortest way from ``x`` to a name; where there is none to a function's closure."""
         waiting: deque[tuple[Any, tuple[_Step, ...]]] = deque([(x, ())])
         seen = {id(x)}
+        closure = ""
         while waiting:
             at, path = waiting.popleft()
             root = self._locals.get(id(at))
@@ -173,14 +174,16 @@ class Referrers:
                 if id(step.holder) not in seen:
                     seen.add(id(step.holder))
                     waiting.append((step.holder, (*path, step)))
-        return ""
+                    if isinstance(step.holder, types.FunctionType) and not closure:
+                        closure = _in_words(None, (*path, step))
+        return closure
 
 
-def _in_words(root: _Root, path: tuple[_Step, ...]) -> str:
+def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
     """A way, from the name downwards as a program would write it. What a function, a frame or an
     exception has begins a part of its own."""
-    parts = [root.name]
-    attribute, skipped = root.is_class, False
+    parts = [root.name] if root is not None else []
+    attribute, skipped = root is not None and root.is_class, False
     for i in range(len(path) - 1, -1, -1):
         holder, how = path[i].holder, path[i].how
         if isinstance(holder, types.FunctionType):
@@ -198,7 +201,8 @@ def _in_words(root: _Root, path: tuple[_Step, ...]) -> str:
             found = _ITEM.fullmatch(how) if attribute else None
             parts[-1] += f".{found[1]}" if found else how
             attribute = not how
-    parts[0] += f", {root.where}"
+    if root is not None:
+        parts[0] += f", {root.where}"
     return ", held by ".join(reversed(parts))
 
 

@@ -29,6 +29,7 @@ and ends the account, never the training.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import os
@@ -43,13 +44,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount
+from memprof.profiler.model import DeviceAccount, Growth, Purpose
 
 from . import _torch_compat as compat
 from . import known
 from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
+from .growth import growth_of, steps_of
 from .known import Known
-from .replay import Peak, Replay
+from .replay import Block, Peak, Replay
 
 log = logging.getLogger("memprof")
 
@@ -308,6 +310,26 @@ class Watch:
         account.most_allocated = replay.most_allocated
         self._note_faults(account, replay)
         return account
+
+    def growth(self) -> list[Growth]:
+        """What is held across steps and grows, on all devices, most a step first."""
+        if not self.follows:
+            return []
+        self._mark(self.marks[-1].phase, known.of_process())
+        self.drain()
+        last = self.marks[-1].known
+        addresses = sorted(last)
+
+        def purpose(block: Block) -> Purpose | None:
+            at = bisect.bisect_left(addresses, block.address)
+            inside = at < len(addresses) and addresses[at] < block.address + block.size
+            return last[addresses[at]] if inside else None
+
+        found = []
+        for device, replay in self._replays.items():
+            steps = steps_of(self.marks, replay.events)
+            found += growth_of(f"cuda:{device}", list(replay.live), steps, purpose)
+        return sorted(found, key=lambda g: -g.a_step)
 
     def _module_made(self, module: torch.nn.Module) -> None:
         self._modules[id(module)] = module

@@ -20,6 +20,7 @@ from .device import (
 )
 from .failure import Failure, Relief, WhyNot
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
+from .growth import Growth, GrowthPart, GrowthSource
 from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 from .placement import PlacedBlock, Placement
 from .process import Process
@@ -73,6 +74,9 @@ __all__ = [
     "GraphKind",
     "GraphRecord",
     "GraphValue",
+    "Growth",
+    "GrowthPart",
+    "GrowthSource",
     "HostRead",
     "Lane",
     "LaneKind",

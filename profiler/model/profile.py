@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
+from .growth import Growth
 from .ledger import LedgerEntry
 from .process import Process
 from .tracker import RunState, TrackerRecord
@@ -81,6 +82,8 @@ class Profile:
         dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
         accounts: all that was reserved on each device, the one with most first; empty unless
             somebody watched them (``memprof simulate``, ``eager=True``).
+        growth: what was held across steps and grew, as the process itself has found it, most a
+            step first; ``growth.py`` adds what the other parts tell.
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
@@ -105,6 +108,7 @@ class Profile:
     tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
     accounts: list[DeviceAccount] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 

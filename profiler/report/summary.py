@@ -11,9 +11,11 @@ from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
+from ..growth import growth
 from ..model import (
     DeviceAccount,
     GraphRecord,
+    Growth,
     LedgerEntry,
     LedgerKind,
     Machine,
@@ -165,6 +167,7 @@ class Summary:
         advice: what could be changed, most bytes first.
         left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
+        growth: what is held across steps and grows, most a step first.
     """
 
     memprof: str
@@ -201,6 +204,7 @@ class Summary:
     advice: list[Finding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
 
 
 def summarize(
@@ -256,6 +260,7 @@ def summarize(
         advice=advise(profile, timeline, attribution),
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),
+        growth=growth(profile),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import cast
@@ -10,7 +10,7 @@ from typing import cast
 from rich.text import Text
 
 from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, Profile, SourceFrame, TrackerRecord
+from ..model import DeviceAccount, Growth, Profile, SourceFrame, TrackerRecord
 from ..ranks import RankSummary
 from . import sections
 from .format import fit_path, format_ns, format_share
@@ -41,6 +41,11 @@ def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
 def render_accounts(accounts: Iterable[DeviceAccount], style: Style = PLAIN) -> str:
     """Accounts as text, ending in a newline."""
     return render((sections.of_account(a, style.show) for a in accounts), style)
+
+
+def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:
+    """What grows, as text, ending in a newline; "" if nothing does."""
+    return render([sections.of_growth(found, style.show, most)], style) if found else ""
 
 
 def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:

@@ -6,6 +6,7 @@ Each program is a process of its own, on a simulated device of 1.25 GiB whose co
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import memprof
 from memprof.cli import main
+from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import DeviceAccount, Failure, LedgerKind, Purpose, WhyNot
 
@@ -250,3 +253,158 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     assert all("memprof report " in line for line in lines)
     if eager:
         assert found["too_large"].failure.requested == 4096 * MIB
+
+
+_COMPILED = '''
+torch._dynamo.config.automatic_dynamic_shapes = False
+rest = []
+
+
+def fill(leave=0):
+    """Take what the device has left, but for so many MiB."""
+    torch.cuda.empty_cache()
+    rest.append(mib(torch.cuda.mem_get_info()[0] // MIB - leave))
+
+
+def compiled(net, graphs=False):
+    return torch.compile(net, backend="memprof", options={"graphs": graphs})
+
+
+def forward():
+    net = compiled(Net())
+    x = batch(2048)
+    net(x).sum().backward()
+    fill(leave=24)
+    with fails("forward"):
+        net(x)
+
+
+def backward():
+    net = compiled(Net())
+    x = batch(2048)
+    net(x).sum().backward()
+    loss = net(x).sum()
+    fill()
+    with fails("backward"):
+        loss.backward()  # the backward
+
+
+def in_pieces():
+    """200 MiB that are free in the general pool, and nothing else."""
+    big = mib(200)
+    del big
+    rest.append(mib(12))
+    torch.cuda.empty_cache()
+    rest.append(mib(torch.cuda.mem_get_info()[0] // MIB - 16))
+
+
+def warm_up():
+    f = compiled(lambda x: x.sin() * 2, graphs=True)
+    x = torch.randn(16 * MIB, device="cuda")
+    in_pieces()
+    with memprof.profile("warm_up_run.memprof", on_oom="warm_up.memprof", eager=EAGER):
+        f(x)
+
+
+def recording():
+    f = compiled(lambda x: x.cos() * 2, graphs=True)
+    g = compiled(lambda x: x.cos() * 3, graphs=True)
+    x = torch.randn(16 * MIB, device="cuda")
+    for _ in range(2):  # the second warm-up comes since the first one was observed
+        torch.compiler.cudagraph_mark_step_begin()
+        f(x)
+        g(x)  # in the memory that f had
+    in_pieces()
+    with memprof.profile(on_oom="recording.memprof", eager=EAGER):
+        torch.compiler.cudagraph_mark_step_begin()
+        y = f(x)
+        g(x)  # beside it
+        del y
+
+
+def uncaught():
+    net = compiled(Net())
+    x = batch(1 << 17)
+    with memprof.profile("run.memprof", on_oom="uncaught.memprof", eager=EAGER):
+        net(x)
+
+
+for program in (forward, backward, warm_up, recording, uncaught):
+    try:
+        program()
+    except torch.OutOfMemoryError:
+        assert program is uncaught
+    rest.clear()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+'''
+
+
+@pytest.mark.simgpu
+@pytest.mark.parametrize("eager", [False, True], ids=["", "eager"])
+def test_compiled_code(tmp_path: Path, eager: bool) -> None:
+    log = _run(tmp_path, _COMPILED, eager)
+    found = Reports(tmp_path)
+
+    report = found["forward"]
+    assert report.failure.graph.endswith("forward")
+    assert report.failure.nodes
+    assert "the widest" in report.code or "the way back" in report.code
+
+    report = found["backward"]
+    assert report.failure.graph.endswith("backward")
+    assert report.failure.operation == "CompiledFunctionBackward"
+    assert report.failure.called_from is not None
+    assert "the backward" in report.failure.called_from.code
+    assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
+
+    for name, doing in (("warm_up", "warming up "), ("recording", "recording ")):
+        report = found[name]
+        assert report.failure.doing.startswith(doing)
+        assert report.failure.why is WhyNot.POOLS
+        assert report.failure.free_of_pools >= 150 * MIB
+        assert "made again without" in " ".join(report.text.split())
+    # The call was made again, and went well: the ledger says it once.
+    profile = read_profile(tmp_path / "warm_up_run.memprof")
+    kinds = [e.kind for e in profile.ledger]
+    assert LedgerKind.TREE_FAILURE in kinds
+    assert LedgerKind.OUT_OF_MEMORY not in kinds
+
+    assert "up(x)" in found["uncaught"].code
+    profile = read_profile(tmp_path / "run.memprof")
+    (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
+    assert entry.reason.startswith("out of memory on cuda:0: ")
+    assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
+    assert log.count("Out of memory on cuda:0") == 5
+
+
+_PIECES = """
+blocks = [mib(20) for _ in range(torch.cuda.mem_get_info()[0] // MIB // 20)]
+halves = []
+for i in range(0, len(blocks), 2):
+    blocks[i] = None
+    halves.append(mib(12))  # in the place of the one before, of which the rest is left over
+with fails("pieces"):
+    mib(90)  # in one piece
+"""
+
+
+@pytest.mark.simgpu
+def test_fragmentation(tmp_path: Path) -> None:
+    _run(tmp_path, _PIECES, eager=False, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False")
+    report = Reports(tmp_path)["pieces"]
+    assert report.failure.why is WhyNot.PIECES
+    assert report.failure.largest_free < 20 * MIB < 90 * MIB < report.failure.free
+    helps = [r.change for r in report.failure.reliefs]
+    assert any("expandable_segments:True" in change for change in helps)
+    assert "halves[...], global of program.py" in report.text
+
+
+def test_a_place_for_the_report_is_checked_on_entry(tmp_path: Path) -> None:
+    for wrong in (str(tmp_path / "no" / "oom.memprof"), str(tmp_path / "oom.json")):
+        with pytest.raises(ProfileNotWritableError, match=re.escape(wrong)):
+            memprof.profile(on_oom=wrong).__enter__()
+    path = tmp_path / "run.memprof"
+    with pytest.raises(ValueError, match="the profile's own path"):
+        memprof.profile(path, on_oom=path).__enter__()
+    assert not list(tmp_path.iterdir())

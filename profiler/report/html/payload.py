@@ -139,6 +139,9 @@ def report_payload(
 
 def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
+    grows = sections.of_growth(summary.growth, format_bytes)
+    if grows:
+        yield grows
     accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
     yield Section("accounts", "Device memory", parts=accounts)
     yield sections.advice(summary, format_bytes)

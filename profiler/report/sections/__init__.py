@@ -13,6 +13,7 @@ from .about import advice, header, not_counted
 from .account import of_account
 from .dataflow import dataflow
 from .diff import of_diff
+from .growth import of_growth
 from .ledger import ledger_counts, of_ledger
 from .live import (
     figures,
@@ -36,6 +37,7 @@ __all__ = [
     "of_account",
     "of_device",
     "of_diff",
+    "of_growth",
     "of_instant",
     "of_ledger",
     "of_ranks",

@@ -14,7 +14,7 @@ backwards of the same graph are its steps, or where it has none its forwards are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from memprof.profiler.device.holders import HeldGraphs, held_graphs
 from memprof.profiler.growth_rule import LEAST, rate_of
@@ -33,6 +33,14 @@ from memprof.profiler.pairing import pair
 from . import _torch_compat
 
 _LASTING = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT})
+
+
+def may_wait(graphs: Iterable[GraphRecord]) -> bool:
+    """Whether so many forwards can be without a backward that it is worth to look at each call."""
+    calls = dict.fromkeys(GraphKind, 0)
+    for graph in graphs:
+        calls[graph.kind] += graph.calls
+    return calls[GraphKind.FORWARD] - calls[GraphKind.BACKWARD] >= LEAST
 
 
 def held_forwards(profile: Profile) -> list[Growth]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
-from memprof.compile_backend.held_forwards import held_forwards
+from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
@@ -112,7 +112,10 @@ class ProfilingSession(Views):
     def _find_growth(self) -> list[Growth]:
         """What grows, asked while the program's variables are there."""
         found = list(self._eager.growth) if self._eager is not None else []
-        return found + _held_forwards(RUNTIME.profile(self._session))
+        # The call log of a long session takes a second to go through.
+        if may_wait(RUNTIME.snapshot(self._session).graphs):
+            found += _held_forwards(RUNTIME.profile(self._session))
+        return found
 
     @staticmethod
     def _end_eager(eager: EagerMemory, error: object) -> None:

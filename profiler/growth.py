@@ -86,7 +86,8 @@ def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
 def _of_tracker(profile: Profile) -> Iterator[Growth]:
     """Note [What grows in snapshots]: of the later half of the snapshots the tensors' bytes are
     taken in four spans of time, and the least of each must be more than that of the one before:
-    what goes up and down with each step has the same least in all of them."""
+    what goes up and down with each step has the same least in all of them. What lies between the
+    least of the first and of the last is held at least."""
     if profile.tracker is None:
         return
     snapshots = [s for s in profile.tracker.snapshots if s.complete]
@@ -100,11 +101,11 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
             continue
         quarter = len(bytes_) / 4
         least = [min(bytes_[int(i * quarter) : int((i + 1) * quarter)]) for i in range(4)]
-        grown = bytes_[-1] - bytes_[0]
+        grown = least[-1] - least[0]
         enough = max(MIN_TRACKED, MIN_TRACKED_SHARE * bytes_[0])
         if grown >= enough and all(b > a for a, b in pairwise(least)):
             parts = _alike(later[0], later[-1], device)
-            each = grown // (len(bytes_) - 1)
+            each = grown // round(3 * quarter)
             holder = parts[0].what if parts else ""
             begin = len(snapshots) - len(later) + 1
             yield Growth(

@@ -16,7 +16,9 @@ step, up to the end. So:
 * that is at least ``MIN_A_STEP`` (4 KiB) a step on average: a list of losses as numbers on a
   device, at 512 bytes each, costs nobody memory that he misses.
 
-What was made over *all* of the window, divided by its steps, is what it grows by a step.
+By how much it grows a step is what was made in the window after the first step of which something
+is held, up to the last such step, divided by the steps between the two: so a leak at every fourth
+step has the same figure wherever the window begins.
 
 A buffer of the last hundred batches looks like a leak as long as it is not full, and later where it
 reaches back into the window: the report says since when, and how many steps there were.
@@ -67,7 +69,7 @@ def rate_of(held: Mapping[int, int], steps: int) -> Rate | None:
     longest = window / 2
     if len(made) < TIMES or _gap([begin - 1, *made, end + 1]) - 1 > longest:
         return None
-    a_step = sum(held[s] for s in made) // window
+    a_step = sum(held[s] for s in made[1:]) // (made[-1] - made[0])
     if a_step < MIN_A_STEP:
         return None
     since = made[0]

@@ -52,14 +52,19 @@ class OutOfMemoryReports:
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._listens = False
+        self._says = True
         self._unserved = False
 
-    def start(self) -> bool:
-        """Report from now on; False if that is so already."""
+    def start(self, *, says: bool = True) -> bool:
+        """Report from now on; False if that is so already.
+
+        Args:
+            says: whether each report is a line in the log, too.
+        """
         with self._lock:
             if self._listens:
                 return False
-            self._listens = True
+            self._listens, self._says = True, says
         observer.listen(self._failed)
         return True
 
@@ -121,7 +126,8 @@ class OutOfMemoryReports:
                 kept.append(sink(account))
             except Exception as e:
                 log.error("memprof cannot keep the report of an out of memory: %s", e)
-        log.warning("%s", in_a_line(account, [k for k in kept if k]))
+        if self._says:
+            log.warning("%s", in_a_line(account, [k for k in kept if k]))
         log.debug("this report took %.3f s", time.perf_counter() - began)
 
     def forked(self) -> None:

@@ -77,14 +77,21 @@ class Referrers:
             ignored: containers of the caller's, which are not to be found.
         """
         self._read_stacks()
+        self._read_globals()
         own = (objects, self._up, self._locals, self.__dict__, self, *ignored)
         ours = set(map(id, own))
         frontier = list(objects)
+        found = [""] * len(objects)
+        open_ = list(range(len(objects)))
         for _ in range(DEPTH):
             frontier = self._look_up(frontier[:WIDTH], ours)
-            if not frontier:
+            for i in open_:
+                found[i] = self._chain(objects[i])
+            open_ = [i for i in open_ if not found[i]]
+            if not (frontier and open_):
                 break
-        found = [self._chain(x) for x in objects]
+        for i in open_:
+            found[i] = self._chain(objects[i], or_closure=True)
         self._up.clear()
         self._locals.clear()
         return found
@@ -102,6 +109,16 @@ class Referrers:
         finally:
             stacks.clear()
             frame = at = None  # type: ignore[assignment]
+
+    def _read_globals(self) -> None:
+        # The collector would find them too, but for what ``gc.freeze()`` has taken from it.
+        for module in list(sys.modules.values()):
+            file = vars(module).get("__file__") if type(module) is types.ModuleType else None
+            if isinstance(file, str) and not _is_ours(file):
+                root = f"global of {os.path.basename(file)}"
+                for name, value in list(vars(module).items()):
+                    if not _is(value, (types.ModuleType, types.FunctionType, type)):
+                        self._locals.setdefault(id(value), _Root(name, root))
 
     def _read_frame(self, frame: types.FrameType) -> None:
         code = frame.f_code
@@ -153,12 +170,12 @@ class Referrers:
                 file = holder.get("__file__")
                 of = os.path.basename(file) if isinstance(file, str) else str(name)
                 return _Root(how, f"global of {of}")
-        if isinstance(holder, type):
+        if _is(holder, type):
             return _Root(holder.__name__, f"class in {holder.__module__}", is_class=True)
         return None
 
-    def _chain(self, x: Any) -> str:
-        """The shortest way from ``x`` to a name; where there is none to a function's closure."""
+    def _chain(self, x: Any, or_closure: bool = False) -> str:
+        """The shortest way from ``x`` to a name; else, if that is wanted, to a closure."""
         waiting: deque[tuple[Any, tuple[_Step, ...]]] = deque([(x, ())])
         seen = {id(x)}
         closure = ""
@@ -174,9 +191,9 @@ class Referrers:
                 if id(step.holder) not in seen:
                     seen.add(id(step.holder))
                     waiting.append((step.holder, (*path, step)))
-                    if isinstance(step.holder, types.FunctionType) and not closure:
+                    if _is(step.holder, types.FunctionType) and not closure:
                         closure = _in_words(None, (*path, step))
-        return closure
+        return closure if or_closure else ""
 
 
 def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
@@ -186,14 +203,14 @@ def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
     attribute, skipped = root is not None and root.is_class, False
     for i in range(len(path) - 1, -1, -1):
         holder, how = path[i].holder, path[i].how
-        if isinstance(holder, types.FunctionType):
+        if _is(holder, types.FunctionType):
             parts.append(_of_function(holder, path[:i]))
             skipped = True
-        elif isinstance(holder, types.FrameType):
+        elif _is(holder, types.FrameType):
             code = holder.f_code
             place = _place(code.co_filename, holder.f_lineno)
             parts.append(f"{how}, local of {code.co_name} ({place})")
-        elif isinstance(holder, BaseException):
+        elif _is(holder, BaseException):
             parts.append(f"the traceback of a {type(holder).__name__}")
         elif skipped:  # the tuple of a function's cells or defaults
             skipped = False
@@ -211,7 +228,7 @@ _ITEM = re.compile(r"\['(\w+)'\]")
 
 def _of_function(function: types.FunctionType, below: tuple[_Step, ...]) -> str:
     code = function.__code__
-    cell = next((id(s.holder) for s in below if isinstance(s.holder, types.CellType)), None)
+    cell = next((id(s.holder) for s in below if _is(s.holder, types.CellType)), None)
     cells = zip(function.__closure__ or (), code.co_freevars, strict=False)
     name = next((name for c, name in cells if id(c) == cell), "")
     what = f"{name} of the closure" if name else "a default"
@@ -231,14 +248,14 @@ def _let_go(values: Any, references: int) -> None:
 
 def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
     """As what ``holder`` has each of the objects with these identities."""
-    if isinstance(holder, dict):
-        for key, value in list(holder.items()):
+    if _is(holder, dict):
+        for key, value in list(dict.items(holder)):
             if id(value) in held:
                 yield id(value), _key(key)
-    elif isinstance(holder, (list, tuple, set, frozenset, deque)):
+    elif _is(holder, (list, tuple, set, frozenset, deque)):
         for key in held:
             yield key, "[...]"
-    elif isinstance(holder, types.FrameType):
+    elif _is(holder, types.FrameType):
         code = holder.f_code
         inside = holder.f_locals
         names = {id(v): n for n, v in list(inside.items()) if id(v) in held}
@@ -255,8 +272,13 @@ def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
             yield key, "" if inner else names.get(key, _of_object(holder))
 
 
+def _is(x: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a class, without asking the object, as ``isinstance`` does."""
+    return issubclass(type(x), kinds)
+
+
 def _of_object(holder: Any) -> str:
-    return "" if isinstance(holder, _SILENT) else f" in a {type(holder).__name__}"
+    return "" if _is(holder, _SILENT) else f" in a {type(holder).__name__}"
 
 
 _SILENT = (
@@ -288,9 +310,9 @@ def _is_module(globals_: dict[str, Any], name: Any) -> bool:
 
 def _is_machinery(holder: Any) -> bool:
     """Whether a referrer is none of the program's: frames of ours, modules, iterators of ours."""
-    if isinstance(holder, types.FrameType):
+    if _is(holder, types.FrameType):
         return _is_ours(holder.f_code.co_filename)
-    return isinstance(holder, (types.ModuleType, _Step, _Root, Referrers))
+    return _is(holder, (types.ModuleType, _Step, _Root, Referrers))
 
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

@@ -87,7 +87,7 @@ def main(programs):
 losses, debug, errors = [], [], []
 '''
 
-_LEAKS = '''
+_LEAKS = """
 class KeptLosses(Loop):
     retain = True
 
@@ -165,7 +165,7 @@ class EveryThird(Loop):
 
 
 main([KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird])
-'''
+"""
 
 _PLANTED = {
     # name: bytes a step, text of the line, who refers to it

@@ -11,10 +11,12 @@ from typing import Any, TextIO
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
+from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
+    DeviceAccount,
     Growth,
     LedgerKind,
     Process,
@@ -59,6 +61,7 @@ class ProfilingSession(Views):
         self._eager = EagerMemory() if eager else None
         self._on_oom = on_oom
         self._growth: list[Growth] = []
+        self._accounts: list[DeviceAccount] = []
         self._ends: list[Callable[[], None]] = []
 
     def __enter__(self) -> ProfilingSession:
@@ -98,6 +101,7 @@ class ProfilingSession(Views):
             if self._eager is not None:
                 self._end_eager(self._eager, error)
             self._growth = self._find_growth()
+            self._accounts = self._eager.accounts if self._eager is not None else _accounts_now()
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -224,8 +228,7 @@ class ProfilingSession(Views):
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)
-        if self._eager is not None:
-            profile.accounts = self._eager.accounts
+        profile.accounts = self._accounts
         profile.growth = self._growth
         return profile
 
@@ -311,7 +314,16 @@ def current_profile() -> Profile:
     found = RUNTIME.profile(threads=threads)
     found.tracker = _tracker_record(threads)
     found.growth = _held_forwards(found)
+    found.accounts = _accounts_now()
     return found
+
+
+def _accounts_now() -> list[DeviceAccount]:
+    try:
+        return present_accounts()
+    except Exception as e:
+        log.error("memprof failed to account for the device: %s: %s", type(e).__name__, e)
+        return []
 
 
 def _held_forwards(profile: Profile) -> list[Growth]:

@@ -202,7 +202,7 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     if found.growth and not failed:
         texts.append(render_growth(found.growth, style))
     if profile.accounts:
-        texts.append(render_accounts(profile.accounts, style))
+        texts.append(render_accounts(profile.accounts, style, found.at_peak))
     if found.growth and failed:
         texts.append(render_growth(found.growth, style))
     if profile.graphs or not (profile.accounts or profile.tracker):

@@ -45,7 +45,7 @@ def looked(profile: Profile) -> list[str]:
     """What of a profile could have shown growth, in words; empty if nothing could."""
     words = []
     for account in profile.accounts:
-        if account.failure is None:
+        if account.failure is None and not account.present:
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
     if profile.dataflow is not None:
         words.append("the data-flow profile")

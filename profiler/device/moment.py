@@ -12,26 +12,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from memprof.profiler.doing import current as doing_now
-from memprof.profiler.model import DeviceAccount, Failure, Purpose, SourceFrame
+from memprof.profiler.model import DeviceAccount, Failure, SourceFrame
 
 from . import _torch_compat as compat
 from . import known
-from .account import Mark, Phase, explain, source_of
+from .account import source_of
 from .failure import Request, explain_failure, reliefs
 from .holders import Holders
 from .observer import OutOfMemoryEvent
-from .replay import Block, Replay
+from .present import unwatched_account, whose
 from .watch import Watch
 from .where import where
-
-NOBODY = "(no Python object: libraries, C++)"
-"""Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
-
-IN_POOL = "(a private pool: CUDA graphs)"
-"""The same in a pool of its own."""
-
-UNWATCHED = "(known with eager=True)"
-"""What to say of the line that asked for a block, where nobody followed the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +62,7 @@ def account_of(
     segments = [s for s in segments if s["device"] == event.device]
     holders = Holders(also=operation)
     holders.name()
-    private = {s["address"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0)}
-    starts = sorted((s["address"], s["total_size"]) for s in segments if s["address"] in private)
-
-    def otherwise(block: Block) -> tuple[Purpose, str]:
-        found = holders.purpose(block)
-        if found is not None:
-            return found
-        pool = any(a <= block.address < a + n for a, n in starts)
-        return Purpose.UNKNOWN, IN_POOL if pool else NOBODY
-
+    otherwise = whose(holders, segments)
     account = None
     requested = 0
     if watch is not None:
@@ -90,7 +72,7 @@ def account_of(
         except LookupError:
             pass
     if account is None:
-        account = _unwatched(event.device, segments, settings, otherwise)
+        account = unwatched_account(event.device, segments, settings, known.of_process(), otherwise)
     doing = doing_now()
     pool = doing.pool if doing is not None else None if compat.captures() else (0, 0)
     total = account.total
@@ -109,36 +91,6 @@ def account_of(
     helps = reliefs(found, account.rows, phase=account.phase, expandable=expandable)
     account.failure = replace(found, reliefs=helps)
     account.ended = "an allocation failed"
-    return account
-
-
-def _unwatched(
-    device: int,
-    segments: list[dict[str, object]],
-    settings: dict[str, object],
-    otherwise: Callable[[Block], tuple[Purpose, str]],
-) -> DeviceAccount:
-    """The account of a device that nobody follows."""
-    replay = Replay(settings)
-    replay.take_over(segments)
-    replay.assign_pools(segments)
-    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, known.of_process())]
-    peak = replay.now()
-    explained = explain(peak, marks, now=True, otherwise=otherwise)
-    stats = torch.cuda.memory_stats(device)
-    account = DeviceAccount(
-        device=f"cuda:{device}",
-        name=torch.cuda.get_device_name(device),
-        total=torch.cuda.get_device_properties(device).total_memory,
-        reserved=peak.reserved,
-        allocated=peak.allocated,
-        most_allocated=int(stats.get("allocated_bytes.all.peak", 0)),
-        rows=[replace(r, detail="", holder=r.holder or UNWATCHED) for r in explained.rows],
-        rounding=explained.rounding,
-        awaiting=explained.awaiting,
-        pools=explained.pools,
-    )
-    account.unexplained = account.reserved - account.explained
     return account
 
 

@@ -145,7 +145,8 @@ class HostRead:
 class DeviceAccount:
     """The account of one device at its peak: the rows add up to what was reserved.
 
-    Where an allocation failed, that is the instant, and not the peak.
+    Where an allocation failed, that is the instant, and not the peak; and where nobody watched the
+    device it is the one at which the account was made (``present``).
 
     Attributes:
         device: e.g. ``cuda:0``.
@@ -170,7 +171,10 @@ class DeviceAccount:
         elapsed_ns: that the program ran.
         ended: why the run ended, e.g. ``3 optimizer steps``.
         notes: what else a reader should know, a line each.
-        failure: the allocation that failed at the instant; None if it is the peak.
+        failure: the allocation that failed at the instant; None if none did.
+        present: the instant is that at which the account was made, of a device that nobody had
+            watched; then ``phase`` and the rows' lines are empty.
+        given_back: bytes of ``reserved`` that had gone back to the device by that instant.
     """
 
     device: str
@@ -195,6 +199,8 @@ class DeviceAccount:
     ended: str = ""
     notes: list[str] = field(default_factory=list)
     failure: Failure | None = None
+    present: bool = False
+    given_back: int = 0
 
     @property
     def live(self) -> int:
@@ -217,17 +223,20 @@ class DeviceAccount:
             of = "" if p.name == "general" else f" of pool {p.name}"
             words = f"free inside {p.segments:,} segments{of}"
             pools.append((f"free in {p.name} segments", words, p.free))
+        words = "given back to the device since the peak"
+        gone = [("given back", words, self.given_back)] if self.given_back else []
         return [
             ("rounding", "rounding: blocks are larger than what was asked for", self.rounding),
             ("awaiting streams", "freed, while a stream may still use it", self.awaiting),
             *pools,
+            *gone,
             ("not explained", "not explained", self.unexplained),
         ]
 
     @property
     def explained(self) -> int:
         """Bytes of ``reserved`` whose use is known."""
-        return self.live + self.rounding + self.awaiting + self.free
+        return self.live + self.rounding + self.awaiting + self.free + self.given_back
 
     @property
     def outside_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, mo
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..growth import growth
 from ..model import (
+    Category,
     DeviceAccount,
     GraphRecord,
     Growth,
@@ -33,6 +35,7 @@ from ..trees import (
     pool_bytes,
     recorded_nodes,
 )
+from .device_peak import DevicePeak, device_peak
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
 
@@ -163,7 +166,8 @@ class Summary:
         complete: False if the file ends before the session did.
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
-        accounts: all that was reserved on each device, as far as somebody watched.
+        accounts: all that was reserved on each device.
+        at_peak: what was reserved at the peak of devices that nobody watched.
         advice: what could be changed, most bytes first.
         left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
@@ -196,6 +200,7 @@ class Summary:
     recordings: list[RecordedNode] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
     accounts: list[DeviceAccount] = field(default_factory=list)
+    at_peak: list[DevicePeak] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
     process: Process | None = None
     complete: bool = True
@@ -257,6 +262,7 @@ def summarize(
         dataflow=data_flow_peaks(profile),
         tracker=tracker_summary(profile.tracker),
         accounts=profile.accounts,
+        at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),
@@ -283,6 +289,20 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "table": _graph_rows(timeline),
         "coverage": _coverage(timeline, attribution),
     }
+
+
+def _device_peaks(
+    profile: Profile, found: Mapping[str, Timeline], attribution: Attribution
+) -> Iterator[DevicePeak]:
+    for account in profile.accounts:
+        timeline = found.get(account.device)
+        at = timeline.peak() if timeline is not None else None
+        if not account.present or timeline is None or at is None:
+            continue
+        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
+        compiled = {Category(part.key): part.nbytes for part in live.parts}
+        if peak := device_peak(account, compiled):
+            yield peak
 
 
 def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:

@@ -13,6 +13,7 @@ from ..diff_model import ProfileDiff
 from ..model import DeviceAccount, Growth, Profile, SourceFrame, TrackerRecord
 from ..ranks import RankSummary
 from . import sections
+from .device_peak import DevicePeak
 from .format import fit_path, format_ns, format_share
 from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
@@ -38,9 +39,11 @@ def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
     return render(sections.of_tracker(record, style.show, style.top), style)
 
 
-def render_accounts(accounts: Iterable[DeviceAccount], style: Style = PLAIN) -> str:
-    """Accounts as text, ending in a newline."""
-    return render((sections.of_account(a, style.show) for a in accounts), style)
+def render_accounts(
+    accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
+) -> str:
+    """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
+    return render(sections.of_accounts(accounts, style.show, peaks), style)
 
 
 def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:

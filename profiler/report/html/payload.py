@@ -142,7 +142,7 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     grows = sections.of_growth(summary.growth, format_bytes)
     if grows:
         yield grows
-    accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
+    accounts = sections.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
     yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..section import Section, Show
 from ..summary import Summary
 from .about import advice, header, not_counted
-from .account import of_account
+from .account import of_accounts
 from .dataflow import dataflow
 from .diff import of_diff
 from .growth import of_growth
@@ -34,7 +34,7 @@ __all__ = [
     "figures",
     "header",
     "live_templates",
-    "of_account",
+    "of_accounts",
     "of_device",
     "of_diff",
     "of_growth",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ...model import BEFORE, AccountRow, DeviceAccount, Failure
 from .. import failure as words
+from ..device_peak import DevicePeak
 from ..format import format_ns, shorten_path
 from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 
@@ -13,16 +14,34 @@ _AUTOGRAD = "(no Python was running: autograd)"
 _BYTES = Column("bytes", Unit.BYTES, adds=True)
 
 
-def of_account(a: DeviceAccount, show: Show) -> Section:
-    """The account of one device."""
-    every = (
-        _purposes(a),
-        _outside(a),
-        _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
-        _groups(a, "source line", _location),
-        _blocks(a),
-        _host_reads(a),
-    )
+def of_accounts(
+    accounts: Iterable[DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
+) -> tuple[Section, ...]:
+    """Accounts, each with the peak of its device if there is one."""
+    of = {p.device: p for p in peaks}
+    return tuple(_of_account(a, show, of.get(a.device)) for a in accounts)
+
+
+def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
+    """The account of one device.
+
+    Args:
+        a: the account.
+        show: bytes in words.
+        peak: of the device, if ``a`` is of the present and more is known of the peak.
+    """
+    every: tuple[Section, ...] = (_purposes(a), _outside(a))
+    if peak is not None:
+        every = (_peak(peak), *every)
+    if a.present:
+        every += (_holders(a),)
+    else:
+        every += (
+            _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
+            _groups(a, "source line", _location),
+            _blocks(a),
+            _host_reads(a),
+        )
     parts = tuple(p for p in every if p.tables)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     title = f"{a.name or a.device}, {show(a.total)}{simulated}"
@@ -73,7 +92,7 @@ def _helps(f: Failure) -> Section:
 def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
     notes = [
         Note(f"Peak reserved on {a.device}: {show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"),
-        Note(f"{show(a.most_allocated)} allocated at most"),
+        Note(f"{show(a.most_allocated)} allocated at most{_more_than_now(a, show)}"),
     ]
     if a.outside:
         notes.append(Note(f"{show(a.needed)} with what is outside of torch's allocator"))
@@ -95,6 +114,11 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
     return tuple(notes), (table,) if failed else ()
 
 
+def _more_than_now(a: DeviceAccount, show: Show) -> str:
+    gone = a.most_allocated - a.allocated if a.present else 0
+    return f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
+
+
 def _in_phase(a: DeviceAccount) -> str:
     if a.phase == "optimizer":
         return f" in optimizer step {a.step}"
@@ -109,8 +133,36 @@ def _purposes(a: DeviceAccount) -> Section:
     return Section("", f"What is reserved {_when(a)}", tables=(table,))
 
 
+def _peak(peak: DevicePeak) -> Section:
+    parts = [
+        *peak.parts,
+        ("not attributed: eager code, libraries, rounding", peak.unattributed),
+        ("not allocated: free inside of segments", peak.free),
+    ]
+    rows = [(n, n, what) for what, n in parts]
+    columns = (_BYTES, Column("share", Unit.SHARE, whole=peak.reserved), Column("what"))
+    foot = (Foot((peak.reserved, peak.reserved, "total reserved")),)
+    note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
+    table = Table(columns, rows, foot, least=len(rows))
+    return Section("", "What was reserved at the peak", (note,), tables=(table,))
+
+
+def _holders(a: DeviceAccount) -> Section:
+    columns = (
+        _BYTES,
+        Column("tensors", Unit.COUNT, adds=True),
+        Column("what"),
+        Column("who has it"),
+    )
+    rows: list[tuple[Cell, ...]] = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
+    title = "Live now, largest first"
+    return Section("", title, tables=(Table(columns, rows),) if rows else ())
+
+
 def _when(a: DeviceAccount) -> str:
     """The instant that the account is of."""
+    if a.present:
+        return "now"
     return "at the peak" if a.failure is None else "at that moment"
 
 

@@ -24,10 +24,12 @@ from .captured_backward_io import CapturedGraph, CapturedIO, note_names
 from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .options import split_options
+from .out_of_memory import report_out_of_memory
 from .roles.dynamo_input import dynamo_inputs
 from .runtime import RUNTIME
 
 tracker_bridge.register()
+report_out_of_memory()
 
 
 def memprof(

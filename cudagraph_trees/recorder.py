@@ -38,6 +38,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
@@ -152,7 +153,7 @@ class Recorder:
             torch_logs.warm_up(function, again=state.warm_ups > 0)
             self.active_warm_up = function
             try:
-                with self._history(function):
+                with self._history(function), doing(f"warming up {function.label}", self._handle()):
                     node, outputs = warm_up_node(run)
                     # What it says of memory must be asked for while the allocator keeps lines.
                     kept = owner.memory_kept(function, node)
@@ -237,7 +238,8 @@ class Recorder:
             backward = function.mode is CompilationMode.BACKWARD
             timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
             try:
-                with self._history(function), timed:
+                what = f"recording {function.label} as a CUDA graph"
+                with self._history(function), timed, doing(what, self._handle()):
                     node, outputs = capture_node(run)
             except BaseException as e:
                 return self._failed(function, inputs, "recording", e, backup, measured, last)
@@ -337,6 +339,10 @@ class Recorder:
         grown = self._owner.pool.reserved_bytes() - measured.pool_before
         self._functions[function].pool_growth += grown
         return grown
+
+    def _handle(self) -> tuple[int, int] | None:
+        handle = self._owner.pool.handle
+        return handle if isinstance(handle, tuple) else None
 
     def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
         again = self._owner.device.address_bound and self._functions[function].failures > 0

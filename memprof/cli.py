@@ -22,6 +22,7 @@ from memprof.profiler.host import installed_version
 
 COMMANDS = (
     "report",
+    "leaks",
     "ledger",
     "diff",
     "merge",

@@ -6,11 +6,13 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
+from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch, has_cuda
-from memprof.profiler.model import DeviceAccount, GraphPool
+from memprof.profiler.model import DeviceAccount, GraphPool, Growth
 from memprof.profiler.process_hooks import on_fork
 
 log = logging.getLogger("memprof")
@@ -27,6 +29,7 @@ class EagerMemory:
         what: what is to be known, in words.
         accounts: after ``end``, of each device that was used, the one with most first.
         graph_pools: after ``end``, of each device, the one with most first.
+        growth: after ``end``, what was held across steps and grew.
         why_not: after ``end``, why there are none, in words.
     """
 
@@ -39,6 +42,7 @@ class EagerMemory:
         self.what = "the device's memory" if accounts else "CUDA graphs"
         self.accounts: list[DeviceAccount] = []
         self.graph_pools: list[GraphPool] = []
+        self.growth: list[Growth] = []
         self.why_not = ""
         self._accounts = accounts
         self._graphs = GraphWatch() if graphs else None
@@ -47,6 +51,7 @@ class EagerMemory:
         self._drains = Drains(self._watch)
         self._process = os.getpid()
         self._began_ns = 0
+        self._unfollow: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Follow from here on, or from where CUDA starts.
@@ -72,6 +77,7 @@ class EagerMemory:
             if self._graphs is not None:
                 self._graphs.install(self._watch)
             self._drains.start()
+            self._unfollow = REPORTS.follow(self._watch)
         except Exception as e:
             self._watch.fail(e)
 
@@ -99,6 +105,8 @@ class EagerMemory:
         """Leave torch as it was."""
         global _current
         try:
+            if self._unfollow is not None:
+                self._unfollow()
             self._drains.stop()
             if self._graphs is not None:
                 self._graphs.uninstall()
@@ -113,6 +121,11 @@ class EagerMemory:
         if self._graphs is not None:
             self.graph_pools = self._graphs.pools()
         if self._accounts:
+            # First: to describe the account is to be through.
+            try:
+                self.growth = self._watch.growth()
+            except Exception as e:
+                log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
             self.accounts = self._watch.accounts(cut_off=error is not None)
         for account in self.accounts:
             account.elapsed_ns = time.perf_counter_ns() - self._began_ns

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from memprof.compile_backend.environment import process
+from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
+from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
+    DeviceAccount,
+    Growth,
     LedgerKind,
     Process,
     Profile,
@@ -21,6 +25,7 @@ from memprof.profiler.model import (
 )
 
 from .eager import EagerMemory
+from .on_oom import check_place, write_to
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
@@ -44,6 +49,7 @@ class ProfilingSession(Views):
         max_calls: int = DEFAULT_MAX_CALLS,
         eager: bool = False,
         graphs: bool = False,
+        on_oom: str | os.PathLike[str] | None = None,
     ) -> None:
         if max_calls < 0:
             raise ValueError(f"max_calls is {max_calls}; it must be 0 or more")
@@ -53,7 +59,12 @@ class ProfilingSession(Views):
         self._streamer: Streamer | None = None
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
+        self._all = eager
         self._eager = EagerMemory(accounts=eager, graphs=graphs) if eager or graphs else None
+        self._on_oom = on_oom
+        self._growth: list[Growth] = []
+        self._accounts: list[DeviceAccount] = []
+        self._ends: list[Callable[[], None]] = []
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -63,6 +74,11 @@ class ProfilingSession(Views):
         path = None if self.path is None else fill_path(self.path, process())
         if path is not None:
             check_name(path)
+        oom = None if self._on_oom is None else fill_path(self._on_oom, process())
+        if oom is not None:
+            if path is not None and os.path.abspath(oom) == os.path.abspath(path):
+                raise ValueError(f"on_oom is {oom}, which is the profile's own path; give another")
+            check_place(oom)
         if self._eager is not None:
             self._eager.begin()
         self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
@@ -76,12 +92,19 @@ class ProfilingSession(Views):
                 if self._eager is not None:
                     self._eager.cancel()
                 raise
+        if oom is not None:
+            self._ends.append(write_to(oom, self._session))
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        while self._ends:
+            self._ends.pop()()
         try:
             if self._eager is not None:
                 self._end_eager(self._eager, error)
+            self._growth = self._find_growth()
+            watched = self._eager if self._all else None
+            self._accounts = _accounts_now() if watched is None else watched.accounts
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -92,6 +115,14 @@ class ProfilingSession(Views):
             self._result = self._result or Profile(complete=False)
         finally:
             RUNTIME.close_session()
+
+    def _find_growth(self) -> list[Growth]:
+        """What grows, asked while the program's variables are there."""
+        found = list(self._eager.growth) if self._eager is not None else []
+        # The call log of a long session takes a second to go through.
+        if may_wait(RUNTIME.snapshot(self._session).graphs):
+            found += _held_forwards(RUNTIME.profile(self._session))
+        return found
 
     @staticmethod
     def _end_eager(eager: EagerMemory, error: object) -> None:
@@ -201,8 +232,9 @@ class ProfilingSession(Views):
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)
         if self._eager is not None:
-            profile.accounts = self._eager.accounts
             profile.graph_pools = self._eager.graph_pools
+        profile.accounts = self._accounts
+        profile.growth = self._growth
         return profile
 
 
@@ -212,6 +244,7 @@ def profile(
     max_calls: int = DEFAULT_MAX_CALLS,
     eager: bool = False,
     graphs: bool = False,
+    on_oom: str | os.PathLike[str] | None = None,
 ) -> ProfilingSession:
     """Context manager: profile what compiled functions do inside it.
 
@@ -233,12 +266,18 @@ def profile(
             since each allocation costs microseconds more. Where there can be no account (no CUDA,
             or somebody else records the allocator's history), the log and the ledger say why.
         graphs: watch captures of CUDA graphs, whoever makes them: see ``watch_graphs``.
+        on_oom: where to write the report of the moment at which a CUDA device has no more memory,
+            ``NAME.memprof``, caught or not: what was asked for and by whom, why it did not fit, and
+            everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
+            placeholders are those of ``path``.
 
     Raises:
-        ProfileNotWritableError: on entry, ``path`` cannot be written.
+        ProfileNotWritableError: on entry, ``path`` cannot be written, or ``on_oom`` is no name of a
+            profile.
         RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
+        ValueError: ``max_calls`` is negative, or ``on_oom`` is ``path``.
     """
-    return ProfilingSession(path, max_calls=max_calls, eager=eager, graphs=graphs)
+    return ProfilingSession(path, max_calls=max_calls, eager=eager, graphs=graphs, on_oom=on_oom)
 
 
 def watch_graphs(path: str | os.PathLike[str] | None = None) -> ProfilingSession:
@@ -306,7 +345,25 @@ def current_profile() -> Profile:
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
     found.tracker = _tracker_record(threads)
+    found.growth = _held_forwards(found)
+    found.accounts = _accounts_now()
     return found
+
+
+def _accounts_now() -> list[DeviceAccount]:
+    try:
+        return present_accounts()
+    except Exception as e:
+        log.error("memprof failed to account for the device: %s: %s", type(e).__name__, e)
+        return []
+
+
+def _held_forwards(profile: Profile) -> list[Growth]:
+    try:
+        return held_forwards(profile)
+    except Exception as e:
+        log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
+        return []
 
 
 class _Process(Views):

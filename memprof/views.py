@@ -22,6 +22,7 @@ from memprof.profiler.report.text import (
     render_accounts,
     render_diff,
     render_graph_pools,
+    render_growth,
     render_ranks,
     render_tracker_record,
 )
@@ -196,11 +197,17 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     if isinstance(found, RankSummary):
         return render_ranks(found, style)
     (profile,) = profiles
+    failed = any(a.failure is not None for a in profile.accounts)
     texts = []
+    # That of a failed allocation begins with the request, whatever else there is to say.
+    if found.growth and not failed:
+        texts.append(render_growth(found.growth, style))
     if profile.accounts:
-        texts.append(render_accounts(profile.accounts, style))
+        texts.append(render_accounts(profile.accounts, style, found.at_peak))
     if profile.graph_pools:
         texts.append(render_graph_pools(profile.graph_pools, style))
+    if found.growth and failed:
+        texts.append(render_growth(found.growth, style))
     if profile.graphs or not (profile.accounts or profile.graph_pools or profile.tracker):
         texts.append(render_text(found, style))
     if profile.tracker is not None:

@@ -26,7 +26,7 @@ class OutOfMemory:
     """An allocation that failed, or several alike.
 
     Attributes:
-        source: who says so: ``torch.profiler``, ``ledger`` or ``tracker``.
+        source: who says so: ``torch.profiler``, ``allocator``, ``ledger`` or ``tracker``.
         what: what failed, in words: an operator, a graph and what was done with it.
         text: the error, "" if it is not known.
         count: how often.
@@ -71,6 +71,21 @@ def _of_events(profile: Profile) -> Iterator[OutOfMemory]:
             module=f.module,
             frame=f.frame,
         )
+
+
+def _of_accounts(profile: Profile) -> Iterator[OutOfMemory]:
+    for account in profile.accounts:
+        f = account.failure
+        if f is not None:
+            yield OutOfMemory(
+                "allocator",
+                f.nodes or f.operation or f.modules or f"thread {f.thread}",
+                count=f.count,
+                time_ns=f.time_ns,
+                device=account.device,
+                live=account.live,
+                frame=f.frame or f.called_from,
+            )
 
 
 def _of_ledger(profile: Profile) -> Iterator[OutOfMemory]:
@@ -122,4 +137,4 @@ def _of_problems(profile: Profile) -> Iterator[OutOfMemory]:
             yield OutOfMemory("tracker", "the tracker itself", problem)
 
 
-_SOURCES = (_of_events, _of_ledger, _of_snapshots, _of_the_end, _of_problems)
+_SOURCES = (_of_events, _of_accounts, _of_ledger, _of_snapshots, _of_the_end, _of_problems)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from memprof.profiler.model import Profile
+from memprof.profiler.model import DeviceAccount, Profile
 from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
@@ -108,6 +108,7 @@ class _Run:
         self._began = time.monotonic()
         self._watch: Any = None
         self._session: Any = None
+        self._out_of_memory: DeviceAccount | None = None
         self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
         self._finishing = False
         self._stderr = os.dup(2)
@@ -161,6 +162,7 @@ class _Run:
     def _describe(self, outcome: Outcome) -> None:
         if self._watch is None:
             return
+        outcome.out_of_memory = self._out_of_memory
         outcome.grouped = "torch.distributed" in sys.modules and _is_grouped()
         counters = self._watch.counters()
         elapsed_ns = int((time.monotonic() - self._began) * 1e9)
@@ -198,10 +200,14 @@ class _Run:
 
     def _torch_is_there(self, torch: ModuleType) -> None:
         from memprof.profiler.device.draining import Drains
+        from memprof.profiler.device.out_of_memory import REPORTS
         from memprof.profiler.device.watch import Watch
 
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
+        REPORTS.follow(self._watch)
+        REPORTS.keep_with(self._keep)
+        REPORTS.start(says=False)
         Drains(self._watch).start()
         if control.simulated():
             if self._request.balanced_experts:
@@ -211,6 +217,10 @@ class _Run:
             self._reads.pretences.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
+
+    def _keep(self, account: DeviceAccount) -> str:
+        self._out_of_memory = account
+        return ""
 
     def _backend_is_there(self, runtime: ModuleType) -> None:
         self._session = runtime.RUNTIME.open_session(_MAX_CALLS)

@@ -130,7 +130,8 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
     second = Simulation(settings.gpu, False, settings.job, _run(command, ample, environment))
     _complete(second)
-    second.failed_at = outcome.accounts
+    last = outcome.out_of_memory
+    second.failed_at = outcome.accounts if last is None else [last]
     return second
 
 

@@ -59,6 +59,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
         accounts: one a device that was used, the one with most reserved first.
+        out_of_memory: the account of the last moment at which an allocation failed, caught or not.
         profile: what memprof's backend recorded, if the script used it; without it, an empty one
             with versions and machine.
         ended: why the run ended.
@@ -73,6 +74,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """
 
     accounts: list[DeviceAccount] = []
+    out_of_memory: DeviceAccount | None = None
     profile: Profile | None = None
     ended: str = ""
     failure: Failure | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memprof.profiler.report.failure import why
 from memprof.profiler.report.page import PLAIN, Page, Style
 from memprof.profiler.report.text import render_accounts
 
@@ -71,6 +72,9 @@ def _why_not(page: Page, s: Simulation) -> None:
         frame = request.frame
         where = page.location(frame) if frame is not None else request.modules or "in autograd"
         page.line(f"  out of memory for {page.bytes(request.nbytes)}: {where}", "red")
+    for account in s.failed_at:
+        if account.failure is not None:
+            page.indented(f"it did not fit: {why(account, account.failure, page.bytes)}", 2)
     failure = s.outcome.failure
     if failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 import torch.autograd.graph
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memprof.profiler.model import SourceFrame
 
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
@@ -36,6 +39,10 @@ def stop_history() -> None:
 
 def record_history() -> None:
     """Begin the allocator's history anew, with Python's frames where memory is asked for."""
+    # A snapshot with such frames imports it, and what it imports keeps its frames until the next
+    # collection. Below an allocation that fails these are the program's, with all its tensors.
+    import torch._inductor
+
     torch.cuda.memory._record_memory_history(
         context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
     )
@@ -291,3 +298,131 @@ def workspace_sizes(device: int) -> set[int]:
     if pairs:
         sizes.add(sum(int(kib) * 1024 * int(count) for kib, count in pairs))
     return sizes
+
+
+def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:
+    """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
+
+    It is called by the thread that asked, without the allocator's lock, before the error is raised
+    and after all that the allocator does to avoid it, with the device, the bytes that it tried to
+    get, those that it may have and those that are free. It must not raise. Only where CUDA has
+    started.
+
+    Returns:
+        False if this torch, or the allocator in use, has no such observers.
+    """
+    try:
+        torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return True
+
+
+def segments_now() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The allocator's segments with their blocks, and its settings; no call to the driver."""
+    found = torch._C._cuda_memorySnapshot(None)  # type: ignore[attr-defined, unused-ignore]
+    return found["segments"], found.get("allocator_settings", {})
+
+
+def frames_of_generated(file: str, line: int) -> list[SourceFrame]:
+    """The program's own frames of a line of Inductor's generated code, innermost first."""
+    codecache = sys.modules.get("torch._inductor.codecache")
+    if codecache is None:
+        return []
+    found = codecache.PyCodeCache.stack_frames_for_code(file, line) or []
+    frames = [SourceFrame(f["filename"], int(f["line"]), f["name"]) for f in found]
+    return frames[::-1]
+
+
+def captures() -> bool:
+    """Whether the calling thread's current stream is being captured."""
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
+def without_torch_function() -> Any:
+    """Context in which attributes of tensor subclasses are torch's own, on this thread."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def is_stand_in(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory of its own: the compiler's placeholders."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
+def memory_of(tensor: torch.Tensor, device_type: str) -> list[tuple[int, int]]:
+    """Address and bytes of each storage on devices of a type, or of any for "", that a tensor is
+    made of; none where it cannot be seen."""
+    try:
+        found = []
+        for plain in plain_tensors(tensor):
+            if plain.device.type == device_type or not device_type:
+                storage = plain.untyped_storage()
+                found.append((storage.data_ptr(), storage.nbytes()))
+        return [(address, nbytes) for address, nbytes in found if address and nbytes]
+    except Exception:  # Sparse ones, subclasses that forbid a look, outputs of replays gone by.
+        return []
+
+
+def current_operation() -> Any:
+    """The operation of autograd whose backward this thread runs, None if it runs none."""
+    return torch._C._current_autograd_node()
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The operation of autograd that made a tensor, None if none did."""
+    try:
+        return tensor.grad_fn
+    except Exception:  # A view whose base was written to meanwhile.
+        return None
+
+
+def sequence_of(tensor: torch.Tensor) -> int:
+    """A number that is higher for tensors that autograd made later; -1 for others."""
+    node = node_of(tensor)
+    try:
+        return -1 if node is None else int(node._sequence_nr())
+    except Exception:
+        return -1
+
+
+def node_name(node: Any) -> str:
+    """The name of an operation of autograd, such as ``MulBackward0``."""
+    return str(type(node).__name__)
+
+
+def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
+    """The operations that an operation of autograd leads to."""
+    try:
+        found: Sequence[tuple[Any, int]] = node.next_functions
+    except Exception:
+        return ()
+    return found
+
+
+@functools.cache
+def _saved_names(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saved_by(node: Any) -> list[torch.Tensor]:
+    """What an operation of autograd has saved for its backward, as it lies, hooks' results too."""
+    found: list[torch.Tensor] = []
+    kind: Any = type(node)
+    for name in _saved_names(kind):
+        try:
+            saved = getattr(node, name)
+            for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+                data = one.data
+                if isinstance(data, torch.Tensor):
+                    found.append(data)
+        except Exception:  # It has been released already.
+            continue
+    # What AOTAutograd saves past the check of versions stands in attributes.
+    for value in list(getattr(node, "__dict__", {}).values()):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, torch.Tensor):
+                found.append(one)
+    return found

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import bisect
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -83,8 +83,18 @@ class Explained:
     phase: str
 
 
+Otherwise = Callable[[Block], tuple[Purpose, str] | None]
+"""A block's purpose and who holds it, where the history does not tell."""
+
+
 def explain(
-    peak: Peak, marks: Sequence[Mark], last: int | None = None, cut_off: bool = False
+    peak: Peak,
+    marks: Sequence[Mark],
+    last: int | None = None,
+    cut_off: bool = False,
+    *,
+    now: bool = False,
+    otherwise: Otherwise | None = None,
 ) -> Explained:
     """Say of every byte of a peak what it is for.
 
@@ -94,8 +104,10 @@ def explain(
         last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
             if nobody did that.
         cut_off: whether the program ended in the middle, so that a backward would have come.
+        now: whether the peak is the present instant, in the midst of what runs since the last mark.
+        otherwise: asked for blocks of which the history does not tell the purpose.
     """
-    decide = _Decider(marks, last, cut_off)
+    decide = _Decider(marks, last, cut_off, now)
     grouped: dict[AccountRow, list[int]] = {}
     rounding = awaiting = 0
     for block in peak.blocks:
@@ -105,15 +117,19 @@ def explain(
         rounding += block.size - block.requested
         at = where(block.frames)
         purpose, detail = decide(block, at)
+        holder = ""
+        if purpose is Purpose.UNKNOWN and otherwise is not None:
+            purpose, holder = otherwise(block) or (purpose, "")
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
-        alike = AccountRow(purpose, 0, 0, modules, source_of(at), at.nodes, compiled, detail)
+        line = source_of(at.line)
+        alike = AccountRow(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder)
         of_alike = grouped.setdefault(alike, [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
     rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
     rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    mark = marks[peak.mark]
+    mark = marks[-1 if now else peak.mark]
     trained = any(m.phase is not Phase.FORWARD for m in marks)
     return Explained(
         rows,
@@ -132,13 +148,12 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
         at = where(frames)
         key = (nbytes, at.line, at.modules)
         count = found[key].count + 1 if key in found else 1
-        found[key] = FailedRequest(nbytes, " > ".join(at.modules), source_of(at), count)
+        found[key] = FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line), count)
     return list(found.values())
 
 
-def source_of(at: Where) -> SourceFrame | None:
-    """The line of a place with the text of it, where it can be read."""
-    line = at.line
+def source_of(line: SourceFrame | None) -> SourceFrame | None:
+    """A line with the text of it, where it can be read."""
     if line is None:
         return None
     return replace(line, code=linecache.getline(line.file, line.line).strip())
@@ -147,13 +162,19 @@ def source_of(at: Where) -> SourceFrame | None:
 class _Decider:
     """Note [How a purpose is decided]."""
 
-    def __init__(self, marks: Sequence[Mark], last: int | None, cut_off: bool) -> None:
+    def __init__(self, marks: Sequence[Mark], last: int | None, cut_off: bool, now: bool) -> None:
         self._marks = marks
         self._last = last
         self._cut_off = cut_off
+        self._now = now
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
+        ended = len(self._backwards)
+        if now:  # The backward that runs has not let go of all that it will.
+            while ended and self._same_span(self._backwards[ended - 1], len(marks) - 1):
+                ended -= 1
+        self._ended = ended
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
         known = self._of_storage(block)
@@ -173,12 +194,14 @@ class _Decider:
         if not self._backwards:
             return self._without_backward(block, at)
         end = block.freed_after
+        if end is None and self._now and phase is not Phase.FORWARD:
+            end = len(self._marks) - 1  # What is to stay of this span is known already.
         within = end is not None and self._same_span(block.mark, end)
         if phase is Phase.OPTIMIZER:
             return (Purpose.TEMPORARY if within else Purpose.OPTIMIZER_STATE), ""
         if phase is Phase.BACKWARD:
-            if not within:
-                return Purpose.GRADIENT, ""
+            if not within:  # Gradients that are there now are known as such.
+                return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
             if "torch/utils/checkpoint" in at.inside:
                 return Purpose.ACTIVATION, "recomputed"
             return Purpose.TEMPORARY, ""
@@ -190,7 +213,7 @@ class _Decider:
         if within:
             return Purpose.TEMPORARY, ""
         later = bisect.bisect_right(self._backwards, block.mark)
-        if later == len(self._backwards) and self._cut_off and at.modules:
+        if later >= self._ended and self._cut_off and at.modules:
             return Purpose.ACTIVATION, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
             return Purpose.ACTIVATION, ""

@@ -367,7 +367,7 @@ def rows_of(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[Capt
     for b in blocks:
         at = where(b.frames)
         modules = " > ".join(at.modules)
-        key = fate(b), modules, source_of(at), at.nodes, at.generated is not None
+        key = fate(b), modules, source_of(at.line), at.nodes, at.generated is not None
         of = found.setdefault(key, [0, 0])
         of[0] += b.requested
         of[1] += 1

@@ -188,6 +188,12 @@ class Replay:
         """What the allocator has now."""
         return self._segments.values()
 
+    def now(self) -> Peak:
+        """What there is at this instant, as if it were the one that decides."""
+        peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
+        self._take_down(peak)
+        return peak
+
     def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
         """Follow the next events.
 
@@ -431,7 +437,9 @@ class Replay:
         if not self._peak_pending:
             return
         self._peak_pending = False
-        peak = self.peak
+        self._take_down(self.peak)
+
+    def _take_down(self, peak: Peak) -> None:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.

@@ -29,6 +29,7 @@ and ends the account, never the training.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import os
@@ -43,12 +44,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import DeviceAccount, Growth, Purpose
 
 from . import _torch_compat as compat
-from .account import Mark, Phase, explain, failed_requests
-from .purposes import add, add_state, parameters
-from .replay import Block, Replay
+from . import known
+from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
+from .growth import growth_of, steps_of
+from .known import Known
+from .replay import Block, Peak, Replay
+from .totals import counted, named, peaks
 
 log = logging.getLogger("memprof")
 
@@ -118,7 +122,7 @@ class Watch:
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
-        self._known: dict[Phase, dict[int, Purpose]] = {}
+        self._known: dict[Phase, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self._steps_of: dict[int, int] = {}
@@ -199,7 +203,7 @@ class Watch:
         if not self._started:
             return []
         if not self._replays:
-            return self._counted()
+            return counted(self.steps)
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
         last = None
         if not self._guest:
@@ -209,41 +213,6 @@ class Watch:
             self.drain()
         found = [self._account(d, before[d], last, cut_off) for d in self._replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
-
-    def _counted(self) -> list[DeviceAccount]:
-        """Totals alone, of an allocator that keeps no history."""
-        found = []
-        for device in range(torch.cuda.device_count()):
-            stats = torch.cuda.memory_stats(device)
-            reserved = stats.get("reserved_bytes.all.peak", 0)
-            account = self._named(device)
-            account.reserved = account.unexplained = reserved
-            account.most_allocated = stats.get("allocated_bytes.all.peak", 0)
-            account.notes.append(
-                f"the allocator {torch.cuda.get_allocator_backend()} keeps no history: what its "
-                "memory was for is not known"
-            )
-            found.append(account)
-        return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
-
-    def _named(self, device: int) -> DeviceAccount:
-        return DeviceAccount(
-            device=f"cuda:{device}",
-            name=torch.cuda.get_device_name(device),
-            total=torch.cuda.get_device_properties(device).total_memory,
-            steps=self.steps,
-        )
-
-    def counters(self) -> dict[str, dict[str, int]]:
-        """Peaks that torch's statistics have now, in bytes, by device."""
-        found = {}
-        for device in range(torch.cuda.device_count()):
-            stats = torch.cuda.memory_stats(device)
-            found[f"cuda:{device}"] = {
-                name: int(stats.get(f"{name}_bytes.all.peak", 0))
-                for name in ("allocated", "reserved", "active")
-            }
-        return found
 
     def _account(
         self, device: int, stats: dict[str, Any], last: int | None, cut_off: bool
@@ -257,20 +226,30 @@ class Watch:
             max(followed, counted if counted > before else 0)
             for followed, counted, before in zip(
                 (peak.reserved, replay.most_allocated),
-                _peaks(stats),
+                peaks(stats),
                 self._peaks_before[device],
                 strict=True,
             )
         )
-        account = self._named(device)
+        account = self._of_explained(device, explained, peak, reserved)
+        account.most_allocated = allocated
+        self._note_faults(account, replay)
+        return account
+
+    def _of_explained(
+        self, device: int, explained: Explained, peak: Peak, reserved: int
+    ) -> DeviceAccount:
+        account = named(device, self.steps)
         account.reserved = reserved
         account.allocated = peak.allocated
-        account.most_allocated = allocated
         account.step, account.phase = explained.step, explained.phase
         account.rows, account.pools = explained.rows, explained.pools
         account.rounding, account.awaiting = explained.rounding, explained.awaiting
-        account.failed = failed_requests(replay)
+        account.failed = failed_requests(self._replays[device])
         account.unexplained = reserved - account.explained
+        return account
+
+    def _note_faults(self, account: DeviceAccount, replay: Replay) -> None:
         if replay.strange:
             account.notes.append(
                 f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
@@ -286,7 +265,48 @@ class Watch:
                 f"the allocator's history was full {self.lost:,} times: the live memory may be "
                 "that of a lower peak"
             )
+
+    def account_now(self, device: int, otherwise: Otherwise) -> DeviceAccount:
+        """What is reserved on a device at this instant, in the midst of the program.
+
+        Args:
+            device: its number.
+            otherwise: as for ``explain``.
+
+        Raises:
+            LookupError: it is not followed.
+        """
+        if not self.follows or device not in self._replays:
+            raise LookupError(f"cuda:{device} is not followed")
+        self.drain()
+        self._mark(self.marks[-1].phase, known.of_process())
+        replay = self._replays[device]
+        peak = replay.now()
+        explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
+        account = self._of_explained(device, explained, peak, peak.reserved)
+        account.most_allocated = replay.most_allocated
+        self._note_faults(account, replay)
         return account
+
+    def growth(self) -> list[Growth]:
+        """What is held across steps and grows, on all devices, most a step first."""
+        if not self.follows:
+            return []
+        self._mark(self.marks[-1].phase, known.of_process())
+        self.drain()
+        last = self.marks[-1].known
+        addresses = sorted(last)
+
+        def purpose(block: Block) -> Purpose | None:
+            at = bisect.bisect_left(addresses, block.address)
+            inside = at < len(addresses) and addresses[at] < block.address + block.size
+            return last[addresses[at]] if inside else None
+
+        found = []
+        for device, replay in self._replays.items():
+            steps = steps_of(self.marks, replay.events)
+            found += growth_of(f"cuda:{device}", list(replay.live), steps, purpose)
+        return sorted(found, key=lambda g: -g.a_step)
 
     def _module_made(self, module: torch.nn.Module) -> None:
         self._modules[id(module)] = module
@@ -320,27 +340,18 @@ class Watch:
             replay = self._replays[device] = Replay(snapshot["allocator_settings"], made)
             counts = self._counts[device] = [begun[device]] * len(self.marks)
             replay.take_over(_of_device(snapshot, device), begun[device], counts)
-            self._peaks_before[device] = _peaks(torch.cuda.memory_stats(device))
+            self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self._taken = self.asked
         if self._phases and any(asked for asked, _ in begun.values()):
             self._look_around()
 
     def _look_around(self) -> None:
         """Find what the memory of a program is for that runs already."""
-        found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
-        optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
-        for module in found:
-            if issubclass(type(module), torch.nn.Module):
-                self._module_made(module)
-        known = self._of_modules()
-        for optimizer in optimizers:
-            self.has_optimizer = True
-            for p in parameters(optimizer):
-                add(known, p, Purpose.PARAMETER)
-                if p.grad is not None:
-                    add(known, p.grad, Purpose.GRADIENT)
-            add_state(known, optimizer)
-        self._mark(Phase.FORWARD, known)
+        modules, optimizers = known.modules_and_optimizers()
+        for module in modules:
+            self._module_made(module)
+        self.has_optimizer |= bool(optimizers)
+        self._mark(Phase.FORWARD, known.of_process())
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number, that of all devices."""
@@ -352,15 +363,15 @@ class Watch:
         """What was followed until the last ``drain``, by device."""
         return self._replays
 
-    def _mark(self, phase: Phase, known: dict[int, Purpose] | None = None) -> None:
+    def _mark(self, phase: Phase, found: Known | None = None) -> None:
         for device, counts in self._counts.items():
             counts.append(compat.allocation_counts(device))
-        known = known or {}
-        if known:  # Most often what it was at the last such mark: kept once.
-            if known == self._known.get(phase):
-                known = self._known[phase]
-            self._known[phase] = known
-        self.marks.append(Mark(phase, self.steps, known))
+        found = found or {}
+        if found:  # Most often what it was at the last such mark: kept once.
+            if found == self._known.get(phase):
+                found = self._known[phase]
+            self._known[phase] = found
+        self.marks.append(Mark(phase, self.steps, found))
 
     @property
     def asked(self) -> int:
@@ -439,48 +450,28 @@ class Watch:
 
     @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        known: dict[int, Purpose] = {}
+        found: Known = {}
         if not self._modules_known:
             self._modules_known = True
-            known = self._of_modules()
+            found = self._of_modules()
         if self._looks():
-            for p in parameters(optimizer):
-                add(known, p, Purpose.PARAMETER)
-                if p.grad is not None:
-                    add(known, p.grad, Purpose.GRADIENT)
-        self._mark(Phase.OPTIMIZER, known)
+            found = known.of_parameters(optimizer) | found
+        self._mark(Phase.OPTIMIZER, found)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        known: dict[int, Purpose] = {}
-        if self._looks():
-            add_state(known, optimizer)
+        found = known.of_state(optimizer) if self._looks() else {}
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
-        self._mark(Phase.FORWARD, known)
+        self._mark(Phase.FORWARD, found)
         self.drain(DRAIN)
         if self._on_step is not None:
             self._on_step(min(self._steps_of.values()), self.steps)
 
-    def _of_modules(self) -> dict[int, Purpose]:
+    def _of_modules(self) -> Known:
         """Parameters, buffers and gradients of every module that there is."""
-        known: dict[int, Purpose] = {}
-        for module in list(self._modules.values()):
-            for tensor in list(module.__dict__.get("_buffers", {}).values()):
-                if isinstance(tensor, torch.Tensor):
-                    add(known, tensor, Purpose.PARAMETER)
-            for tensor in list(module.__dict__.get("_parameters", {}).values()):
-                if isinstance(tensor, torch.Tensor):
-                    add(known, tensor, Purpose.PARAMETER)
-                    if tensor.grad is not None:
-                        add(known, tensor.grad, Purpose.GRADIENT)
-        return known
-
-
-def _peaks(stats: dict[str, Any]) -> tuple[int, int]:
-    """The most bytes reserved, and handed out, by the allocator's own counters."""
-    return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
+        return known.of_modules(list(self._modules.values()))
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 
 _INTERNAL = re.compile(
     r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
-    r"|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
+    r"|[/\\]simulated_cuda[/\\]runtime[/\\]|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
 _OWN = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
 """Where memprof is, installed or not."""
@@ -69,6 +69,20 @@ def is_internal(file: str) -> bool:
         or _INTERNAL.search(file) is not None
         or _GENERATED.search(file) is not None
     )
+
+
+def is_generated(file: str) -> bool:
+    """Whether a file is of Inductor's code."""
+    return _GENERATED.search(file) is not None
+
+
+def nodes_of_buffer(file: str, name: str) -> str:
+    """FX nodes of the kernel that first uses a buffer of generated code; empty if not known."""
+    assigns = re.compile(rf"^\s*{re.escape(name)} = ")
+    for number, line in enumerate(linecache.getlines(file), 1):
+        if assigns.match(line):
+            return _nodes(SourceFrame(file, number, ""))
+    return ""
 
 
 def where(frames: Sequence[SourceFrame]) -> Where:

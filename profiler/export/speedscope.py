@@ -76,7 +76,7 @@ def write_speedscope(
                 data_flow_stacks(columns),
             )
     for account in profile.accounts:
-        if account.device in devices:
+        if account.device in devices and not account.present:
             add(f"{account.device}: reserved at the peak", account_stacks(account))
     if not profiles:
         add("no calls", Counter())
@@ -114,7 +114,7 @@ def write_collapsed(
     """
     calls = call_range(profile, first, last)
     compiled = devices_of(profile) if calls else []
-    accounts = {a.device: a for a in profile.accounts}
+    accounts = {a.device: a for a in profile.accounts if not a.present}
     for device in devices:
         if device in compiled:
             sums = _at_peak_or_allocated(Timeline(profile, device), calls, allocated)

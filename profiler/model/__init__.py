@@ -19,7 +19,9 @@ from .device import (
     PoolShare,
     Purpose,
 )
+from .failure import Failure, Relief, WhyNot
 from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
+from .growth import Growth, GrowthPart, GrowthSource
 from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 from .placement import PlacedBlock, Placement
 from .process import Process
@@ -71,11 +73,15 @@ __all__ = [
     "EventKind",
     "Evidence",
     "FailedRequest",
+    "Failure",
     "Fate",
     "GraphKind",
     "GraphPool",
     "GraphRecord",
     "GraphValue",
+    "Growth",
+    "GrowthPart",
+    "GrowthSource",
     "HostRead",
     "Lane",
     "LaneKind",
@@ -100,6 +106,7 @@ __all__ = [
     "Process",
     "Profile",
     "Purpose",
+    "Relief",
     "Role",
     "RunState",
     "SharedBytes",
@@ -115,4 +122,5 @@ __all__ = [
     "TrackerRecord",
     "TreeCause",
     "TreeDetail",
+    "WhyNot",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .failure import Failure
 from .provenance import SourceFrame
 
 BEFORE = "from before the session"
@@ -27,6 +28,8 @@ class Purpose(str, Enum):
     OUTPUT = "output"
     STATE = "state"
     """Made while a module ran, and kept: caches of keys and values, static buffers."""
+    TENSOR = "tensor"
+    """Of a tensor that the program holds, where nobody watched what it was made for."""
     WORKSPACE = "workspace"
     """Of cuBLAS, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"
@@ -50,6 +53,8 @@ class AccountRow:
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
+        holder: who has them, where that was asked and the history does not tell what they are;
+            mostly empty.
     """
 
     purpose: Purpose
@@ -60,6 +65,7 @@ class AccountRow:
     nodes: str = ""
     compiled: bool = False
     detail: str = ""
+    holder: str = ""
 
     @property
     def what(self) -> str:
@@ -139,6 +145,9 @@ class HostRead:
 class DeviceAccount:
     """The account of one device at its peak: the rows add up to what was reserved.
 
+    Where an allocation failed, that is the instant, and not the peak; and where nobody watched the
+    device it is the one at which the account was made (``present``).
+
     Attributes:
         device: e.g. ``cuda:0``.
         name: of the model, e.g. ``NVIDIA H100 80GB HBM3``.
@@ -162,6 +171,10 @@ class DeviceAccount:
         elapsed_ns: that the program ran.
         ended: why the run ended, e.g. ``3 optimizer steps``.
         notes: what else a reader should know, a line each.
+        failure: the allocation that failed at the instant; None if none did.
+        present: the instant is that at which the account was made, of a device that nobody had
+            watched; then ``phase`` and the rows' lines are empty.
+        given_back: bytes of ``reserved`` that had gone back to the device by that instant.
     """
 
     device: str
@@ -185,6 +198,9 @@ class DeviceAccount:
     elapsed_ns: int = 0
     ended: str = ""
     notes: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    present: bool = False
+    given_back: int = 0
 
     @property
     def live(self) -> int:
@@ -207,17 +223,20 @@ class DeviceAccount:
             of = "" if p.name == "general" else f" of pool {p.name}"
             words = f"free inside {p.segments:,} segments{of}"
             pools.append((f"free in {p.name} segments", words, p.free))
+        words = "given back to the device since the peak"
+        gone = [("given back", words, self.given_back)] if self.given_back else []
         return [
             ("rounding", "rounding: blocks are larger than what was asked for", self.rounding),
             ("awaiting streams", "freed, while a stream may still use it", self.awaiting),
             *pools,
+            *gone,
             ("not explained", "not explained", self.unexplained),
         ]
 
     @property
     def explained(self) -> int:
         """Bytes of ``reserved`` whose use is known."""
-        return self.live + self.rounding + self.awaiting + self.free
+        return self.live + self.rounding + self.awaiting + self.free + self.given_back
 
     @property
     def outside_bytes(self) -> int:

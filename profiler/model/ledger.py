@@ -23,6 +23,8 @@ class LedgerKind(str, Enum):
     FALLBACK = "fallback"
     """memprof failed inside and the plain Inductor callable runs in its place, or a fact is
     missing in the profile."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """An allocation failed, caught or not; not where graph trees make the call again."""
     RESET = "reset"
     WARM_UP = "warm_up"
     """A function ran in a tree's pool without being recorded."""

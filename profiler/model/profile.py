@@ -8,6 +8,7 @@ from .captures import GraphPool
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
+from .growth import Growth
 from .ledger import LedgerEntry
 from .process import Process
 from .tracker import RunState, TrackerRecord
@@ -84,6 +85,8 @@ class Profile:
             somebody watched them (``memprof simulate``, ``eager=True``).
         graph_pools: private pools of the allocator and the CUDA graphs that were captured into
             them; empty unless somebody watched captures (``graphs=True``).
+        growth: what was held across steps and grew, as the process itself has found it, most a
+            step first; ``growth.py`` adds what the other parts tell.
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
@@ -109,6 +112,7 @@ class Profile:
     dataflow: DataFlowColumns | None = None
     accounts: list[DeviceAccount] = field(default_factory=list)
     graph_pools: list[GraphPool] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -11,10 +12,13 @@ from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
+from ..growth import growth
 from ..model import (
+    Category,
     DeviceAccount,
     GraphPool,
     GraphRecord,
+    Growth,
     LedgerEntry,
     LedgerKind,
     Machine,
@@ -32,6 +36,7 @@ from ..trees import (
     pool_bytes,
     recorded_nodes,
 )
+from .device_peak import DevicePeak, device_peak
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
 
@@ -162,11 +167,13 @@ class Summary:
         complete: False if the file ends before the session did.
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
-        accounts: all that was reserved on each device, as far as somebody watched.
+        accounts: all that was reserved on each device.
         graph_pools: what CUDA graphs hold, as far as somebody watched captures.
+        at_peak: what was reserved at the peak of devices that nobody watched.
         advice: what could be changed, most bytes first.
         left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
+        growth: what is held across steps and grows, most a step first.
     """
 
     memprof: str
@@ -196,6 +203,7 @@ class Summary:
     pools: dict[str, int] = field(default_factory=dict)
     accounts: list[DeviceAccount] = field(default_factory=list)
     graph_pools: list[GraphPool] = field(default_factory=list)
+    at_peak: list[DevicePeak] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
     process: Process | None = None
     complete: bool = True
@@ -204,6 +212,7 @@ class Summary:
     advice: list[Finding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
 
 
 def summarize(
@@ -257,9 +266,11 @@ def summarize(
         tracker=tracker_summary(profile.tracker),
         accounts=profile.accounts,
         graph_pools=profile.graph_pools,
+        at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),
+        growth=growth(profile),
     )
 
 
@@ -282,6 +293,20 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "table": _graph_rows(timeline),
         "coverage": _coverage(timeline, attribution),
     }
+
+
+def _device_peaks(
+    profile: Profile, found: Mapping[str, Timeline], attribution: Attribution
+) -> Iterator[DevicePeak]:
+    for account in profile.accounts:
+        timeline = found.get(account.device)
+        at = timeline.peak() if timeline is not None else None
+        if not account.present or timeline is None or at is None:
+            continue
+        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
+        compiled = {Category(part.key): part.nbytes for part in live.parts}
+        if peak := device_peak(account, compiled):
+            yield peak
 
 
 def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import cast
@@ -10,9 +10,10 @@ from typing import cast
 from rich.text import Text
 
 from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, GraphPool, Profile, SourceFrame, TrackerRecord
+from ..model import DeviceAccount, GraphPool, Growth, Profile, SourceFrame, TrackerRecord
 from ..ranks import RankSummary
 from . import sections
+from .device_peak import DevicePeak
 from .format import fit_path, format_ns, format_share
 from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
@@ -38,9 +39,16 @@ def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
     return render(sections.of_tracker(record, style.show, style.top), style)
 
 
-def render_accounts(accounts: Iterable[DeviceAccount], style: Style = PLAIN) -> str:
-    """Accounts as text, ending in a newline."""
-    return render((sections.of_account(a, style.show) for a in accounts), style)
+def render_accounts(
+    accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
+) -> str:
+    """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
+    return render(sections.of_accounts(accounts, style.show, peaks), style)
+
+
+def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:
+    """What grows, as text, ending in a newline; "" if nothing does."""
+    return render([sections.of_growth(found, style.show, most)], style) if found else ""
 
 
 def render_graph_pools(pools: Iterable[GraphPool], style: Style = PLAIN) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,23 +66,6 @@ def cuda_segments() -> list[dict[str, Any]]:
     """The allocator's segments with their pools and blocks; bookkeeping, no call to the driver."""
     found: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(None)["segments"]  # type: ignore[attr-defined, unused-ignore]
     return found
-
-
-def on_cuda_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:
-    """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
-
-    It is called by the thread that asked, without the allocator's lock, before the error is
-    raised, with the device, the bytes asked for, the device's bytes and those that are free. It
-    must not raise. Only where CUDA is in use: it would be initialised.
-
-    Returns:
-        False if this torch has no such observers.
-    """
-    try:
-        torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return True
 
 
 # --- the CPU allocator's own count --------------------------------------------------------

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from memprof.profiler._text import visible
+from memprof.profiler.device.observer import OutOfMemoryEvent, listen
 from memprof.profiler.model import Profile, RunState, SnapshotKind, TrackerRecord
 
-from . import out_of_memory
 from .operations import OperationLog
 from .operators import OperatorTable, OperatorWindow
 from .recorder import Recorder
@@ -56,6 +56,7 @@ class MemoryTracker:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._out_of_memory_next = 0
+        self._hears_no_more: Callable[[], None] | None = None
         self._configure(settings or TrackerSettings())
 
     def _configure(self, settings: TrackerSettings) -> None:
@@ -119,6 +120,7 @@ class MemoryTracker:
             self._recorder.begin(parent_pid)
         if self._on_start is not None:
             self._on_start(self)
+        self._hears_no_more = listen(self._out_of_memory)
         self.snapshot(SnapshotKind.START)
         if thread:
             self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)
@@ -166,7 +168,8 @@ class MemoryTracker:
                 recorder.guard(lambda: self.snapshot(SnapshotKind.END))
             self._state = state
             recorder.recording = recorder.operations.enabled = False
-            out_of_memory.listen(None)
+            if self._hears_no_more is not None:
+                self._hears_no_more()
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -200,15 +203,14 @@ class MemoryTracker:
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and write it to the file."""
-        out_of_memory.listen(self._out_of_memory)
         self._recorder.snapshot(kind, name)
 
-    def _out_of_memory(self, device: str, wanted: int, free: int) -> None:
+    def _out_of_memory(self, event: OutOfMemoryEvent) -> None:
         """A device has no more memory: take a snapshot before everything is let go of."""
         now = self._clock()
         if self.enabled and now >= self._out_of_memory_next:
             self._out_of_memory_next = now + _OUT_OF_MEMORY_EVERY_NS
-            name = f"{device}: {wanted:,} bytes asked for, {free:,} free"
+            name = f"cuda:{event.device}: {event.wanted:,} bytes asked for, {event.free:,} free"
             self._recorder.guard(lambda: self.snapshot(SnapshotKind.OUT_OF_MEMORY, name))
 
     # --- what users call ------------------------------------------------------------------

@@ -139,7 +139,10 @@ def report_payload(
 
 def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
-    accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
+    grows = sections.of_growth(summary.growth, format_bytes)
+    if grows:
+        yield grows
+    accounts = sections.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)

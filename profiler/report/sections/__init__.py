@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from ..section import Section, Show
 from ..summary import Summary
 from .about import advice, header, not_counted
-from .account import of_account
+from .account import of_accounts
 from .dataflow import dataflow
 from .diff import of_diff
 from .graph_pools import of_graph_pool
+from .growth import of_growth
 from .ledger import ledger_counts, of_ledger
 from .live import (
     figures,
@@ -34,10 +35,11 @@ __all__ = [
     "figures",
     "header",
     "live_templates",
-    "of_account",
+    "of_accounts",
     "of_device",
     "of_diff",
     "of_graph_pool",
+    "of_growth",
     "of_instant",
     "of_ledger",
     "of_ranks",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from ...model import BEFORE, AccountRow, DeviceAccount
+from ...model import BEFORE, AccountRow, DeviceAccount, Failure
+from .. import failure as words
+from ..device_peak import DevicePeak
 from ..format import format_ns, shorten_path
 from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 
@@ -12,29 +14,85 @@ _AUTOGRAD = "(no Python was running: autograd)"
 _BYTES = Column("bytes", Unit.BYTES, adds=True)
 
 
-def of_account(a: DeviceAccount, show: Show) -> Section:
-    """The account of one device."""
-    parts = (
-        _purposes(a),
-        _outside(a),
-        _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
-        _groups(a, "source line", _location),
-        _blocks(a),
-        _host_reads(a),
-    )
+def of_accounts(
+    accounts: Iterable[DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
+) -> tuple[Section, ...]:
+    """Accounts, each with the peak of its device if there is one."""
+    of = {p.device: p for p in peaks}
+    return tuple(_of_account(a, show, of.get(a.device)) for a in accounts)
+
+
+def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
+    """The account of one device.
+
+    Args:
+        a: the account.
+        show: bytes in words.
+        peak: of the device, if ``a`` is of the present and more is known of the peak.
+    """
+    every: tuple[Section, ...] = (_purposes(a), _outside(a))
+    if peak is not None:
+        every = (_peak(peak), *every)
+    if a.present:
+        every += (_holders(a),)
+    else:
+        every += (
+            _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
+            _groups(a, "source line", _location),
+            _blocks(a),
+            _host_reads(a),
+        )
+    parts = tuple(p for p in every if p.tables)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     title = f"{a.name or a.device}, {show(a.total)}{simulated}"
-    return Section("", title, *_about(a, show), parts=tuple(p for p in parts if p.tables))
+    if a.failure is None:
+        return Section("", title, *_about(a, show), parts=parts)
+    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
+
+
+def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
+    """Title and notes about the allocation that failed."""
+    code = f.frame.code if f.frame is not None else ""
+    notes = [Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR)]
+    if code:
+        notes.insert(0, Note(code, Tone.STRONG))
+    if f.doing:
+        said = f"memprof was {f.doing}; a call that fails there is made again without"
+        notes.append(Note(said, Tone.WARN))
+    if f.count > 1 or f.earlier:
+        notes.append(Note(_before(f), Tone.WARN))
+    notes += [
+        Note(f"{device}{_in_phase(a)}"),
+        Note(f"{show(a.reserved)} ({a.reserved:,} B) reserved, {show(f.device_free)} left"),
+    ]
+    if f.outside:
+        notes.append(
+            Note(f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others")
+        )
+    notes += [Note(note, Tone.WARN) for note in a.notes]
+    title = f"Out of memory on {a.device}: {words.asked(f, show)} asked for {words.asker(f)}"
+    return title, tuple(notes)
+
+
+def _before(f: Failure) -> str:
+    here = f"failed {f.count:,} times here" if f.count > 1 else ""
+    others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
+    return "; ".join(text for text in (here, others) if text)
+
+
+def _helps(f: Failure) -> Section:
+    columns = (Column("", Unit.BYTES), Column("", fold=True), Column("", Unit.FRAME))
+    rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
+    table = Table(columns, rows, least=len(rows), lines=True)
+    return Section(
+        "", "What would have helped, and how much at most", tables=(table,) if rows else ()
+    )
 
 
 def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
-    where = ""
-    if a.phase:
-        where = f" in the {a.phase} of step {a.step}" if a.phase != "optimizer" else ""
-        where = where or f" in optimizer step {a.step}"
     notes = [
-        Note(f"Peak reserved on {a.device}: {show(a.reserved)} ({a.reserved:,} B){where}"),
-        Note(f"{show(a.most_allocated)} allocated at most"),
+        Note(f"Peak reserved on {a.device}: {show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"),
+        Note(f"{show(a.most_allocated)} allocated at most{_more_than_now(a, show)}"),
     ]
     if a.outside:
         notes.append(Note(f"{show(a.needed)} with what is outside of torch's allocator"))
@@ -56,12 +114,56 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
     return tuple(notes), (table,) if failed else ()
 
 
+def _more_than_now(a: DeviceAccount, show: Show) -> str:
+    gone = a.most_allocated - a.allocated if a.present else 0
+    return f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
+
+
+def _in_phase(a: DeviceAccount) -> str:
+    if a.phase == "optimizer":
+        return f" in optimizer step {a.step}"
+    return f" in the {a.phase} of step {a.step}" if a.phase else ""
+
+
 def _purposes(a: DeviceAccount) -> Section:
     rows = [(n, n, what) for what, n in a.parts() if n or what == "not explained"]
     columns = (_BYTES, Column("share", Unit.SHARE, whole=a.reserved), Column("what"))
     foot = (Foot((a.reserved, a.reserved, "total reserved")),)
     table = Table(columns, rows, foot, least=len(rows))
-    return Section("", "What is reserved at the peak", tables=(table,))
+    return Section("", f"What is reserved {_when(a)}", tables=(table,))
+
+
+def _peak(peak: DevicePeak) -> Section:
+    parts = [
+        *peak.parts,
+        ("not attributed: eager code, libraries, rounding", peak.unattributed),
+        ("not allocated: free inside of segments", peak.free),
+    ]
+    rows = [(n, n, what) for what, n in parts]
+    columns = (_BYTES, Column("share", Unit.SHARE, whole=peak.reserved), Column("what"))
+    foot = (Foot((peak.reserved, peak.reserved, "total reserved")),)
+    note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
+    table = Table(columns, rows, foot, least=len(rows))
+    return Section("", "What was reserved at the peak", (note,), tables=(table,))
+
+
+def _holders(a: DeviceAccount) -> Section:
+    columns = (
+        _BYTES,
+        Column("tensors", Unit.COUNT, adds=True),
+        Column("what"),
+        Column("who has it"),
+    )
+    rows: list[tuple[Cell, ...]] = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
+    title = "Live now, largest first"
+    return Section("", title, tables=(Table(columns, rows),) if rows else ())
+
+
+def _when(a: DeviceAccount) -> str:
+    """The instant that the account is of."""
+    if a.present:
+        return "now"
+    return "at the peak" if a.failure is None else "at that moment"
 
 
 def _outside(a: DeviceAccount) -> Section:
@@ -77,7 +179,7 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
     share = Column("share", Unit.SHARE, adds=True, whole=a.live)
     rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
     table = Table((_BYTES, share, Column(by, Unit.PATH)), rows)
-    return Section("", f"Live at the peak by {by}", tables=(table,) if rows else ())
+    return Section("", f"Live {_when(a)} by {by}", tables=(table,) if rows else ())
 
 
 def _location(r: AccountRow) -> str:
@@ -86,6 +188,8 @@ def _location(r: AccountRow) -> str:
 
 def _nowhere(r: AccountRow) -> str:
     """What to say of a row without a line."""
+    if r.holder:
+        return r.holder
     return f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD
 
 
@@ -102,9 +206,9 @@ def _blocks(a: DeviceAccount) -> Section:
     rows: list[tuple[Cell, ...]] = []
     for r in a.rows:
         code = "compiled" if r.compiled else "eager" if r.frame is not None else "autograd"
-        code = "" if r.frame is None and r.detail == BEFORE else code
+        code = "" if r.frame is None and (r.holder or r.detail == BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
-    title = "Live at the peak, largest first"
+    title = f"Live {_when(a)}, largest first"
     return Section("", title, tables=(Table(columns, rows),) if rows else ())
 
 

@@ -1,0 +1,127 @@
+"""Forwards of compiled code that nobody ran backward, and whose saved memory is still held.
+
+Note [Forwards without a backward]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The call log says which forwards had no backward, and not whether anybody holds what they saved: an
+evaluation that has forgotten ``torch.no_grad()`` makes such forwards and drops them. So where the
+log has many of a graph, the process is asked, once, at the end of a session: autograd's graphs are
+walked from all tensors (``holders.py``), and of the class that AOTAutograd makes for each forward
+the operations are counted that have saved something. Only what was found there is reported.
+
+Whether they came step after step, and are not the layers of the last step, the log tells: the
+backwards of the same graph are its steps, or where it has none its forwards are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from memprof.profiler.device.holders import HeldGraphs, held_graphs
+from memprof.profiler.growth_rule import LEAST, rate_of
+from memprof.profiler.model import (
+    Category,
+    GraphKind,
+    GraphRecord,
+    Growth,
+    GrowthPart,
+    GrowthSource,
+    Profile,
+    Role,
+)
+from memprof.profiler.pairing import pair
+
+from . import _torch_compat
+
+_LASTING = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT})
+
+
+def may_wait(graphs: Iterable[GraphRecord]) -> bool:
+    """Whether so many forwards can be without a backward that it is worth to look at each call."""
+    calls = dict.fromkeys(GraphKind, 0)
+    for graph in graphs:
+        calls[graph.kind] += graph.calls
+    return calls[GraphKind.FORWARD] - calls[GraphKind.BACKWARD] >= LEAST
+
+
+def held_forwards(profile: Profile) -> list[Growth]:
+    """What forwards without backwards hold and grow by, most a forward first.
+
+    Args:
+        profile: of the process, with its call log.
+    """
+    waiting = forwards_that_wait(profile)
+    waiting = {g: calls for g, calls in waiting.items() if len(calls) >= LEAST}
+    if not waiting:
+        return []
+    found = held_graphs(_torch_compat.graph_of_operation)
+    return sorted(
+        (
+            growth
+            for graph, calls in waiting.items()
+            if graph in found
+            if (growth := _growth(profile, profile.graph(graph), calls, found[graph])) is not None
+        ),
+        key=lambda g: -g.a_step,
+    )
+
+
+def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
+    """By forward, the numbers of those of its calls that had no backward: the first is 1."""
+    graphs = {g.id: g for g in profile.graphs}
+    paired = pair([graphs.get(g) for g in profile.calls.graph])
+    number: dict[int, int] = {}
+    waiting: dict[int, list[int]] = {}
+    for call, id in enumerate(profile.calls.graph):
+        if id in graphs and graphs[id].kind is GraphKind.FORWARD:
+            number[id] = number.get(id, 0) + 1
+            if call not in paired:
+                waiting.setdefault(id, []).append(number[id])
+    return waiting
+
+
+def _growth(
+    profile: Profile, graph: GraphRecord, waiting: list[int], held: HeldGraphs
+) -> Growth | None:
+    calls = sum(id == graph.id for id in profile.calls.graph)
+    # Those that are held are the latest, as far as it can be told.
+    kept = waiting[-held.operations :]
+    each = held.nbytes // held.operations
+    rate = rate_of(dict.fromkeys(kept, each), calls)
+    if rate is None:
+        return None
+    parts = _parts(graph, held.operations)
+    frame = next((p.frame for p in parts if p.frame is not None), None)
+    return Growth(
+        GrowthSource.COMPILED,
+        held.device,
+        held.nbytes,
+        rate.a_step,
+        f"call of {graph.label}",
+        rate.since,
+        calls,
+        held.holder,
+        frame,
+        parts,
+    )
+
+
+def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
+    """What so many forwards have saved, by the FX node that made it."""
+    found: dict[str, int] = {}
+    for program in graph.programs[:1]:
+        for live in program.surviving():
+            outputs = [graph.outputs[i] for i in live.storage.outputs if i < len(graph.outputs)]
+            if live.storage.category in _LASTING or not any(
+                v.role is Role.SAVED_FOR_BACKWARD for v in outputs
+            ):
+                continue
+            nbytes = live.storage.nbytes
+            buffer = graph.buffers.get(live.owner or "")
+            node = (buffer.primary if buffer is not None else None) or live.owner or ""
+            found[node] = found.get(node, 0) + nbytes
+    return tuple(
+        GrowthPart(nbytes * times, times, node, known.frame if known is not None else None)
+        for node, nbytes in sorted(found.items(), key=lambda item: -item[1])
+        if nbytes
+        for known in (graph.nodes.get(node),)
+    )

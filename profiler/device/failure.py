@@ -1,0 +1,177 @@
+"""Why a request did not fit, and what would have made room: from the allocator's books, no torch.
+
+Note [Why a request did not fit]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+By the time the allocator gives up it has given back every segment that is wholly free, and asked
+the device again. So what is free then lies beside blocks that are in use. Places are added up in
+the order in which they are near to the request, and the first with which there would have been
+enough is the reason:
+
+1. what the device has left, with the free pieces of segments that could serve the request, of its
+   pool and its stream: there is enough, but no piece is large enough (*pieces*);
+2. with what other streams have free, or may still use of what was let go of (*streams*);
+3. with what is free in other pools: a graph's pool serves nothing but that graph, and a capture is
+   served from its own pool alone (*pools*);
+4. with what the device has beyond the limit that the program set itself (*limit*);
+5. with what others have on the device, ``CONTEXT`` for CUDA itself left aside (*outside*).
+
+A request larger than all that the process may have is *too large* before any of this. Small
+requests (up to 1 MiB) and others have segments of their own: what is free in those of the other
+kind is a piece that is of no use, and adds to the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memprof.profiler.model import AccountRow, Failure, Purpose, Relief, WhyNot
+
+CONTEXT = 1 << 30
+"""Bytes that CUDA and its libraries may have on a device before other processes are thought of."""
+
+SMALL_SEGMENT = 2 << 20
+"""What the allocator gets from the device for small requests, in bytes."""
+
+MOST_RELIEFS = 5
+WORTH = 20
+"""A relief is said where it is at least this part of what was wanted: one in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that failed, as the allocator's observer is told.
+
+    Attributes:
+        device: number of the device.
+        wanted: bytes that the allocator tried to get.
+        allowed: bytes that it may have of the device.
+        device_total, device_free: bytes of the device.
+        stream: that it is for.
+        pool: of the allocator that would serve it; None for one that is not known.
+        requested: bytes asked for, 0 if not known.
+    """
+
+    device: int
+    wanted: int
+    allowed: int
+    device_total: int
+    device_free: int
+    stream: int = 0
+    pool: tuple[int, int] | None = (0, 0)
+    requested: int = 0
+
+
+def explain_failure(request: Request, segments: Iterable[Mapping[str, Any]]) -> Failure:
+    """Why a request did not fit; see Note [Why a request did not fit].
+
+    Args:
+        request: that failed.
+        segments: of its device, as a snapshot of that moment has them.
+    """
+    small = request.wanted <= SMALL_SEGMENT
+    reserved = usable = largest = of_streams = of_pools = 0
+    for s in segments:
+        reserved += s["total_size"]
+        same_pool = tuple(s.get("segment_pool_id", (0, 0))) == request.pool
+        same_kind = (s.get("segment_type") == "small") is small
+        same_stream = s.get("stream", 0) == request.stream
+        for block in s["blocks"]:
+            state, nbytes = block["state"], block["size"]
+            if state == "active_allocated":
+                continue
+            if not same_pool:
+                of_pools += nbytes
+            elif not same_stream or state != "inactive":
+                of_streams += nbytes
+            else:
+                usable += nbytes
+                largest = max(largest, nbytes if same_kind else 0)
+    limit = request.allowed if request.allowed < request.device_total else 0
+    found = Failure(
+        wanted=request.wanted,
+        requested=request.requested,
+        why=WhyNot.FULL,
+        device_free=request.device_free,
+        limit=limit,
+        outside=max(0, request.device_total - request.device_free - reserved),
+        free=usable,
+        largest_free=largest,
+        free_of_streams=of_streams,
+        free_of_pools=of_pools,
+    )
+    return _with_reason(found, request, reserved)
+
+
+def _with_reason(f: Failure, request: Request, reserved: int) -> Failure:
+    if request.wanted > request.allowed:
+        return replace(f, why=WhyNot.TOO_LARGE)
+    room = f.device_free if not f.limit else min(f.device_free, max(0, f.limit - reserved))
+    for why, nbytes in (
+        (WhyNot.PIECES, f.free),
+        (WhyNot.STREAMS, f.free_of_streams),
+        (WhyNot.POOLS, f.free_of_pools),
+        (WhyNot.LIMIT, f.device_free - room),
+        (WhyNot.OUTSIDE, max(0, f.outside - CONTEXT)),
+    ):
+        room += nbytes
+        if nbytes and room >= request.wanted:
+            return replace(f, why=why)
+    return f
+
+
+_BY_PURPOSE = {
+    Purpose.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
+    "the layers, or torch._functorch.config.activation_memory_budget below 1.0",
+    Purpose.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
+    "ZeroRedundancyOptimizer)",
+    Purpose.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
+    Purpose.OUTPUT: "let go of outputs that are not needed any more",
+    Purpose.TENSOR: "let go of tensors that are not needed any more",
+    Purpose.STATE: "smaller caches",
+}
+"""What makes room, by what the memory is for."""
+
+
+def reliefs(
+    f: Failure, rows: Sequence[AccountRow], *, phase: str, expandable: bool
+) -> tuple[Relief, ...]:
+    """What would have made room, most first.
+
+    Args:
+        f: the failure.
+        rows: of the account of that moment.
+        phase: ``forward``, ``backward`` or ``optimizer``; empty if not known.
+        expandable: whether segments grow already (``expandable_segments``).
+    """
+    found = []
+    if f.free and not expandable:
+        advice = "PYTORCH_ALLOC_CONF=expandable_segments:True, which keeps free memory in one piece"
+        found.append(Relief(f.free, advice))
+    found += [
+        Relief(f.free_of_streams, "wait for the other streams (synchronize()) before this"),
+        Relief(f.free_of_pools, "fewer or shared pools: record fewer sizes, in one pool for all"),
+        Relief(
+            f.outside - CONTEXT, "end what else uses the device: nvidia-smi names the processes"
+        ),
+    ]
+    if f.limit:
+        beyond = f.device_free
+        found.append(Relief(beyond, "a higher torch.cuda.set_per_process_memory_fraction"))
+    by_purpose: dict[Purpose, list[AccountRow]] = {}
+    for row in rows:
+        by_purpose.setdefault(row.purpose, []).append(row)
+    for purpose, of_it in by_purpose.items():
+        change = _BY_PURPOSE.get(purpose)
+        if purpose is Purpose.GRADIENT and phase == "forward":
+            change = "no gradients in a forward: zero_grad(set_to_none=True) right after the step"
+        if change is not None:
+            most = max(of_it, key=lambda r: r.nbytes)
+            nbytes = sum(r.nbytes for r in of_it)
+            if most.frame is None and most.holder and not most.holder.startswith("("):
+                change += f": most of all {most.holder}"
+            found.append(Relief(nbytes, change, most.frame))
+    found = [r for r in found if r.nbytes * WORTH >= f.wanted]
+    found.sort(key=lambda r: -r.nbytes)
+    return tuple(found[:MOST_RELIEFS])

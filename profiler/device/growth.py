@@ -1,0 +1,178 @@
+"""What a ``Watch`` has seen grow: blocks of step after step that are there, and who has them."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.profiler.growth_rule import LEAST, Rate, rate_of
+from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
+
+from .account import Mark, Phase, source_of
+from .holders import Held, Holders, most_common_chain
+from .replay import Block
+from .where import Where, where
+
+SAMPLES = 6
+"""Blocks of a line of which it is asked who has them."""
+
+WINDOWS = 32
+"""Spans of equally many allocations that stand for steps, where there are none."""
+
+_LASTS = frozenset({Purpose.PARAMETER, Purpose.GRADIENT, Purpose.OPTIMIZER_STATE})
+
+
+@dataclass(slots=True)
+class Steps:
+    """What counts as a step of a run.
+
+    Attributes:
+        of: the number of the step, from 1, in which a block was made.
+        count: that have ended.
+        name: what it is called.
+    """
+
+    of: Callable[[Block], int]
+    count: int
+    name: str
+
+
+@dataclass(slots=True)
+class _Line:
+    """Blocks that the same text asked for."""
+
+    at: Where
+    what: str
+    blocks: list[Block] = field(default_factory=list)
+    holder: str = ""
+    root: Held | None = None
+
+
+def steps_of(marks: Sequence[Mark], events: int) -> Steps:
+    """What to count: optimizer steps, else backwards, else allocations.
+
+    Args:
+        marks: of a ``Watch``.
+        events: of the allocator that were followed.
+    """
+    if marks[-1].step >= LEAST:
+        return Steps(lambda b: marks[b.mark].step + 1, marks[-1].step, "optimizer step")
+    begun = [
+        i
+        for i, m in enumerate(marks)
+        if m.phase is Phase.BACKWARD and (i == 0 or marks[i - 1].phase is not Phase.BACKWARD)
+    ]
+    if len(begun) >= LEAST:
+        return Steps(lambda b: bisect.bisect_right(begun, b.mark) + 1, len(begun), "backward")
+    span = max(1, events // WINDOWS)
+    return Steps(lambda b: b.event // span + 1, events // span, f"{span:,} allocator events")
+
+
+def growth_of(
+    device: str, blocks: Iterable[Block], steps: Steps, known: Callable[[Block], Purpose | None]
+) -> list[Growth]:
+    """What grows on a device, most a step first.
+
+    Args:
+        device: its name.
+        blocks: that are there at the end.
+        steps: of the run.
+        known: what a block is for, where it is a parameter, a gradient or optimizer state.
+    """
+    lines: dict[tuple[object, ...], _Line] = {}
+    blocks = list(blocks)
+    for block in blocks:
+        if block.event and block.freed_after is None and known(block) not in _LASTS:
+            at = where(block.frames)
+            line = lines.setdefault((at.line, at.modules, at.nodes), _Line(at, at.nodes))
+            line.blocks.append(block)
+    growing = [line for line in lines.values() if _rate(line.blocks, steps) is not None]
+    if not growing:
+        return []
+    holders = Holders()
+    _ask(growing, holders)
+    found = []
+    for together in _by_holder(growing).values():
+        every = [b for line in together for b in line.blocks]
+        rate = _rate(every, steps)
+        if rate is not None:
+            found.append(
+                _growth(device, together, rate, steps, _line_of(together, blocks, holders))
+            )
+    return sorted(found, key=lambda g: -g.a_step)
+
+
+def _rate(blocks: Sequence[Block], steps: Steps) -> Rate | None:
+    held: dict[int, int] = {}
+    for block in blocks:
+        step = steps.of(block)
+        held[step] = held.get(step, 0) + block.requested
+    return rate_of(held, steps.count)
+
+
+def _ask(lines: Sequence[_Line], holders: Holders) -> None:
+    """Find out who has the blocks of each line, of some of them."""
+    samples: list[tuple[_Line, Held]] = []
+    for line in lines:
+        blocks = line.blocks
+        for i in range(min(SAMPLES, len(blocks))):
+            held = holders.of(blocks[i * len(blocks) // min(SAMPLES, len(blocks))])
+            if held is not None:
+                samples.append((line, held))
+    holders.name([held for _, held in samples])
+    for line in lines:
+        of_line = [held for other, held in samples if other is line]
+        line.holder = most_common_chain(held.chain or held.root_chain for held in of_line)
+        line.root = next((h for h in of_line if not h.chain and h.root is not None), None)
+
+
+def _by_holder(lines: Sequence[_Line]) -> dict[object, list[_Line]]:
+    """Lines whose blocks the same has; each whose blocks nobody with a name has is alone."""
+    found: dict[object, list[_Line]] = {}
+    for line in lines:
+        outermost = line.holder.rpartition(", held by ")[2]
+        found.setdefault(outermost or id(line), []).append(line)
+    return found
+
+
+def _growth(
+    device: str, lines: list[_Line], rate: Rate, steps: Steps, frame: SourceFrame | None
+) -> Growth:
+    parts = [
+        GrowthPart(
+            sum(b.requested for b in line.blocks),
+            len(line.blocks),
+            line.what,
+            source_of(line.at.line),
+            " > ".join(line.at.modules),
+        )
+        for line in lines
+    ]
+    parts.sort(key=lambda p: -p.nbytes)
+    return Growth(
+        GrowthSource.ALLOCATOR,
+        device,
+        sum(p.nbytes for p in parts),
+        rate.a_step,
+        steps.name,
+        rate.since,
+        steps.count,
+        lines[0].holder,
+        frame or next((p.frame for p in parts if p.frame is not None), None),
+        tuple(parts),
+    )
+
+
+def _line_of(
+    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders
+) -> SourceFrame | None:
+    """The line that made the tensor from which a graph is held; None if no graph is."""
+    root = next((line.root for line in lines if line.root is not None), None)
+    address = holders.address_of(root.root) if root is not None else None
+    if address is None:
+        return None
+    for block in blocks:
+        if block.address <= address < block.address + block.size:
+            return source_of(where(block.frames).line)
+    return None

@@ -1,0 +1,265 @@
+"""Whose the memory of a device is, asked of the live objects of the process: no history needed.
+
+Note [What holds memory]
+~~~~~~~~~~~~~~~~~~~~~~~~
+Three kinds of owners are known without anybody having watched: parameters, gradients and optimizer
+state (``known``); Python's tensors, which the collector knows; and what autograd has saved. The
+last is found by walking from the tensors that the program holds, and from the operation whose
+backward is running, over ``next_functions``. What an operation has saved is read as it lies
+(``SavedTensor.data``): to unpack it may run hooks of the program, which copy to the device or
+compute again, and there is no memory for either.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import Purpose
+
+from . import _torch_compat as compat
+from .referrers import COMPILED, Referrers
+from .replay import Block
+
+NAMED = 64
+"""Tensors, those with most bytes, of which it is asked who refers to them."""
+
+ALIKE = 8
+"""Tensors in one storage that are asked for."""
+
+UNNAMED = "(a tensor that nobody with a name has)"
+"""Holder of a tensor of which it is not known who refers to it."""
+
+MOST_NODES = 1_000_000
+"""Of autograd's graphs, that are walked."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Memory that somebody holds.
+
+    Attributes:
+        address: of the first byte of its storage.
+        nbytes: of the storage.
+        tensors: of the program's that lie in it, some of them.
+        operation: of autograd that has saved it; empty if none has.
+        root: the tensor from which a graph leads to that operation; None where it is the one whose
+            backward is running, or none is saved.
+        chain: who refers to one of the tensors; empty if not asked, or nobody with a name does.
+        root_chain: the same of ``root``.
+    """
+
+    address: int
+    nbytes: int
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    operation: str = ""
+    root: torch.Tensor | None = None
+    chain: str = ""
+    root_chain: str = ""
+
+    @property
+    def what(self) -> str:
+        """In words, for a row of an account; empty if nothing is known."""
+        if self.chain:
+            return self.chain
+        if not self.operation:
+            return ""
+        return f"saved by {self.operation}" + (
+            f", graph of {self.root_chain}" if self.root_chain else ""
+        )
+
+    @property
+    def purpose(self) -> Purpose:
+        """What it is for, as far as that shows."""
+        if COMPILED in self.chain:
+            return Purpose.TEMPORARY if _BUFFER.match(self.chain) else Purpose.ACTIVATION
+        made = any(compat.node_of(t) is not None for t in self.tensors)
+        saved = self.operation and (made or not self.chain)
+        return Purpose.ACTIVATION if saved else Purpose.TENSOR
+
+
+_BUFFER = re.compile(r"buf\d+\b")
+"""A variable of generated code that it has made itself; the others are its inputs."""
+
+
+class Holders:
+    """What every piece of memory of the process is held by, at one instant.
+
+    Attributes:
+        held: by address, in order of addresses. Let go of it at once: it holds tensors.
+    """
+
+    def __init__(self, device_type: str = "cuda", *, also: Any = None) -> None:
+        """
+        Args:
+            device_type: whose memory.
+            also: an operation of autograd to walk from, as well as from tensors.
+        """
+        self._found: dict[int, Held] = {}
+        self._type = device_type
+        with compat.without_torch_function():
+            tensors = _tensors()
+            for tensor in tensors:
+                self._add(tensor)
+            for node, root in _operations(tensors, also):
+                name = compat.node_name(node)
+                for saved in compat.saved_by(node):
+                    self._add(saved, root, name)
+        self.held = [self._found[a] for a in sorted(self._found)]
+        self._addresses = [h.address for h in self.held]
+
+    def name(self, most: Iterable[Held] | None = None) -> None:
+        """Find out who refers to those with most bytes, or to the tensors whose graphs have them.
+
+        Args:
+            most: to ask for; by default the largest.
+        """
+        if most is None:
+            most = sorted(self.held, key=lambda h: -h.nbytes)[:NAMED]
+        chosen = list(dict.fromkeys(most))
+        ours = [self._found, *self.held, *(h.tensors for h in self.held)]
+        chains = _chains([t for h in chosen for t in h.tensors], ours)
+        for h in chosen:
+            h.chain = next((c for t in h.tensors if (c := chains[id(t)])), "")
+        unnamed = [h for h in chosen if not h.chain and h.root is not None]
+        chains = _chains([h.root for h in unnamed if h.root is not None], ours)
+        for h in unnamed:
+            h.root_chain = chains[id(h.root)]
+
+    def of(self, block: Block) -> Held | None:
+        """Who holds a block, as far as that is known: of several the first."""
+        at = bisect.bisect_left(self._addresses, block.address)
+        if at < len(self.held) and self._addresses[at] < block.address + block.size:
+            return self.held[at]
+        return None
+
+    def address_of(self, tensor: torch.Tensor | None) -> int | None:
+        """Where a tensor's memory begins; None if it has none."""
+        if tensor is None:
+            return None
+        with compat.without_torch_function():
+            return next((a for a, _ in compat.memory_of(tensor, self._type)), None)
+
+    def purpose(self, block: Block) -> tuple[Purpose, str] | None:
+        """What a block is for of which nothing else is known, and who has it."""
+        held = self.of(block)
+        return None if held is None else (held.purpose, held.what or UNNAMED)
+
+    def _add(
+        self, tensor: torch.Tensor, root: torch.Tensor | None = None, operation: str = ""
+    ) -> None:
+        """A tensor of the program's, or what an operation has saved."""
+        for address, nbytes in compat.memory_of(tensor, self._type):
+            held = self._found.get(address)
+            if held is None:
+                held = self._found[address] = Held(address, nbytes)
+            if not operation:
+                if len(held.tensors) < ALIKE:
+                    held.tensors.append(tensor)
+            elif not held.operation:
+                held.operation, held.root = operation, root
+
+
+@dataclass(slots=True)
+class HeldGraphs:
+    """Operations of autograd of one kind that still have what they saved.
+
+    Attributes:
+        operations: how many.
+        nbytes: that they have saved, parameters and what several of them have left out.
+        device: where most of it is, e.g. ``cuda:0``.
+        holder: who refers to the tensors that lead to them.
+    """
+
+    operations: int = 0
+    nbytes: int = 0
+    device: str = ""
+    holder: str = ""
+
+
+def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
+    """Operations of autograd that still have what they saved, by kind.
+
+    Args:
+        kind_of: of an operation; None for one that does not matter.
+    """
+    found: dict[int, list[tuple[torch.Tensor | None, list[torch.Tensor]]]] = {}
+    with compat.without_torch_function():
+        for node, root in _operations(_tensors()):
+            kind = kind_of(node)
+            saved = compat.saved_by(node) if kind is not None else []
+            if kind is not None and saved:
+                found.setdefault(kind, []).append((root, saved))
+        return {kind: _held(operations) for kind, operations in found.items()}
+
+
+def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> HeldGraphs:
+    having: Counter[int] = Counter()
+    sizes: dict[int, tuple[int, str]] = {}
+    for _, saved in operations:
+        own: set[int] = set()
+        for tensor in saved:
+            if tensor.requires_grad and tensor.is_leaf:
+                continue
+            for address, nbytes in compat.memory_of(tensor, ""):
+                own.add(address)
+                sizes[address] = nbytes, str(tensor.device)
+        having.update(own)
+    alone = [sizes[address] for address, times in having.items() if times == 1]
+    devices: Counter[str] = Counter()
+    for nbytes, device in alone:
+        devices[device] += nbytes
+    roots = [root for root, _ in operations if root is not None]
+    chains = _chains(roots[:: max(1, len(roots) // ALIKE)], [roots, operations])
+    return HeldGraphs(
+        len(operations),
+        sum(nbytes for nbytes, _ in alone),
+        devices.most_common(1)[0][0] if devices else "",
+        most_common_chain(chains.values()),
+    )
+
+
+def most_common_chain(chains: Iterable[str]) -> str:
+    """Of what is said of several alike the most frequent, whatever keys and indices are in it."""
+    votes = Counter(_INDEX.sub("[...]", chain) for chain in chains if chain)
+    return votes.most_common(1)[0][0] if votes else ""
+
+
+_INDEX = re.compile(r"\[('[^']*'|[^\]]*)\]")
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [t for t in compat.existing(torch.Tensor) if not compat.is_stand_in(t)]
+
+
+def _operations(
+    tensors: list[torch.Tensor], also: Any = None
+) -> Iterator[tuple[Any, torch.Tensor | None]]:
+    """Every operation of autograd that tensors lead to, with the tensor; each once."""
+    seen: set[Any] = set()
+    # Tensors of which others were made come last: a loss leads to everything.
+    ordered = sorted(tensors, key=compat.sequence_of, reverse=True)
+    roots: list[tuple[Any, torch.Tensor | None]] = [(also, None)] if also is not None else []
+    roots += [(node, t) for t in ordered if (node := compat.node_of(t)) is not None]
+    for first, root in roots:
+        waiting = [first]
+        while waiting and len(seen) < MOST_NODES:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                yield node, root
+                waiting += [n for n, _ in compat.next_functions(node) if n is not None]
+
+
+def _chains(tensors: list[torch.Tensor], ours: list[Any]) -> dict[int, str]:
+    """Who refers to tensors, by identity, but for objects of ours."""
+    different = {id(t): t for t in tensors}
+    asked = list(different.values())
+    found = Referrers().chains(asked, [tensors, different, ours, *ours])
+    return dict(zip(different, found, strict=True))

@@ -1,0 +1,95 @@
+"""Tells whoever listens that a CUDA device has no more memory.
+
+torch calls observers before it raises, and they cannot be taken back. So there is one of ours for
+the life of the process, which tells those that listen at the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import _torch_compat as compat
+
+log = logging.getLogger("memprof")
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryEvent:
+    """What the allocator says of a request that failed. Bytes.
+
+    Attributes:
+        device: number of the device.
+        wanted: that it tried to get from the device.
+        allowed: that it may have of the device.
+        free: that the device has left.
+    """
+
+    device: int
+    wanted: int
+    allowed: int
+    free: int
+
+
+Listener = Callable[[OutOfMemoryEvent], None]
+"""Called by the thread that asked, before the error is raised."""
+
+
+_listeners: tuple[Listener, ...] = ()
+_lock = threading.Lock()
+_attached = False
+
+
+class _OfThread(threading.local):
+    inside = False
+
+
+_here = _OfThread()
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Tell ``listener`` from now on, or from where CUDA starts.
+
+    Returns:
+        What ends that; it may be called again.
+    """
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+
+    def end() -> None:
+        global _listeners
+        with _lock:
+            _listeners = tuple(f for f in _listeners if f is not listener)
+
+    compat.on_cuda_start(_attach)
+    return end
+
+
+def _attach() -> None:
+    global _attached
+    with _lock:
+        if not _attached:
+            _attached = True  # also where it cannot be done: it is not tried again
+            compat.on_out_of_memory(_observe)
+
+
+def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
+    if _here.inside:  # a listener's own request
+        return
+    _here.inside = True
+    try:
+        for listener in _listeners:
+            try:
+                listener(OutOfMemoryEvent(device, wanted, allowed, free))
+            except Exception as e:
+                # Below this stands C++ of torch's, which is about to raise the program's error.
+                log.error(
+                    "memprof failed at a device's out of memory: %s: %s. Please report this.",
+                    type(e).__name__,
+                    e,
+                )
+    finally:
+        _here.inside = False

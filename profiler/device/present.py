@@ -1,0 +1,117 @@
+"""The account of this instant: what every reserved byte is for, without anybody having watched.
+
+Note [What can be said without a history]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The allocator keeps the most that it ever had reserved, and tells at any time which blocks there
+are. Whose a block is says the process: modules, optimizers, Python's tensors, autograd's graphs
+(``holders.py``). So a program is not watched and pays nothing; a look at its end takes about
+a second for a million objects, and a few where there are large tensors of which it is asked who
+refers to them.
+
+What it cannot tell is what lay in memory that is free by now: activations and temporaries of the
+peak. They are free segments here, and how many bytes of them were in use at the peak is known from
+the counters alone. Which they were says the report of compiled code, and of eager code
+``memprof.profile(eager=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import DeviceAccount, Purpose
+
+from . import _torch_compat as compat
+from . import known
+from .account import Mark, Otherwise, Phase, explain
+from .holders import Holders
+from .replay import Block, Replay
+from .totals import named, peaks
+
+NOBODY = "(no Python object: libraries, C++)"
+"""Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
+
+IN_POOL = "(a private pool: CUDA graphs)"
+"""The same in a pool of its own."""
+
+UNWATCHED = "(known with eager=True)"
+"""What to say of the line that asked for a block, where nobody followed the device."""
+
+
+def present_accounts() -> list[DeviceAccount]:
+    """The account of each CUDA device that this process uses, the one with most first.
+
+    Takes host memory alone; starts nothing.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    used = [i for i in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(i)]
+    if not used:
+        return []
+    segments, settings = compat.segments_now()
+    owned = known.of_process()
+    holders = Holders()
+    least = max(torch.cuda.memory_reserved(i) for i in used) // 100
+    # To look for those who refer to a tensor is what costs most.
+    large = [h for h in holders.held if h.nbytes > least and h.address not in owned]
+    if large:
+        holders.name(large)
+    found = []
+    for i in used:
+        own = [s for s in segments if s["device"] == i]
+        account = unwatched_account(i, own, settings, owned, whose(holders, own))
+        account.present = True
+        account.given_back = torch.cuda.max_memory_reserved(i) - account.reserved
+        account.reserved += account.given_back
+        found.append(account)
+    return sorted(found, key=lambda a: -a.reserved)
+
+
+def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
+    """Says of a block of these segments what its holder has it for."""
+    private = [s for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
+    starts = [(s["address"], s["address"] + s["total_size"]) for s in private]
+
+    def otherwise(block: Block) -> tuple[Purpose, str]:
+        found = holders.purpose(block)
+        if found is not None:
+            return found
+        pool = any(begin <= block.address < end for begin, end in starts)
+        return Purpose.UNKNOWN, IN_POOL if pool else NOBODY
+
+    return otherwise
+
+
+def unwatched_account(
+    device: int,
+    segments: list[dict[str, Any]],
+    settings: dict[str, Any],
+    owned: known.Known,
+    otherwise: Otherwise,
+) -> DeviceAccount:
+    """The account of a device that nobody follows.
+
+    Args:
+        device: its index.
+        segments: all that it has now.
+        settings: of the allocator.
+        owned: what modules and optimizers have.
+        otherwise: says whose a block is that no module and no optimizer has.
+    """
+    replay = Replay(settings)
+    replay.take_over(segments)
+    replay.assign_pools(segments)
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, owned)]
+    peak = replay.now()
+    explained = explain(peak, marks, now=True, otherwise=otherwise)
+    account = named(device)
+    account.reserved, account.allocated = peak.reserved, peak.allocated
+    _, account.most_allocated = peaks(torch.cuda.memory_stats(device))
+    account.rows = [replace(r, detail="", holder=r.holder or UNWATCHED) for r in explained.rows]
+    account.rounding, account.awaiting = explained.rounding, explained.awaiting
+    account.pools = explained.pools
+    account.unexplained = account.reserved - account.explained
+    return account

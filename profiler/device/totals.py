@@ -1,0 +1,51 @@
+"""What the allocator counts: its totals, with no history and no look at any block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import DeviceAccount
+
+
+def named(device: int, steps: int = 0) -> DeviceAccount:
+    """An account of a device that says what it is, after so many optimizer steps."""
+    return DeviceAccount(
+        device=f"cuda:{device}",
+        name=torch.cuda.get_device_name(device),
+        total=torch.cuda.get_device_properties(device).total_memory,
+        steps=steps,
+    )
+
+
+def peaks(stats: dict[str, Any]) -> tuple[int, int]:
+    """The most bytes reserved, and handed out, by the allocator's statistics."""
+    return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
+
+
+def counted(steps: int) -> list[DeviceAccount]:
+    """Totals alone, of an allocator that keeps no history, the device with most first."""
+    found = []
+    for device in range(torch.cuda.device_count()):
+        account = named(device, steps)
+        account.reserved, account.most_allocated = peaks(torch.cuda.memory_stats(device))
+        account.unexplained = account.reserved
+        account.notes.append(
+            f"the allocator {torch.cuda.get_allocator_backend()} keeps no history: what its memory "
+            "was for is not known"
+        )
+        found.append(account)
+    return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
+
+
+def counters() -> dict[str, dict[str, int]]:
+    """Peaks that torch's statistics have now, in bytes, by device."""
+    found = {}
+    for device in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats(device)
+        found[f"cuda:{device}"] = {
+            name: int(stats.get(f"{name}_bytes.all.peak", 0))
+            for name in ("allocated", "reserved", "active")
+        }
+    return found

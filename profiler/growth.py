@@ -1,0 +1,146 @@
+"""What grows, from everything that a profile knows.
+
+The same leak may be seen by several. Of each device the best of them is believed: the allocator's
+history, which has every block and who holds it; then the data-flow profile, which has lines; then
+the forwards of compiled code; then the tracker, which has sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from .growth_rule import LEAST, rate_of
+from .model import (
+    DataFlowDevice,
+    Growth,
+    GrowthPart,
+    GrowthSource,
+    MemorySnapshot,
+    Profile,
+    SnapshotKind,
+    TensorInfo,
+)
+
+MIN_TRACKED = 1 << 20
+MIN_TRACKED_SHARE = 0.05
+"""What the tensors of a tracked process must grow by in the later half of its snapshots, in bytes
+and as a part of what they were."""
+
+_ORDER = list(GrowthSource)
+
+
+def growth(profile: Profile) -> list[Growth]:
+    """What is held across steps and grows, most a step first."""
+    every = [*profile.growth, *_of_dataflow(profile), *_of_tracker(profile)]
+    best = {
+        device: min(_ORDER.index(g.source) for g in every if g.device == device)
+        for device in {g.device for g in every}
+    }
+    found = [g for g in every if _ORDER.index(g.source) == best[g.device]]
+    return sorted(found, key=lambda g: -g.a_step)
+
+
+def looked(profile: Profile) -> list[str]:
+    """What of a profile could have shown growth, in words; empty if nothing could."""
+    words = []
+    for account in profile.accounts:
+        if account.failure is None and not account.present:
+            words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
+    if profile.dataflow is not None:
+        words.append("the data-flow profile")
+    if len(profile.calls):
+        words.append(f"{len(profile.calls):,} calls of compiled code")
+    if profile.tracker is not None:
+        words.append(f"{len(profile.tracker.snapshots):,} snapshots of the tracker")
+    return words
+
+
+def _of_dataflow(profile: Profile) -> Iterator[Growth]:
+    for device in profile.dataflow.devices if profile.dataflow is not None else ():
+        yield from _of_device(device)
+
+
+def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
+    steps = max((leak.made_in + leak.held_for for leak in device.leaks), default=0)
+    kept = [leak for leak in device.leaks if leak.made_in + leak.held_for == steps]
+    lines: dict[tuple[object, ...], list[int]] = {}
+    for i, leak in enumerate(kept):
+        s = leak.storage
+        lines.setdefault((s.frame, s.op, s.module), []).append(i)
+    for group in lines.values():
+        held: dict[int, int] = {}
+        for i in group:
+            step = kept[i].made_in + 1
+            held[step] = held.get(step, 0) + kept[i].storage.nbytes
+        rate = rate_of(held, steps)
+        if rate is not None:
+            first, nbytes = kept[group[0]].storage, sum(held.values())
+            part = GrowthPart(nbytes, len(group), first.op or "", first.frame, first.module or "")
+            yield Growth(
+                *(GrowthSource.DATA_FLOW, device.device, nbytes, rate.a_step, "step"),
+                *(rate.since, steps, "", first.frame, (part,)),
+            )
+
+
+def _of_tracker(profile: Profile) -> Iterator[Growth]:
+    """Note [What grows in snapshots]: of the later half of the snapshots the tensors' bytes are
+    taken in four spans of time, and the least of each must be more than that of the one before:
+    what goes up and down with each step has the same least in all of them. What lies between the
+    least of the first and of the last is held at least."""
+    if profile.tracker is None:
+        return
+    snapshots = [s for s in profile.tracker.snapshots if s.complete]
+    snapshots = [s for s in snapshots if s.kind is not SnapshotKind.OUT_OF_MEMORY]
+    if len(snapshots) < LEAST:
+        return
+    later = snapshots[len(snapshots) // 2 :]
+    for device in later[-1].devices:
+        bytes_ = [s.devices[device].tensor_bytes for s in later if device in s.devices]
+        if len(bytes_) < LEAST // 2 or any(n is None for n in bytes_):
+            continue
+        quarter = len(bytes_) / 4
+        least = [min(bytes_[int(i * quarter) : int((i + 1) * quarter)]) for i in range(4)]
+        grown = least[-1] - least[0]
+        enough = max(MIN_TRACKED, MIN_TRACKED_SHARE * bytes_[0])
+        if grown >= enough and all(b > a for a, b in pairwise(least)):
+            parts = _alike(later[0], later[-1], device)
+            each = grown // round(3 * quarter)
+            holder = parts[0].what if parts else ""
+            begin = len(snapshots) - len(later) + 1
+            yield Growth(
+                *(GrowthSource.TRACKER, device, grown, each, "snapshot", begin, len(snapshots)),
+                holder,
+                parts=parts,
+            )
+
+
+def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[GrowthPart, ...]:
+    """Of the largest tensors those alike of which there are more than before."""
+    had = _groups(before, device)
+    found = []
+    for key, (nbytes, count) in _groups(after, device).items():
+        more = count - had.get(key, (0, 0))[1]
+        if more > 0 and count > 1:
+            found.append(GrowthPart(nbytes // count * more, more, key))
+    return tuple(sorted(found, key=lambda p: -p.nbytes))
+
+
+def _groups(snapshot: MemorySnapshot, device: str) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for tensor in snapshot.largest:
+        if tensor.device == device:
+            nbytes, count = found.get(_in_words(tensor), (0, 0))
+            found[_in_words(tensor)] = nbytes + tensor.nbytes, count + 1
+    return found
+
+
+def _in_words(t: TensorInfo) -> str:
+    """What is alike in tensors that are alike."""
+    shape = " x ".join(map(str, t.shape)) or "scalar"
+    parts = [f"{shape} {t.dtype.removeprefix('torch.')}"]
+    if t.name or t.node:
+        parts.append(t.name or t.node or "")
+    if t.operation:
+        parts.append(f"made in {t.operation}")
+    return ", ".join(parts)

@@ -1,0 +1,73 @@
+"""What was reserved at the peak of a device that nobody watched: two sources, one sum.
+
+Note [A peak from two sources]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The allocator's counters say how much was reserved and allocated at most. What compiled code had at
+its own peak is known from its programs, replays included; what else the process holds from a look
+at its end (``profiler/device/present.py``). Parameters and optimizer state are there all the time,
+so both are of the peak, if it lay in compiled code. What the allocator counts beyond is nobody's:
+gradients that eager code holds, temporaries of an eager optimizer, libraries' workspaces. It is a
+row of its own. Where the two sources say more than the counter they cannot be of one instant, and
+no sum is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..model import Category, DeviceAccount, Purpose
+
+_LASTING = {
+    Purpose.PARAMETER: Category.PARAMETER,
+    Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+}
+"""What is there all the time, under the names of both sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The parts add up to ``reserved``.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        reserved: the most bytes that the allocator had from the device.
+        parts: what for, in words, and bytes; largest first.
+        unattributed: bytes that were allocated beyond those.
+        free: bytes of ``reserved`` that were not allocated when most was.
+    """
+
+    device: str
+    reserved: int
+    parts: tuple[tuple[str, int], ...]
+    unattributed: int
+    free: int
+
+
+def device_peak(account: DeviceAccount, compiled: Mapping[Category, int]) -> DevicePeak | None:
+    """The peak of a device of which only the end was looked at.
+
+    Args:
+        account: with ``present``.
+        compiled: bytes live at the peak of compiled code on that device.
+
+    Returns:
+        None if the sources do not fit together.
+    """
+    now = account.by_purpose()
+    found: dict[str, int] = {}
+    for purpose, category in _LASTING.items():
+        found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
+    for category, nbytes in compiled.items():
+        if category not in _LASTING.values():
+            found[category.label] = nbytes
+    # Inputs and outputs of compiled code are the program's tensors, too.
+    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.STATE))
+    counted = sum(compiled.get(c, 0) for c in (Category.INPUT, Category.OUTPUT))
+    found["other tensors"] = max(0, tensors - counted)
+    unattributed = account.most_allocated - sum(found.values())
+    if unattributed < 0:
+        return None
+    parts = sorted((p for p in found.items() if p[1]), key=lambda p: -p[1])
+    free = account.reserved - account.most_allocated
+    return DevicePeak(account.device, account.reserved, tuple(parts), unattributed, free)

@@ -1,0 +1,88 @@
+"""A failed allocation in words: who asked, why it did not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..model import DeviceAccount, Failure, SourceFrame, WhyNot
+from .format import format_bytes, shorten_path
+
+_Show = Callable[[int], str]
+
+
+def place(frame: SourceFrame | None) -> str:
+    """A line, without its text."""
+    return f"{shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
+
+
+def asked(f: Failure, show: _Show) -> str:
+    """How much was asked for."""
+    if f.requested:
+        return show(f.requested)
+    return f"up to {show(f.wanted)}"
+
+
+def asker(f: Failure) -> str:
+    """Who asked, in a phrase that follows a verb."""
+    parts = []
+    if f.nodes:
+        parts.append(f"by {f.nodes}")
+    elif f.operation:
+        parts.append(f"by {f.operation}")
+    if f.frame is not None:
+        parts.append(f"at {place(f.frame)}")
+    if f.called_from is not None and f.called_from != f.frame:
+        parts.append(f"in the backward() of {place(f.called_from)}")
+    if f.graph:
+        parts.append(f"in {f.graph}")
+    elif f.modules:
+        parts.append(f"in {f.modules}")
+    if not parts:
+        parts.append(f"by C++ code in the thread {f.thread or 'of nobody'}")
+    return " ".join(parts)
+
+
+def why(a: DeviceAccount, f: Failure, show: _Show) -> str:
+    """Why the request did not fit, in a sentence without its stop."""
+    wanted, free = show(f.wanted), show(f.device_free)
+    limit = show(f.limit or a.total)
+    return {
+        WhyNot.TOO_LARGE: f"the process may have {limit} in all",
+        WhyNot.PIECES: f"{show(f.free)} are free inside of segments and {free} on the device, and "
+        f"the largest piece has {show(f.largest_free)}: fragmentation",
+        WhyNot.STREAMS: f"{show(f.free_of_streams)} are free for other streams only, or wait until "
+        f"these are through; {free} are left on the device",
+        WhyNot.POOLS: f"{show(f.free_of_pools)} are free in pools that it cannot use (CUDA graphs, "
+        f"torch.cuda.MemPool, blocks of another size); {free} are left on the device",
+        WhyNot.LIMIT: f"the program may reserve {limit} of {show(a.total)} "
+        f"(torch.cuda.set_per_process_memory_fraction); {free} are left on the device",
+        WhyNot.OUTSIDE: f"{show(f.outside)} of the device are held outside of torch's allocator, "
+        f"by other processes or libraries; {free} are left",
+        WhyNot.FULL: f"everything is in use: {show(a.live)} live of {show(a.reserved)} reserved, "
+        f"{free} left on the device, and the allocator needs {wanted}",
+    }[f.why]
+
+
+def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
+    """A failure for a log.
+
+    Args:
+        account: of the moment; it has a failure.
+        kept: files that the whole report was written to.
+    """
+    f = account.failure
+    assert f is not None
+    text = f"Out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
+    text += f"; {why(account, f, format_bytes)}"
+    largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_purpose().items()][:3]
+    if largest:
+        text += f". Live: {', '.join(largest)}"
+    if f.reliefs:
+        text += f". Most would help: {f.reliefs[0].change} ({format_bytes(f.reliefs[0].nbytes)})"
+    if f.doing:
+        text += f". It was {f.doing}: the call is made again without"
+    if f.count > 1:
+        text += f". The {f.count:,}th time here"
+    if kept:
+        return f"{text}. memprof report {' or '.join(kept)}"
+    return text + ". memprof.profile(on_oom=PATH) writes the whole report"

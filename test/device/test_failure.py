@@ -1,0 +1,259 @@
+"""Why a request did not fit, from the allocator's books as data; and who refers to objects."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from memprof.profiler.device.failure import CONTEXT, Request, explain_failure, reliefs
+from memprof.profiler.device.holders import Holders, held_graphs
+from memprof.profiler.device.referrers import Referrers
+from memprof.profiler.model import AccountRow, Purpose, SourceFrame, WhyNot
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def segment(*blocks: tuple[str, int], pool: tuple[int, int] = (0, 0), stream: int = 0) -> Any:
+    """A segment of the large kind; a block's state may be shortened."""
+    states = {"used": "active_allocated", "free": "inactive", "waits": "active_awaiting_free"}
+    found = [{"state": states[state], "size": n * MIB} for state, n in blocks]
+    return {
+        "total_size": sum(n for _, n in blocks) * MIB,
+        "segment_pool_id": pool,
+        "segment_type": "large",
+        "stream": stream,
+        "blocks": found,
+    }
+
+
+def request(wanted: int, free: int = 10, allowed: int = 4096, **more: Any) -> Request:
+    return Request(0, wanted * MIB, allowed * MIB, 4 * GIB, free * MIB, **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "segments", "why"),
+    [
+        (request(5000), [], WhyNot.TOO_LARGE),
+        (request(600, allowed=512), [], WhyNot.TOO_LARGE),
+        (request(64), [segment(("used", 3000), ("free", 40)), segment(("free", 30))], "pieces"),
+        (request(64), [segment(("used", 3000)), segment(("free", 60), stream=7)], WhyNot.STREAMS),
+        (request(64), [segment(("used", 3000), ("waits", 60))], WhyNot.STREAMS),
+        (request(64), [segment(("used", 3000)), segment(("free", 60), pool=(0, 1))], WhyNot.POOLS),
+        (request(64, pool=None), [segment(("used", 3000), ("free", 60))], WhyNot.POOLS),
+        (request(64, pool=(0, 1)), [segment(("used", 3000), ("free", 60))], WhyNot.POOLS),
+        (
+            request(64, free=2000, allowed=1024),
+            [segment(("used", 1000), ("free", 10))],
+            WhyNot.LIMIT,
+        ),
+        (request(64), [segment(("used", 2000))], WhyNot.OUTSIDE),
+        (request(64), [segment(("used", 3900))], WhyNot.FULL),
+    ],
+)
+def test_reasons(asked: Request, segments: list[Any], why: WhyNot) -> None:
+    found = explain_failure(asked, segments)
+    assert found.why == why
+    # Everything of the device is in one of these.
+    reserved = sum(s["total_size"] for s in segments)
+    used = sum(b["size"] for s in segments for b in s["blocks"] if b["state"][:8] == "active_a")
+    used -= sum(b["size"] for s in segments for b in s["blocks"] if "await" in b["state"])
+    assert used + found.free + found.free_of_streams + found.free_of_pools == reserved
+    assert reserved + found.device_free + found.outside == 4 * GIB
+
+
+def test_pieces_of_the_other_kind_are_of_no_use() -> None:
+    small = segment(("used", 1), ("free", 1)) | {"segment_type": "small"}
+    found = explain_failure(request(64), [small, segment(("used", 50), ("free", 20))])
+    assert (found.free, found.largest_free) == (21 * MIB, 20 * MIB)
+    found = explain_failure(request(2), [small, segment(("used", 50), ("free", 20))])
+    assert (found.free, found.largest_free) == (21 * MIB, MIB)
+
+
+def test_what_would_have_helped() -> None:
+    line = SourceFrame("train.py", 3, "f", "loss.backward()")
+    rows = [
+        AccountRow(Purpose.ACTIVATION, 300 * MIB, 2, frame=line),
+        AccountRow(Purpose.ACTIVATION, 100 * MIB, 2),
+        AccountRow(Purpose.GRADIENT, 50 * MIB, 1, frame=line),
+        AccountRow(Purpose.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
+        AccountRow(Purpose.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
+    ]
+    failure = explain_failure(request(64), [segment(("used", 2500), ("free", 80), ("used", 1))])
+    found = reliefs(failure, rows, phase="forward", expandable=False)
+    assert [r.nbytes // MIB for r in found] == [
+        (failure.outside - CONTEXT) // MIB,
+        *(400, 80, 50, 40),
+    ]
+    assert found[1].frame == line
+    assert "expandable_segments" in found[2].change
+    assert "zero_grad" in found[3].change
+    assert found[4].change.endswith("most of all debug[...], global of train.py")
+    found = reliefs(failure, rows, phase="backward", expandable=True)
+    assert not any("expandable" in r.change or "zero_grad" in r.change for r in found)
+
+
+class Thing:
+    """Something that can be looked for."""
+
+
+kept: list[Any] = []
+
+
+class Owner:
+    shared: ClassVar[dict[str, Any]] = {}
+
+
+class TestReferrers:
+    @pytest.fixture(autouse=True)
+    def nothing_kept(self) -> Any:
+        gc.unfreeze()  # test/repetition.py
+        yield
+        kept.clear()
+        Owner.shared.clear()
+
+    def test_containers_and_attributes(self) -> None:
+        kept.append({"a": Owner()})
+        thing = Thing()
+        kept[0]["a"].inner = (1, [thing])
+        me = id(thing)
+        del thing
+        assert chain_of(me) == "kept[...]['a'].inner[...][...], global of test_failure.py"
+
+    def test_a_class(self) -> None:
+        Owner.shared["x"] = Thing()
+        chain = chain_of(id(Owner.shared["x"]))
+        assert chain == f"Owner.shared['x'], class in {Owner.__module__}"
+
+    def test_a_closure_and_its_function(self) -> None:
+        def made() -> Any:
+            inside = Thing()
+            return lambda: inside
+
+        kept.append(made())
+        chain = chain_of(id(kept[0].__closure__[0].cell_contents))
+        assert chain.startswith("inside of the closure of <lambda> (test_failure.py:")
+        assert chain.endswith("), held by kept[...], global of test_failure.py")
+
+    def test_a_traceback(self) -> None:
+        def fails() -> None:
+            wide = Thing()
+            kept.append(id(wide))
+            raise ValueError
+
+        try:
+            fails()
+        except ValueError as e:
+            kept.append(e)
+        chain = chain_of(kept[0])
+        assert chain.startswith("wide, local of fails (test_failure.py:")
+        assert ", held by the traceback of a ValueError, held by kept[...], global" in chain
+
+    def test_local_variables_of_what_runs(self) -> None:
+        many = [Thing()]
+        chain = chain_of(id(many[0]))
+        assert chain.startswith(
+            "many[...], local of test_local_variables_of_what_runs (test_failure.py:"
+        )
+
+    def test_nobody_with_a_name(self) -> None:
+        thing = Thing()
+        thing.own = thing  # type: ignore[attr-defined]
+        key = id(thing)
+        del thing
+        assert chain_of(key) == ""
+        gc.collect()
+
+    def test_nothing_is_kept_by_asking(self) -> None:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self.asks_in_the_midst()
+            assert not [x for x in gc.get_objects() if type(x) is Thing]
+        finally:
+            if collects:
+                gc.enable()
+
+    @staticmethod
+    def asks_in_the_midst() -> None:
+        thing = Thing()
+        Referrers().chains([thing])
+        Holders("cpu").name()
+
+    def test_variables_of_a_frame_can_be_let_go_of(self) -> None:
+        thing = Thing()
+        Referrers().chains([thing])
+        del thing
+        assert not [x for x in gc.get_objects() if type(x) is Thing]
+
+    def test_a_program_s_own_locals_stay(self) -> None:
+        thing = Thing()
+        mine = locals()
+        Referrers().chains([thing])
+        assert mine["thing"] is thing
+
+
+def chain_of(key: int) -> str:
+    """Who refers to the thing with an identity; no variable here has it."""
+    return Referrers().chains([x for x in gc.get_referrers(Thing) if id(x) == key])[0]
+
+
+class TestHolders:
+    def test_who_holds_what(self) -> None:
+        w = torch.randn(64, 64, requires_grad=True)
+        losses = [(w @ w).sigmoid().sum() for _ in range(2)]
+        view = torch.randn(100, 1000)[:, -1]
+        holders = Holders("cpu")
+        holders.name()
+        by_address = {h.address: h for h in holders.held}
+        saved = losses[0].grad_fn.next_functions[0][0]._raw_saved_result.data  # type: ignore[union-attr]
+        held = by_address[saved.data_ptr()]
+        assert held.purpose is Purpose.ACTIVATION
+        assert held.what.startswith("saved by SigmoidBackward0, graph of losses[...], local of ")
+        held = by_address[view.untyped_storage().data_ptr()]
+        assert held.nbytes == 400_000
+        assert (held.purpose, held.what.split(",")[0]) == (Purpose.TENSOR, "view")
+
+    def test_hooks_are_not_run(self) -> None:
+        def unpack(x: Any) -> Any:
+            raise AssertionError("unpacked")
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), unpack):
+            y = torch.randn(64, 64, requires_grad=True).sigmoid()
+        packed = y.grad_fn._raw_saved_result.data  # type: ignore[union-attr]
+        held = {h.address: h for h in Holders("cpu").held}[packed.data_ptr()]
+        assert held.operation == "SigmoidBackward0"
+
+    def test_graphs_by_kind(self) -> None:
+        w = torch.randn(64, 64, requires_grad=True)
+        mine = [w.sigmoid() for _ in range(3)]
+        names = {"SigmoidBackward0": 1}
+        graphs = held_graphs(lambda node: names.get(type(node).__name__))
+        assert (graphs[1].operations, graphs[1].nbytes) == (3, 3 * 64 * 64 * 4)
+        assert graphs[1].holder.startswith("mine[...], local of test_graphs_by_kind")
+        mine.clear()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the walk is the same")
+def test_an_exception_of_an_object_s_own_does_not_stop_the_search() -> None:
+    class Hostile:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("eq")
+
+        __hash__ = object.__hash__
+
+    thing = Thing()
+    kept.append(Hostile())
+    kept.append({Hostile(): thing})
+    object.__setattr__(kept[0], "inner", thing)
+    key = id(thing)
+    del thing
+    assert chain_of(key).startswith("kept[...]")
+    kept.clear()

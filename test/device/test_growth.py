@@ -1,0 +1,334 @@
+"""Leaks that were planted, each the first finding; and none in programs that are healthy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from memprof.cli import main
+from memprof.profiler.file import read_profile
+from memprof.profiler.growth import growth
+from memprof.profiler.model import Growth, GrowthSource
+
+MIB = 1 << 20
+STEPS = 24
+
+_BEGIN = '''
+import itertools, os, queue, sys, threading
+import torch, memprof
+from torch import nn
+
+MIB = 1 << 20
+N = 512
+STEPS = 24
+os.chdir(sys.argv[1])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(N, N, device="cuda")
+        self.down = nn.Linear(N, N, device="cuda")
+        self.cache = {}
+
+    def forward(self, x):
+        h = self.up(x).relu()
+        self.note(h)
+        return self.down(h)
+
+    def note(self, h):
+        pass
+
+
+class Loop:
+    """A training loop, with places to go wrong."""
+
+    rows = 512  # of which an activation takes 1 MiB
+    retain = False
+
+    def __init__(self):
+        self.net = Net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters())
+
+    def batch(self, i):
+        return torch.ones(self.rows, N, device="cuda")
+
+    def step(self, i):
+        loss = self.net(self.batch(i)).square().mean()  # the loss
+        self.after(loss, i)
+        loss.backward(retain_graph=self.retain)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def after(self, loss, i):
+        pass
+
+    def run(self, name):
+        with memprof.profile(f"{name}.memprof", eager=True):
+            for i in range(STEPS):
+                self.step(i)
+
+
+def main(programs):
+    for program in programs:
+        loop = program()
+        loop.run(program.__name__)
+        del loop
+        for held in (losses, debug, errors):
+            held.clear()
+        torch.cuda.empty_cache()
+
+
+losses, debug, errors = [], [], []
+'''
+
+_LEAKS = """
+class KeptLosses(Loop):
+    retain = True
+
+    def after(self, loss, i):
+        losses.append(loss)
+
+
+class KeptViews(Loop):
+    def step(self, i):
+        probs = self.net(self.batch(i)).softmax(-1)  # the whole of it
+        debug.append(probs[:, -1].detach())
+        super().step(i)
+
+
+class Closure(Loop):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def after(self, loss, i):
+        big = torch.ones(MIB // 2, device="cuda")  # two MiB
+
+        def later():
+            return big
+
+        self.calls.append(later)
+
+
+class Hook(Loop):
+    def __init__(self):
+        super().__init__()
+        kept = []
+
+        def hook(module, inputs, output):
+            kept.append(output.detach() * 2)  # in the hook
+
+        self.net.up.register_forward_hook(hook)
+
+
+class Metric(Loop):
+    retain = True
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def after(self, loss, i):
+        self.total = self.total + loss  # the metric
+
+
+class CacheByShape(Loop):
+    def batch(self, i):
+        x = torch.ones(self.rows + i, N, device="cuda")
+        if x.shape not in self.net.cache:
+            self.net.cache[x.shape] = torch.ones_like(x)  # the cache
+        return x
+
+
+class Traceback(Loop):
+    def after(self, loss, i):
+        try:
+            self.check()
+        except ValueError as e:
+            errors.append(e)
+
+    def check(self):
+        wide = torch.ones(MIB // 4, device="cuda")  # one MiB
+        raise ValueError("no")
+
+
+class EveryThird(Loop):
+    def after(self, loss, i):
+        if i % 3 == 0:
+            debug.append(torch.ones(3 * MIB // 4, device="cuda"))  # at every third
+
+
+main([KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird])
+"""
+
+_PLANTED = {
+    # name: bytes a step, text of the line, who refers to it
+    "KeptLosses": (3 * MIB, "# the loss", "losses[...], global of program.py"),
+    "KeptViews": (MIB, "# the whole of it", "debug[...], global of program.py"),
+    "Closure": (2 * MIB, "# two MiB", "big of the closure of later (program.py:"),
+    "Hook": (MIB, "# in the hook", "kept of the closure of hook (program.py:"),
+    "Metric": (3 * MIB, "# the metric", "self.total, local of run"),
+    "CacheByShape": (1.035 * MIB, "# the cache", "self.net.cache[...], local of run"),
+    "Traceback": (MIB, "# one MiB", "wide, local of check (program.py:"),
+    "EveryThird": (MIB, "# at every third", "debug[...], global of program.py"),
+}
+
+
+def _run(folder: Path, program: str, **environment: str) -> None:
+    script = folder / "program.py"
+    script.write_text(_BEGIN + program)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _found(folder: Path, name: str) -> list[Growth]:
+    return growth(read_profile(folder / f"{name}.memprof"))
+
+
+@pytest.mark.simgpu
+def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
+    _run(tmp_path, _LEAKS)
+    for name, (a_step, code, holder) in _PLANTED.items():
+        first, *others = _found(tmp_path, name)
+        assert first.source is GrowthSource.ALLOCATOR, name
+        assert first.a_step == pytest.approx(a_step, rel=0.05), name
+        assert first.frame is not None, name
+        assert code in first.frame.code, name
+        assert first.holder.startswith(holder), (name, first.holder)
+        assert (first.step, first.since, first.steps) == ("optimizer step", 1, STEPS), name
+        assert not others, name
+
+    path = str(tmp_path / "Traceback.memprof")
+    (first,) = _found(tmp_path, "Traceback")
+    assert first.holder.endswith(
+        ", held by the traceback of a ValueError, held by errors[...], global of program.py"
+    )
+    # Terminal, JSON and page say the same, and the command says nothing else.
+    report = CliRunner().invoke(main, ["report", path]).output
+    leaks = CliRunner().invoke(main, ["leaks", path]).output
+    assert report.startswith("Memory grows: ")
+    assert report.startswith(leaks)
+    assert "# one MiB" in leaks
+    assert "errors[...], global of program.py" in " ".join(leaks.split())
+    assert CliRunner().invoke(main, ["leaks", path, "--fail"]).exit_code == 1
+
+
+_HEALTHY = '''
+class Plain(Loop):
+    pass
+
+
+class GradientsKept(Loop):
+    def step(self, i):
+        self.optimizer.zero_grad(set_to_none=False)
+        self.net(self.batch(i)).square().mean().backward()
+        self.optimizer.step()
+
+
+class LossesAsNumbers(Loop):
+    def after(self, loss, i):
+        losses.append(loss.detach())
+
+
+class Ema(Loop):
+    def __init__(self):
+        super().__init__()
+        self.ema = [p.detach().clone() for p in self.net.parameters()]
+
+    def after(self, loss, i):
+        self.ema = [e * 0.9 + p.detach() * 0.1 for e, p in zip(self.ema, self.net.parameters())]
+
+
+class Accumulation(Loop):
+    def step(self, i):
+        for _ in range(4):
+            (self.net(self.batch(i)).square().mean() / 4).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Scheduler(Loop):
+    def __init__(self):
+        super().__init__()
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
+
+    def after(self, loss, i):
+        self.scheduler.step()
+
+
+class Evaluation(Loop):
+    def after(self, loss, i):
+        if i % 5 == 4:
+            with torch.no_grad():
+                self.best = self.net(self.batch(i))
+
+
+class Prefetch(Loop):
+    def __init__(self):
+        super().__init__()
+        self.ready = queue.Queue(maxsize=3)
+        self.todo = iter(range(10 * STEPS))
+        for _ in range(3):
+            self.fetch()
+
+    def fetch(self):
+        self.ready.put(super().batch(next(self.todo)))
+
+    def batch(self, i):
+        x = self.ready.get()
+        thread = threading.Thread(target=self.fetch)
+        thread.start()
+        thread.join()
+        return x
+
+
+class ThreeShapes(Loop):
+    def batch(self, i):
+        x = torch.ones(self.rows + (0, 64, 0, 128)[i % 4], N, device="cuda")
+        if x.shape not in self.net.cache:
+            self.net.cache[x.shape] = torch.ones_like(x)
+        return x
+
+
+class Generation(Loop):
+    """Without a backward: a cache of fixed size, and one that is made anew with each token."""
+
+    def run(self, name):
+        with torch.no_grad(), memprof.profile(f"{name}.memprof", eager=True):
+            static = torch.zeros(400, N, device="cuda")
+            grown = torch.zeros(1, N, device="cuda")
+            for i in range(400):
+                y = self.net(torch.ones(1, N, device="cuda"))
+                static[i] = y[0]
+                grown = torch.cat([grown, y])
+
+
+main([
+    Plain, GradientsKept, LossesAsNumbers, Ema, Accumulation, Scheduler, Evaluation, Prefetch,
+    ThreeShapes, Generation,
+])
+'''
+
+
+@pytest.mark.simgpu
+def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
+    _run(tmp_path, _HEALTHY)
+    names = sorted(p.stem for p in tmp_path.glob("*.memprof"))
+    assert len(names) == 10
+    for name in names:
+        assert not _found(tmp_path, name), name
+        done = CliRunner().invoke(main, ["leaks", str(tmp_path / f"{name}.memprof"), "--fail"])
+        assert done.exit_code == 0, name
+        assert done.output.startswith("Nothing grows, by every block of cuda:0 over "), name

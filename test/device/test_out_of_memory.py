@@ -1,0 +1,410 @@
+"""Out of memory, provoked in many places: the report of each names who asked and what was there.
+
+Each program is a process of its own, on a simulated device of 1.25 GiB whose context takes half.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import memprof
+from memprof.cli import main
+from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import DeviceAccount, Failure, LedgerKind, Purpose, WhyNot
+
+MIB = 1 << 20
+
+_BEGIN = '''
+import contextlib, os, sys, threading
+import torch, memprof
+from torch import nn
+
+MIB = 1 << 20
+FOLDER, EAGER = sys.argv[1], sys.argv[2] == "eager"
+os.chdir(FOLDER)
+
+
+def mib(n):
+    return torch.empty(n * MIB, dtype=torch.uint8, device="cuda")
+
+
+@contextlib.contextmanager
+def fails(name):
+    """What runs inside runs out of memory; the report is NAME.memprof."""
+    with memprof.profile(on_oom=f"{name}.memprof", eager=EAGER):
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError(f"{name}: there was enough memory")
+    torch.cuda.empty_cache()
+
+
+class Net(nn.Module):
+    def __init__(self, n=1024):
+        super().__init__()
+        self.up = nn.Linear(n, 4 * n, device="cuda")
+        self.down = nn.Linear(4 * n, n, device="cuda")
+
+    def forward(self, x):
+        h = torch.nn.functional.gelu(self.up(x))  # the widest
+        return self.down(h)  # the way back
+
+
+def batch(rows):
+    return torch.randn(rows, 1024, device="cuda")
+'''
+
+_EAGER = '''
+held = []
+
+
+def forward():
+    net = Net()
+    x = batch(1024)
+    held.append(mib(650))
+    with fails("forward"):
+        net(x.repeat(4, 1))
+
+
+def backward():
+    net = Net()
+    x = batch(2048)
+    with fails("backward"):
+        loss = net(x).square().sum()
+        held.append(mib(torch.cuda.mem_get_info()[0] // MIB))
+        loss.backward()  # the backward
+
+
+def optimizer():
+    net = Net(2048)
+    step = torch.optim.AdamW(net.parameters(), foreach=False)
+    net(torch.randn(8, 2048, device="cuda")).sum().backward()
+    torch.cuda.empty_cache()
+    held.append(mib(torch.cuda.mem_get_info()[0] // MIB - 100))
+    with fails("optimizer"):
+        step.step()  # the first step
+
+
+def caught():
+    with memprof.profile(on_oom="caught.memprof", eager=EAGER):
+        for rows in (1 << 20, 1 << 19, 1 << 10):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                batch(rows)
+
+
+def prefetch():
+    held.append(mib(400))
+
+    def load():
+        with contextlib.suppress(torch.OutOfMemoryError):
+            ready = [mib(64) for _ in range(10)]  # the prefetch
+
+    with memprof.profile(on_oom="prefetch.memprof", eager=EAGER):
+        thread = threading.Thread(target=load, name="prefetch")
+        thread.start()
+        thread.join()
+
+
+def checkpoint():
+    weights = {f"layers.{i}.weight": torch.empty(64 * MIB, dtype=torch.uint8) for i in range(13)}
+    torch.save(weights, "net.pt")
+    with fails("checkpoint"):
+        state = torch.load("net.pt", map_location="cuda")  # the checkpoint
+
+
+def fraction():
+    held.append(mib(200))
+    torch.cuda.set_per_process_memory_fraction(0.4)
+    try:
+        with fails("fraction"):
+            mib(250)  # beyond the limit
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def too_large():
+    with fails("too_large"):
+        mib(4096)
+
+
+def survives():
+    """What the allocator has cached it gives back, and goes on."""
+    with memprof.profile(on_oom="survives.memprof", eager=EAGER):
+        mib(500)
+        mib(600)
+
+
+for program in (
+    *(forward, backward, optimizer, caught, prefetch, checkpoint, fraction, too_large),
+    survives,
+):
+    program()
+    held.clear()
+    torch.cuda.empty_cache()
+'''
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a program left behind."""
+
+    account: DeviceAccount
+    failure: Failure
+    text: str
+
+    @property
+    def code(self) -> str:
+        return self.failure.frame.code if self.failure.frame is not None else ""
+
+    def holds(self, purpose: Purpose) -> int:
+        return self.account.by_purpose().get(purpose, 0)
+
+
+class Reports:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> Report:
+        path = self.folder / f"{name}.memprof"
+        (account,) = read_profile(path).accounts
+        assert account.failure is not None
+        assert account.unexplained == 0, name
+        assert account.explained == account.reserved
+        return Report(account, account.failure, _text(path))
+
+
+def _text(path: Path) -> str:
+    done = CliRunner().invoke(main, ["report", str(path)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def _run(folder: Path, program: str, eager: bool, mib: int = 1280, **environment: str) -> str:
+    script = folder / "program.py"
+    script.write_text(_BEGIN + program)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(folder), "eager" if eager else ""],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "SIMGPU_MEM_MB": str(mib)}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.simgpu
+@pytest.mark.parametrize("eager", [False, True], ids=["", "eager"])
+def test_eager_code(tmp_path: Path, eager: bool) -> None:
+    log = _run(tmp_path, _EAGER, eager)
+    found = Reports(tmp_path)
+
+    report = found["forward"]
+    assert "the widest" in report.code
+    assert report.account.rows[0].nbytes == 650 * MIB
+    words = " ".join(report.text.split())
+    assert words.startswith("Out of memory on cuda:0: ")
+    asked, _, rest = words.partition("it did not fit: ")
+    assert "program.py" in asked
+    assert rest.startswith("everything is in use")
+    if not eager:
+        assert report.account.rows[0].holder == "held[...], global of program.py"
+
+    report = found["backward"]
+    assert report.failure.operation.endswith("Backward0")
+    assert report.failure.called_from is not None
+    assert "the backward" in report.failure.called_from.code
+    assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
+
+    report = found["optimizer"]
+    assert "the first step" in report.code
+    assert report.holds(Purpose.PARAMETER) >= 2 * 4 * 2048 * 2048 * 4
+    assert report.holds(Purpose.GRADIENT) >= 2 * 4 * 2048 * 2048 * 4
+
+    report = found["caught"]
+    assert report.failure.count == 2  # of the same line
+    assert "torch.randn" in report.code
+
+    report = found["prefetch"]
+    assert report.failure.thread == "prefetch"
+    assert "the prefetch" in report.code or "torch.empty" in report.code
+
+    assert "the checkpoint" in found["checkpoint"].code
+    report = found["fraction"]
+    assert report.failure.why is WhyNot.LIMIT
+    assert report.failure.reliefs[0].change.startswith("a higher torch.cuda.set_per_process")
+    assert found["too_large"].failure.why is WhyNot.TOO_LARGE
+    assert not (tmp_path / "survives.memprof").exists()
+    lines = [line for line in log.splitlines() if line.startswith("Out of memory on cuda:0")]
+    assert len(lines) == 9  # the two sizes that were tried are two
+    assert all("memprof report " in line for line in lines)
+    if eager:
+        assert found["too_large"].failure.requested == 4096 * MIB
+
+
+_COMPILED = '''
+torch._dynamo.config.automatic_dynamic_shapes = False
+rest = []
+
+
+def fill(leave=0):
+    """Take what the device has left, but for so many MiB."""
+    torch.cuda.empty_cache()
+    rest.append(mib(torch.cuda.mem_get_info()[0] // MIB - leave))
+
+
+def compiled(net, graphs=False):
+    return torch.compile(net, backend="memprof", options={"graphs": graphs})
+
+
+def forward():
+    net = compiled(Net())
+    x = batch(2048)
+    net(x).sum().backward()
+    fill(leave=24)
+    with fails("forward"):
+        net(x)
+
+
+def backward():
+    net = compiled(Net())
+    x = batch(2048)
+    net(x).sum().backward()
+    loss = net(x).sum()
+    fill()
+    with fails("backward"):
+        loss.backward()  # the backward
+
+
+def in_pieces():
+    """200 MiB that are free in the general pool, and nothing else."""
+    big = mib(200)
+    del big
+    rest.append(mib(12))
+    torch.cuda.empty_cache()
+    rest.append(mib(torch.cuda.mem_get_info()[0] // MIB - 16))
+
+
+def warm_up():
+    f = compiled(lambda x: x.sin() * 2, graphs=True)
+    x = torch.randn(16 * MIB, device="cuda")
+    in_pieces()
+    with memprof.profile("warm_up_run.memprof", on_oom="warm_up.memprof", eager=EAGER):
+        f(x)
+
+
+def recording():
+    f = compiled(lambda x: x.cos() * 2, graphs=True)
+    g = compiled(lambda x: x.cos() * 3, graphs=True)
+    x = torch.randn(16 * MIB, device="cuda")
+    for _ in range(2):  # the second warm-up comes since the first one was observed
+        torch.compiler.cudagraph_mark_step_begin()
+        f(x)
+        g(x)  # in the memory that f had
+    in_pieces()
+    with memprof.profile(on_oom="recording.memprof", eager=EAGER):
+        torch.compiler.cudagraph_mark_step_begin()
+        y = f(x)
+        g(x)  # beside it
+        del y
+
+
+def uncaught():
+    net = compiled(Net())
+    x = batch(1 << 17)
+    with memprof.profile("run.memprof", on_oom="uncaught.memprof", eager=EAGER):
+        net(x)
+
+
+for program in (forward, backward, warm_up, recording, uncaught):
+    try:
+        program()
+    except torch.OutOfMemoryError:
+        assert program is uncaught
+    rest.clear()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+'''
+
+
+@pytest.mark.simgpu
+@pytest.mark.parametrize("eager", [False, True], ids=["", "eager"])
+def test_compiled_code(tmp_path: Path, eager: bool) -> None:
+    log = _run(tmp_path, _COMPILED, eager)
+    found = Reports(tmp_path)
+
+    report = found["forward"]
+    assert report.failure.graph.endswith("forward")
+    assert report.failure.nodes
+    assert "the widest" in report.code or "the way back" in report.code
+
+    report = found["backward"]
+    assert report.failure.graph.endswith("backward")
+    assert report.failure.operation == "CompiledFunctionBackward"
+    assert report.failure.called_from is not None
+    assert "the backward" in report.failure.called_from.code
+    assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
+
+    for name, doing in (("warm_up", "warming up "), ("recording", "recording ")):
+        report = found[name]
+        assert report.failure.doing.startswith(doing)
+        assert report.failure.why is WhyNot.POOLS
+        assert report.failure.free_of_pools >= 64 * MIB
+        assert "made again without" in " ".join(report.text.split())
+    # The call was made again, and went well: the ledger says it once.
+    profile = read_profile(tmp_path / "warm_up_run.memprof")
+    kinds = [e.kind for e in profile.ledger]
+    assert LedgerKind.TREE_FAILURE in kinds
+    assert LedgerKind.OUT_OF_MEMORY not in kinds
+
+    assert "up(x)" in found["uncaught"].code
+    profile = read_profile(tmp_path / "run.memprof")
+    (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
+    assert entry.reason.startswith("out of memory on cuda:0: ")
+    assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
+    assert log.count("Out of memory on cuda:0") == 5
+
+
+_PIECES = """
+blocks = [mib(20) for _ in range(torch.cuda.mem_get_info()[0] // MIB // 20)]
+halves = []
+for i in range(0, len(blocks), 2):
+    blocks[i] = None
+    halves.append(mib(12))  # in the place of the one before, of which the rest is left over
+with fails("pieces"):
+    mib(90)  # in one piece
+"""
+
+
+@pytest.mark.simgpu
+def test_fragmentation(tmp_path: Path) -> None:
+    _run(tmp_path, _PIECES, eager=False, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False")
+    report = Reports(tmp_path)["pieces"]
+    assert report.failure.why is WhyNot.PIECES
+    assert report.failure.largest_free < 20 * MIB < 90 * MIB < report.failure.free
+    helps = [r.change for r in report.failure.reliefs]
+    assert any("expandable_segments:True" in change for change in helps)
+    assert "halves[...], global of program.py" in report.text
+
+
+def test_a_place_for_the_report_is_checked_on_entry(tmp_path: Path) -> None:
+    for wrong in (str(tmp_path / "no" / "oom.memprof"), str(tmp_path / "oom.json")):
+        with pytest.raises(ProfileNotWritableError, match=re.escape(wrong)):
+            memprof.profile(on_oom=wrong).__enter__()
+    path = tmp_path / "run.memprof"
+    with pytest.raises(ValueError, match="the profile's own path"):
+        memprof.profile(path, on_oom=path).__enter__()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,112 @@
+"""Without ``eager=True`` the first line is the allocator's figure all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.profiler.model import AccountRow, Category, DeviceAccount, Purpose
+from memprof.profiler.report.device_peak import device_peak
+from memprof.profiler.report.text import render_accounts
+
+MIB = 1 << 20
+
+
+def _account(most_allocated: int) -> DeviceAccount:
+    rows = [
+        AccountRow(Purpose.PARAMETER, 40, 2),
+        AccountRow(Purpose.OPTIMIZER_STATE, 80, 4),
+        AccountRow(Purpose.GRADIENT, 40, 2),
+        AccountRow(Purpose.TENSOR, 10, 1),
+    ]
+    return DeviceAccount(
+        "cuda:0", reserved=400, most_allocated=most_allocated, rows=rows, present=True
+    )
+
+
+def test_the_peak_is_the_sum_of_what_both_sources_know() -> None:
+    compiled = {Category.PARAMETER: 30, Category.ACTIVATION: 100, Category.INPUT: 4}
+    peak = device_peak(_account(300), compiled)
+    assert peak is not None
+    assert peak.parts == (
+        ("activation", 100), ("optimizer state", 80), ("parameter", 40), ("other tensors", 6),
+        ("input", 4),
+    )  # fmt: skip
+    assert peak.unattributed == 300 - 230
+    assert peak.free == 100
+    assert sum(n for _, n in peak.parts) + peak.unattributed + peak.free == peak.reserved
+    text = render_accounts([_account(300)], peaks=[peak])
+    assert "What was reserved at the peak" in text
+    assert "not attributed: eager code, libraries, rounding" in text
+
+
+def test_no_sum_is_made_of_sources_that_do_not_fit_together() -> None:
+    assert device_peak(_account(200), {Category.ACTIVATION: 100}) is None
+    assert "at the peak" not in render_accounts([_account(200)])
+
+
+_PROGRAM = """
+import sys, torch, memprof
+from memprof.profiler.model import Purpose
+from torch import nn
+
+N, MIB = 1024, 1 << 20
+layers = [nn.Linear(N, N, bias=False, device="cuda") for _ in range(3)]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+run = torch.compile(model, backend="memprof")
+kept = []
+with memprof.profile(sys.argv[1]) as session:
+    for _ in range(4):
+        run(torch.ones(8, N, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(torch.empty(8 * MIB, dtype=torch.uint8, device="cuda"))
+    if sys.argv[2]:
+        scratch = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        del scratch
+        torch.cuda.empty_cache()
+(account,) = session.profile().accounts
+assert account.present
+assert account.reserved == torch.cuda.max_memory_reserved()
+assert account.most_allocated == torch.cuda.max_memory_allocated()
+assert account.unexplained == 0
+assert account.explained == account.reserved
+gone = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
+assert account.given_back == gone and (gone > 0) is bool(sys.argv[2])
+found = account.by_purpose()
+assert found[Purpose.PARAMETER] == 3 * 4 * N * N, found
+assert found[Purpose.OPTIMIZER_STATE] == 2 * 3 * 4 * N * N + 3 * 4, found
+held = [r for r in account.rows if "kept" in r.holder]
+assert sum(r.nbytes for r in held) == 4 * 8 * MIB, account.rows
+
+loaded = memprof.load(sys.argv[1])
+assert loaded.profile().accounts == [account]
+loaded.report()
+loaded.to_html(sys.argv[1] + ".html")
+loaded.export(sys.argv[1] + ".json", "speedscope")
+loaded.diff(loaded).report()
+"""
+
+
+@pytest.mark.simgpu
+@pytest.mark.parametrize("given_back", ["", "given back"])
+def test_a_session_ends_with_everything_that_is_reserved(tmp_path: Path, given_back: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(tmp_path / "a.memprof"), given_back],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, *_ = done.stdout.splitlines()
+    assert "GPU" in first
+    assert "Peak reserved on cuda:0" in second
+    if not given_back:
+        assert "What was reserved at the peak" in done.stdout
+    assert ("given back to the device since the peak" in done.stdout) is bool(given_back)

@@ -1,0 +1,216 @@
+"""When memory that outlives its step is growth: the rule, what profiles tell, what is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fuzz.documents import everything
+
+from memprof.cli import main
+from memprof.profiler.file import write_profile
+from memprof.profiler.growth import growth, looked
+from memprof.profiler.growth_rule import LEAST, MIN_A_STEP, Rate, rate_of
+from memprof.profiler.model import (
+    Category,
+    DataFlowColumns,
+    DataFlowDevice,
+    DataFlowLeak,
+    DataFlowStorage,
+    DeviceMemory,
+    Growth,
+    GrowthPart,
+    GrowthSource,
+    MemorySnapshot,
+    Profile,
+    SnapshotKind,
+    SourceFrame,
+    TensorInfo,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.report.html import write_report
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class TestRule:
+    def test_every_step(self) -> None:
+        assert rate_of(dict.fromkeys(range(1, 21), MIB), 20) == Rate(MIB, 1)
+
+    def test_since_a_step(self) -> None:
+        # A leak that begins in an epoch's middle is known by its first step.
+        assert rate_of(dict.fromkeys(range(7, 31), MIB), 30) == Rate(MIB, 7)
+
+    def test_what_is_there_from_the_beginning_does_not_make_it_larger(self) -> None:
+        held = {1: 100 * MIB} | dict.fromkeys(range(2, 21), MIB)
+        assert rate_of(held, 20) == Rate(MIB, 1)
+
+    @pytest.mark.parametrize("period", [2, 3, 4])
+    def test_every_few_steps(self, period: int) -> None:
+        held = dict.fromkeys(range(period, 49, period), period * MIB)
+        found = rate_of(held, 48)
+        assert found is not None
+        assert found.a_step == MIB
+        assert found.since == period
+
+    @pytest.mark.parametrize(
+        "held",
+        [
+            {},
+            {1: 100 * MIB},  # parameters, optimizer state
+            {19: MIB, 20: MIB, 21: MIB},  # the last steps
+            {17: MIB, 18: MIB, 19: MIB, 20: MIB},  # fetched ahead
+            {1: MIB, 2: MIB, 5: MIB},  # a cache of three shapes
+            {1: MIB, 4: MIB, 12: MIB},  # the last of them late
+            {3: MIB, 6: MIB, 9: MIB, 10: MIB},  # it ended in the middle
+            dict.fromkeys(range(1, 21), MIN_A_STEP - 1),  # losses as numbers
+            dict.fromkeys(range(1, 21), 0),
+        ],
+    )
+    def test_healthy(self, held: dict[int, int]) -> None:
+        assert rate_of(held, 20) is None
+
+    def test_few_steps_tell_nothing(self) -> None:
+        assert rate_of(dict.fromkeys(range(1, LEAST), MIB), LEAST - 1) is None
+        assert rate_of(dict.fromkeys(range(1, LEAST + 1), MIB), LEAST) == Rate(MIB, 1)
+
+
+LINE = SourceFrame("/home/me/train.py", 12, "step", "debug.append(probs)")
+
+
+def leaking(steps: int = 12) -> DataFlowColumns:
+    storage = DataFlowStorage(2 * MIB, Category.OUTPUT, op="aten::softmax", frame=LINE)
+    batch = DataFlowStorage(MIB, Category.INPUT, op="aten::copy_")
+    leaks = [DataFlowLeak(storage, made, steps - made) for made in range(steps - 1)]
+    # One that went, and one that is held from one step alone.
+    leaks += [DataFlowLeak(storage, 2, 3), DataFlowLeak(batch, 1, steps - 1)]
+    return DataFlowColumns([DataFlowDevice("cuda:0", leaks=leaks)])
+
+
+def tracked(sizes: list[int]) -> TrackerRecord:
+    def snapshot(i: int, nbytes: int) -> MemorySnapshot:
+        tensors = tuple(
+            TensorInfo((512, 512), "torch.float32", "cuda:0", MIB, operation="step")
+            for _ in range(nbytes // MIB)
+        )
+        return MemorySnapshot(
+            i * 10**9,
+            SnapshotKind.PERIODIC,
+            devices={"cuda:0": DeviceMemory(tensor_bytes=nbytes)},
+            largest=tensors[:10],
+        )
+
+    return TrackerRecord(TrackerMetadata(), [snapshot(i, n) for i, n in enumerate(sizes)])
+
+
+class TestProfiles:
+    def test_the_data_flow_profile(self) -> None:
+        (found,) = growth(Profile(dataflow=leaking()))
+        assert found.source is GrowthSource.DATA_FLOW
+        assert (found.a_step, found.since, found.steps) == (2 * MIB, 1, 12)
+        assert found.nbytes == 11 * 2 * MIB
+        assert found.frame == LINE
+
+    def test_the_tracker(self) -> None:
+        # Up and down in each step, with a floor that rises.
+        sizes = [(i // 2 + (i % 2) * 5) * MIB for i in range(40)]
+        (found,) = growth(Profile(tracker=tracked(sizes)))
+        assert found.source is GrowthSource.TRACKER
+        assert found.a_step == pytest.approx(MIB / 2, rel=0.3)
+        assert growth(Profile(tracker=tracked([(5 + i % 3) * MIB for i in range(40)]))) == []
+        # Growing, then stable.
+        assert growth(Profile(tracker=tracked([min(i, 10) * MIB for i in range(40)]))) == []
+        assert growth(Profile(tracker=tracked([i * MIB for i in range(6)]))) == []
+
+    def test_alike_tensors_are_one_part(self) -> None:
+        (found,) = growth(Profile(tracker=tracked([i * MIB // 4 for i in range(36)])))
+        (part,) = found.parts
+        assert part.what == "512 x 512 float32, made in step"
+        assert part.count == 4  # of those that were looked at
+
+    def test_who_knows_best_is_believed(self) -> None:
+        held = Growth(GrowthSource.ALLOCATOR, "cuda:0", MIB, KIB, "optimizer step", 1, 20)
+        on_cpu = Growth(GrowthSource.COMPILED, "cpu", MIB, 4 * KIB, "call", 1, 20)
+        profile = Profile(growth=[held, on_cpu], dataflow=leaking())
+        assert growth(profile) == [on_cpu, held]
+
+
+GROWTH = Growth(
+    GrowthSource.ALLOCATOR,
+    "cuda:0",
+    60 * MIB,
+    3 * MIB,
+    "optimizer step",
+    2,
+    20,
+    "debug[...], global of train.py",
+    LINE,
+    (GrowthPart(60 * MIB, 20, "softmax", LINE, "Net > Head"),),
+)
+
+
+class TestReports:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        profile = everything()
+        profile.growth = [GROWTH]
+        profile.dataflow = profile.tracker = None
+        write_profile(profile, tmp_path / "run.memprof")
+        return str(tmp_path / "run.memprof")
+
+    def test_it_is_the_first_thing_that_is_said(self, path: str) -> None:
+        text = CliRunner().invoke(main, ["report", path]).output
+        assert text.startswith(
+            """\
+Memory grows: 60.0 MiB are held that every step adds to
+  1. 3.00 MiB per optimizer step, 60.0 MiB by now: debug[...], global of train.py
+    made at /home/me/train.py:12: debug.append(probs)
+    on cuda:0, since optimizer step 2 of 20; every block that is still there was counted
+    60.0 MiB · 20 blocks · softmax · Net > Head · /home/me/train.py:12
+"""
+        )
+        assert text.startswith(CliRunner().invoke(main, ["leaks", path]).output)
+
+    def test_json_and_page_say_the_same(self, path: str, tmp_path: Path) -> None:
+        found = json.loads(CliRunner().invoke(main, ["report", "--json", path]).output)
+        (grown,) = found["growth"]
+        assert grown == json.loads(CliRunner().invoke(main, ["leaks", "--json", path]).output)[0]
+        assert (grown["a_step"], grown["holder"]) == (3 * MIB, GROWTH.holder)
+        done = CliRunner().invoke(main, ["report", path, "-o", str(tmp_path / "page.html")])
+        assert done.exit_code == 0, done.output
+        assert "3.00 MiB per optimizer step" in payload(tmp_path / "page.html")
+
+    def test_exit_codes(self, path: str, tmp_path: Path) -> None:
+        empty, healthy = str(tmp_path / "empty.memprof"), str(tmp_path / "healthy.memprof")
+        profile = everything()
+        profile.growth, profile.dataflow = [], None
+        write_profile(profile, healthy)
+        write_profile(Profile(), empty)
+        for file, code, said in (
+            (path, 1, "Memory grows"),
+            (healthy, 0, "Nothing grows, by "),
+            (empty, 2, "eager=True"),
+        ):
+            done = CliRunner().invoke(main, ["leaks", "--fail", file])
+            assert (done.exit_code, said in done.output) == (code, True), done.output
+            assert CliRunner().invoke(main, ["leaks", file]).exit_code == 0
+        assert looked(Profile()) == []
+
+
+def payload(page: Path) -> str:
+    import base64
+    import gzip
+
+    (packed,) = re.findall(r'id="payload">([A-Za-z0-9+/=]+)</script>', page.read_text())
+    return gzip.decompress(base64.b64decode(packed)).decode()
+
+
+def test_pages_of_a_failure_have_its_sections(tmp_path: Path) -> None:
+    profile = everything()
+    write_report([profile], str(tmp_path / "page.html"), None, "")
+    assert payload(tmp_path / "page.html")

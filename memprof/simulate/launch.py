@@ -164,7 +164,9 @@ class _Run:
             return
         outcome.out_of_memory = self._out_of_memory
         outcome.grouped = "torch.distributed" in sys.modules and _is_grouped()
-        counters = self._watch.counters()
+        from memprof.profiler.device.totals import counters
+
+        found = counters()
         elapsed_ns = int((time.monotonic() - self._began) * 1e9)
         outcome.accounts = self._watch.accounts(cut_off=outcome.failure is not None)
         for account in outcome.accounts:
@@ -173,7 +175,7 @@ class _Run:
             account.ended = outcome.ended
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
-            outcome.counters = counters[outcome.accounts[0].device]
+            outcome.counters = found[outcome.accounts[0].device]
         if control.simulated():
             outcome.uncovered = control.uncovered()
         pretences = self._reads.pretences
@@ -234,6 +236,7 @@ class _Run:
     def _look(self) -> None:
         """Print progress, and end the run when the peak has stood still."""
         from memprof.profiler.device.draining import on_main_thread
+        from memprof.profiler.device.totals import counters
 
         torch = sys.modules["torch"]
         still, last = Stillness(), time.monotonic()
@@ -242,7 +245,7 @@ class _Run:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
-            peaks, asked = self._watch.counters().values(), self._watch.asked
+            peaks, asked = counters().values(), self._watch.asked
             peak = tuple(max(p[what] for p in peaks) for what in ("reserved", "allocated"))
             steps = self._watch.steps
             news, now = (steps, peak[0]), time.monotonic()

@@ -24,6 +24,9 @@ from .present import unwatched_account, whose
 from .watch import Watch
 from .where import where
 
+UNWATCHED = "(known with eager=True)"
+"""What to say of the line that asked for a block, where nobody followed the device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -73,6 +76,7 @@ def account_of(
             pass
     if account is None:
         account = unwatched_account(event.device, segments, settings, known.of_process(), otherwise)
+        account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
     pool = doing.pool if doing is not None else None if compat.captures() else (0, 0)
     total = account.total

@@ -37,9 +37,6 @@ NOBODY = "(no Python object: libraries, C++)"
 IN_POOL = "(a private pool: CUDA graphs)"
 """The same in a pool of its own."""
 
-UNWATCHED = "(known with eager=True)"
-"""What to say of the line that asked for a block, where nobody followed the device."""
-
 
 def present_accounts() -> list[DeviceAccount]:
     """The account of each CUDA device that this process uses, the one with most first.
@@ -110,7 +107,7 @@ def unwatched_account(
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
     _, account.most_allocated = peaks(torch.cuda.memory_stats(device))
-    account.rows = [replace(r, detail="", holder=r.holder or UNWATCHED) for r in explained.rows]
+    account.rows = [replace(r, detail="") for r in explained.rows]
     account.rounding, account.awaiting = explained.rounding, explained.awaiting
     account.pools = explained.pools
     account.unexplained = account.reserved - account.explained

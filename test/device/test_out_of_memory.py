@@ -375,7 +375,8 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
     assert entry.reason.startswith("out of memory on cuda:0: ")
     assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
-    assert log.count("Out of memory on cuda:0") == 5
+    # One each, and two of the recordings: neither function finds room.
+    assert log.count("Out of memory on cuda:0") == 6
 
 
 _PIECES = """

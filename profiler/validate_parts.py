@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from .model import (
     DataFlowDevice,
     DeviceAccount,
+    Growth,
     Lane,
     MemorySnapshot,
     OperationColumns,
@@ -39,6 +40,15 @@ def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
+
+
+def growth_findings(growth: Growth, at: str) -> Iterator[Finding]:
+    """What contradicts itself in what is said to grow."""
+    yield from number_findings(growth, at)
+    if growth.nbytes < 0 or growth.a_step < 0:
+        yield at, f"{growth.nbytes} bytes, {growth.a_step} a step"
+    if not 0 <= growth.since <= growth.steps:
+        yield f"{at}.since", f"step {growth.since} of {growth.steps}"
 
 
 def process_findings(process: Process) -> Iterator[Finding]:

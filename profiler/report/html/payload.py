@@ -140,10 +140,14 @@ def report_payload(
 def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
     grows = sections.of_growth(summary.growth, format_bytes)
-    if grows:
+    # What a failed allocation asked for comes first, as in the text.
+    failed = any(a.failure is not None for a in profile.accounts)
+    if grows and not failed:
         yield grows
     accounts = tuple(sections.of_account(a, format_bytes) for a in profile.accounts)
     yield Section("accounts", "Device memory", parts=accounts)
+    if grows and failed:
+        yield grows
     yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
     yield _operations(profile)

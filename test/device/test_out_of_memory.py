@@ -24,7 +24,7 @@ from memprof.profiler.model import DeviceAccount, Failure, LedgerKind, Purpose, 
 MIB = 1 << 20
 
 _BEGIN = '''
-import contextlib, os, sys, threading
+import contextlib, gc, os, sys, threading
 import torch, memprof
 from torch import nn
 
@@ -145,7 +145,28 @@ def survives():
         mib(600)
 
 
+def lets_go():
+    """Nothing that was there at that moment is kept by the report, without any collection."""
+    gc.collect()
+    gc.disable()
+    before = torch.cuda.memory_allocated()
+
+    def inner(big):
+        again = big
+        w = torch.ones(MIB, device="cuda", requires_grad=True)
+        loss = (w * 2).sum()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            mib(700)
+        del big, again
+
+    with memprof.profile(on_oom="lets_go.memprof", eager=EAGER):
+        inner(mib(500))
+        assert torch.cuda.memory_allocated() == before, torch.cuda.memory_allocated()
+    gc.enable()
+
+
 for program in (
+    lets_go,
     *(forward, backward, optimizer, caught, prefetch, checkpoint, fraction, too_large),
     survives,
 ):
@@ -249,7 +270,7 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     assert found["too_large"].failure.why is WhyNot.TOO_LARGE
     assert not (tmp_path / "survives.memprof").exists()
     lines = [line for line in log.splitlines() if line.startswith("Out of memory on cuda:0")]
-    assert len(lines) == 9  # the two sizes that were tried are two
+    assert len(lines) == 10  # the two sizes that were tried are two
     assert all("memprof report " in line for line in lines)
     if eager:
         assert found["too_large"].failure.requested == 4096 * MIB

@@ -128,7 +128,7 @@ def fraction():
     torch.cuda.set_per_process_memory_fraction(0.4)
     try:
         with fails("fraction"):
-            mib(250)  # beyond the limit
+            mib(330)  # beyond the limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

@@ -7,6 +7,7 @@ the forwards of compiled code; then the tracker, which has sizes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -107,6 +108,9 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
             parts = _alike(later[0], later[-1], device)
             each = grown // round(3 * quarter)
             holder = parts[0].what if parts else ""
+            names = Counter(t.holder for t in later[-1].largest if t.device == device and t.holder)
+            if names:
+                holder = names.most_common(1)[0][0]
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 *(GrowthSource.TRACKER, device, grown, each, "snapshot", begin, len(snapshots)),

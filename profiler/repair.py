@@ -51,6 +51,7 @@ from .validate_parts import (
     Paths,
     account_findings,
     device_findings,
+    growth_findings,
     lane_findings,
     operations_findings,
     pause_findings,
@@ -136,6 +137,7 @@ def repair(profile: Profile, notes: Notes) -> None:
         profile.dataflow = _dataflow(profile.dataflow, graphs, notes)
     if profile.tracker is not None:
         _tracker(profile.tracker, notes)
+    profile.growth = _those_sound("growth", profile.growth, "$.growth", growth_findings, notes)
     profile.accounts = _those_sound(
         "an account", profile.accounts, "$.accounts", account_findings, notes
     )

@@ -9,6 +9,7 @@ from .model import (
     DataFlowDevice,
     DeviceAccount,
     GraphPool,
+    Growth,
     Lane,
     MemorySnapshot,
     OperationColumns,
@@ -63,6 +64,15 @@ def pool_findings(pool: GraphPool, at: str) -> Iterator[Finding]:
         had = graph.rounding + sum(r.nbytes for r in graph.at_peak)
         if had != graph.peak:
             yield f"{at}.graphs[{i}].peak", f"{graph.peak} bytes, while its blocks have {had}"
+
+
+def growth_findings(growth: Growth, at: str) -> Iterator[Finding]:
+    """What contradicts itself in what is said to grow."""
+    yield from number_findings(growth, at)
+    if growth.nbytes < 0 or growth.a_step < 0:
+        yield at, f"{growth.nbytes} bytes, {growth.a_step} a step"
+    if not 0 <= growth.since <= growth.steps:
+        yield f"{at}.since", f"step {growth.since} of {growth.steps}"
 
 
 def process_findings(process: Process) -> Iterator[Finding]:

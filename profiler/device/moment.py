@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ from .observer import OutOfMemoryEvent
 from .present import unwatched_account, whose
 from .watch import Watch
 from .where import where
+
+log = logging.getLogger("memprof")
 
 UNWATCHED = "(known with eager=True)"
 """What to say of the line that asked for a block, where nobody followed the device."""
@@ -70,10 +73,12 @@ def account_of(
     requested = 0
     if watch is not None:
         try:
-            account = watch.account_now(event.device, otherwise)
-            requested = account.failed[-1].nbytes if account.failed else 0
+            account, requested = watch.account_now(event.device, otherwise)
         except LookupError:
             pass
+        except Exception as e:
+            # The history may be somebody else's by now; what lies there is known without it.
+            log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
     if account is None:
         account = unwatched_account(event.device, segments, settings, known.of_process(), otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]

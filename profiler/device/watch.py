@@ -266,8 +266,9 @@ class Watch:
                 "that of a lower peak"
             )
 
-    def account_now(self, device: int, otherwise: Otherwise) -> DeviceAccount:
-        """What is reserved on a device at this instant, in the midst of the program.
+    def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
+        """What is reserved on a device at this instant, in the midst of the program, and how many
+        bytes the request was for that failed last; 0 if none did.
 
         Args:
             device: its number.
@@ -276,9 +277,10 @@ class Watch:
         Raises:
             LookupError: it is not followed.
         """
+        if self.follows:
+            self.drain()
         if not self.follows or device not in self._replays:
             raise LookupError(f"cuda:{device} is not followed")
-        self.drain()
         self._mark(self.marks[-1].phase, known.of_process())
         replay = self._replays[device]
         peak = replay.now()
@@ -286,7 +288,8 @@ class Watch:
         account = self._of_explained(device, explained, peak, peak.reserved)
         account.most_allocated = replay.most_allocated
         self._note_faults(account, replay)
-        return account
+        failed = replay.out_of_memory
+        return account, failed[-1][0] if failed else 0
 
     def growth(self) -> list[Growth]:
         """What is held across steps and grows, on all devices, most a step first."""

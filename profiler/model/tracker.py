@@ -180,6 +180,8 @@ class TensorInfo:
         name: qualified name of a parameter or buffer, "" if it is none or not known.
         graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
             that made it and what it is for; None where not known.
+        holder: who refers to it, e.g. ``losses[...], global of train.py``; "" if not known. Asked
+            for at the end, at checkpoints and where memory runs out.
     """
 
     shape: tuple[int, ...]
@@ -193,6 +195,7 @@ class TensorInfo:
     graph: int | None = None
     node: str | None = None
     category: Category | None = None
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

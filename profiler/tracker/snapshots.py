@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
+from memprof.profiler.device.referrers import Referrers
 from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, TensorInfo
 
 from . import naming
@@ -44,9 +45,10 @@ def take_snapshot(
     pause()
     sources.tensors.recheck(pause)
     pause()
-    largest = tuple(
-        _described(s, path(s.operation), report) for s in sources.tensors.largest(pause)
-    )
+    storages = sources.tensors.largest(pause)
+    largest = tuple(_described(s, path(s.operation), report) for s in storages)
+    if kind in _NAMED:
+        largest = _with_holders(largest, storages, report)
     pause()
     resident = sources.process.resident()
     devices = _devices(sources, resident)
@@ -64,6 +66,28 @@ def take_snapshot(
         complete=complete,
         took_ns=time.perf_counter_ns() - begin,
     )
+
+
+_NAMED = frozenset({SnapshotKind.END, SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY})
+"""Snapshots in which it is asked who refers to tensors: it takes a second for a million objects, in
+one piece, which nobody wants at each of the others."""
+
+
+def _with_holders(
+    largest: tuple[TensorInfo, ...], storages: list[KnownStorage], report: Callable[[str], None]
+) -> tuple[TensorInfo, ...]:
+    """The same with who refers to each that has no name."""
+    asked = [(i, s.tensor()) for i, s in enumerate(storages) if not largest[i].name]
+    asked = [(i, tensor) for i, tensor in asked if tensor is not None]
+    found = list(largest)
+    try:
+        chains = Referrers().chains([tensor for _, tensor in asked], [asked, *asked])
+    except Exception as e:
+        report(f"asking who refers to tensors failed: {type(e).__name__}: {e}")
+        return largest
+    for (i, _), chain in zip(asked, chains, strict=True):
+        found[i] = dataclasses.replace(found[i], holder=chain)
+    return tuple(found)
 
 
 def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:

@@ -79,8 +79,9 @@ def main(programs):
         loop = program()
         loop.run(program.__name__)
         del loop
-        for held in (losses, debug, errors):
-            held.clear()
+        losses.clear()
+        debug.clear()
+        errors.clear()
         torch.cuda.empty_cache()
 
 

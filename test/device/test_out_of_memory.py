@@ -24,7 +24,7 @@ from memprof.profiler.model import DeviceAccount, Failure, LedgerKind, Purpose, 
 MIB = 1 << 20
 
 _BEGIN = '''
-import contextlib, os, sys, threading
+import contextlib, gc, os, sys, threading
 import torch, memprof
 from torch import nn
 
@@ -128,7 +128,7 @@ def fraction():
     torch.cuda.set_per_process_memory_fraction(0.4)
     try:
         with fails("fraction"):
-            mib(250)  # beyond the limit
+            mib(330)  # beyond the limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -145,7 +145,28 @@ def survives():
         mib(600)
 
 
+def lets_go():
+    """Nothing that was there at that moment is kept by the report, without any collection."""
+    gc.collect()
+    gc.disable()
+    before = torch.cuda.memory_allocated()
+
+    def inner(big):
+        again = big
+        w = torch.ones(MIB, device="cuda", requires_grad=True)
+        loss = (w * 2).sum()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            mib(700)
+        del big, again
+
+    with memprof.profile(on_oom="lets_go.memprof", eager=EAGER):
+        inner(mib(500))
+        assert torch.cuda.memory_allocated() == before, torch.cuda.memory_allocated()
+    gc.enable()
+
+
 for program in (
+    lets_go,
     *(forward, backward, optimizer, caught, prefetch, checkpoint, fraction, too_large),
     survives,
 ):
@@ -249,7 +270,7 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     assert found["too_large"].failure.why is WhyNot.TOO_LARGE
     assert not (tmp_path / "survives.memprof").exists()
     lines = [line for line in log.splitlines() if line.startswith("Out of memory on cuda:0")]
-    assert len(lines) == 9  # the two sizes that were tried are two
+    assert len(lines) == 10  # the two sizes that were tried are two
     assert all("memprof report " in line for line in lines)
     if eager:
         assert found["too_large"].failure.requested == 4096 * MIB
@@ -291,9 +312,10 @@ def backward():
 
 def in_pieces():
     """200 MiB that are free in the general pool, and nothing else."""
-    big = mib(200)
+    torch.cuda.empty_cache()
+    big = mib(300)
     del big
-    rest.append(mib(12))
+    rest.append(mib(100))  # which fits nowhere else
     torch.cuda.empty_cache()
     rest.append(mib(torch.cuda.mem_get_info()[0] // MIB - 16))
 
@@ -375,7 +397,8 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
     assert entry.reason.startswith("out of memory on cuda:0: ")
     assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
-    assert log.count("Out of memory on cuda:0") == 5
+    # One each, and two of the recordings: neither function finds room.
+    assert log.count("Out of memory on cuda:0") == 6
 
 
 _PIECES = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from profile_builder import MIB, training
 
 from memprof.profiler.model import (
@@ -15,6 +17,10 @@ from memprof.profiler.model import (
     DeviceMemory,
     DeviceSummary,
     FailedRequest,
+    Failure,
+    Growth,
+    GrowthPart,
+    GrowthSource,
     HostRead,
     Lane,
     LaneKind,
@@ -35,6 +41,7 @@ from memprof.profiler.model import (
     Process,
     Profile,
     Purpose,
+    Relief,
     RunState,
     SnapshotKind,
     Source,
@@ -44,6 +51,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
+    WhyNot,
 )
 
 
@@ -84,7 +92,14 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
         [DataFlowFailure(25, "cpu", 12, "aten::mm", "l1", frame)],
     )  # fmt: skip
     profile.tracker = _tracker()
-    profile.accounts = [_account(frame)]
+    profile.accounts = [_account(frame), _failed(frame)]
+    part = GrowthPart(3 * MIB, 3, "mm", frame, "Net > Block")
+    profile.growth = [
+        Growth(
+            GrowthSource.COMPILED, "cuda:1", 3 * MIB, MIB, "optimizer step", 1, 12,
+            "debug[...], global of train.py", frame, (part,),
+        )
+    ]  # fmt: skip
     return profile
 
 
@@ -107,6 +122,19 @@ def _account(frame: SourceFrame) -> DeviceAccount:
         [HostRead(frame, 3, 12), HostRead(None, 1, 4)],
         3, 5_000_000_000, "3 optimizer steps", ["a note"],
     )  # fmt: skip
+
+
+def _failed(frame: SourceFrame) -> DeviceAccount:
+    """The same of a failed allocation."""
+    account = _account(frame)
+    account.device = "cuda:1"
+    account.rows[1] = replace(account.rows[1], holder="w, local of train (train.py:3)")
+    account.failure = Failure(
+        2 * MIB, MIB, WhyNot.PIECES, MIB, 64 * MIB, 44 * MIB, 3 * MIB, MIB, 1, 2, frame, "Net > A",
+        "mm", "0/0 forward", "MmBackward0", frame, "recording 0/0 forward", "MainThread",
+        1_700_000_000_000_000_000, 2, 3, (Relief(3 * MIB, "let go of it", frame),),
+    )  # fmt: skip
+    return account
 
 
 def _tracker() -> TrackerRecord:

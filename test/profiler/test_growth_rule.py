@@ -158,7 +158,7 @@ class TestReports:
     @pytest.fixture
     def path(self, tmp_path: Path) -> str:
         profile = everything()
-        profile.growth = [GROWTH]
+        profile.growth, profile.accounts = [GROWTH], profile.accounts[:1]
         profile.dataflow = profile.tracker = None
         write_profile(profile, tmp_path / "run.memprof")
         return str(tmp_path / "run.memprof")

@@ -140,12 +140,16 @@ def report_payload(
 def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
     grows = sections.of_growth(summary.growth, format_bytes)
-    if grows:
+    # What a failed allocation asked for comes first, as in the text.
+    failed = any(a.failure is not None for a in profile.accounts)
+    if grows and not failed:
         yield grows
     accounts = sections.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
+    if grows and failed:
+        yield grows
     yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
     yield _operations(profile)

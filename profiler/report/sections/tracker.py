@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
@@ -135,7 +136,7 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
         return Section("", "")
     s = max(described, key=lambda s: s.total_bytes)
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = (
+    columns = [
         Column("bytes", Unit.BYTES, adds=True),
         Column("share", Unit.SHARE, adds=True, whole=s.total_bytes),
         Column("device"),
@@ -143,18 +144,24 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
         Column("shape"),
         Column("what"),
         Column("made in"),
-    )
-    rows = [
-        (
-            *(t.nbytes, t.nbytes, t.device, t.dtype.removeprefix("torch.") or "?"),
-            *(str(list(t.shape)) if t.dtype else "?", _what(t), t.operation or "-"),
-        )
-        for t in s.largest
     ]
+    held = any(t.holder for t in s.largest)
+    if held:
+        columns.append(Column("held by", Unit.CODE, below=True))
+    # Those alike in all of this are one row: a leak is many of them.
+    alike: dict[TensorInfo, int] = Counter(s.largest)
+    rows: list[tuple[Cell, ...]] = []
+    for t, count in alike.items():
+        shape = str(list(t.shape)) if t.dtype else "?"
+        shape = f"{count} x {shape}" if count > 1 else shape
+        nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
+        row = (nbytes, nbytes, t.device, dtype, shape, _what(t), t.operation or "-")
+        rows.append((*row, t.holder) if held else row)
+    rows.sort(key=lambda row: -int(str(row[0])))
     title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
     rest = s.total_bytes - sum(t.nbytes for t in s.largest)
     note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
-    return Section("", title, (note,) if rest > 0 else (), (Table(columns, rows),))
+    return Section("", title, (note,) if rest > 0 else (), (Table(tuple(columns), rows),))
 
 
 def _what(t: TensorInfo) -> str:

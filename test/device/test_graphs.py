@@ -155,7 +155,6 @@ for weak in (True, False):
         cost = pool.reserved - measured(weak, [s for s in sizes if s != size])
         assert g.cost == cost, (weak, size, g.cost, cost)
         costs.append(cost)
-    assert sum(costs) > 0
     assert weak or sum(c > 0 for c in costs) > 1, costs
 """
     file = tmp_path / "run.memprof"

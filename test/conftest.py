@@ -58,6 +58,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import kernels
 import pytest
 import repetition
 from hypothesis import HealthCheck, settings
@@ -144,6 +145,7 @@ def _clean_slate() -> None:
     for this."""
     repetition.freeze()
     repetition.spare_torch()
+    kernels.compile_together()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     if "memprof.cudagraph_trees.settings" in sys.modules:

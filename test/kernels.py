@@ -10,9 +10,9 @@ wait, the backward's too, are compiled as one source file, with Inductor's flags
 ``kernel`` for all of them, is another by way of a macro. One that is never called is never
 compiled, and a process compiles the same text once.
 
-What is no such function alone (a kernel of ``cpp_wrapper`` or of a template) is left to Inductor, as
-is everything in scripts that tests run, in worker processes of Inductor's, and under a torch that has
-none of this under these names.
+What is no such function alone (a kernel of ``cpp_wrapper`` or of a template) is left to Inductor,
+as is everything in scripts that tests run, in worker processes of Inductor's, and under a torch
+that has none of this under these names.
 """
 
 from __future__ import annotations

@@ -126,6 +126,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # Before its fixtures, those of its module among them.
+    kernels.write_zeros(item.get_closest_marker("zero_kernels") is not None)
+    return (yield)
+
+
 def pytest_collection_finish() -> None:
     repetition.freeze()
 

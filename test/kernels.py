@@ -1,4 +1,5 @@
-"""Inductor's C++ kernels in tests: compiled when the first is called, all that wait in one go.
+"""Inductor's C++ kernels in tests: compiled when the first is called, all that wait in one go; and
+not at all where a test says that no value matters to it.
 
 Note [Kernels compiled together]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -13,10 +14,21 @@ compiled, and a process compiles the same text once.
 What is no such function alone (a kernel of ``cpp_wrapper`` or of a template) is left to Inductor,
 as is everything in scripts that tests run, in worker processes of Inductor's, and under a torch
 that has none of this under these names.
+
+Note [Kernels that write zeros]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Most of what memprof says does not depend on a single value: which buffers there are, when they
+begin and end, where they are from, what was called. A test of that alone has the marker
+``zero_kernels``: everything is compiled and runs as ever, Inductor's wrapper and ATen's operators
+too, but a kernel fills what it would write with zeros, and no compiler is called for it. No test
+that looks at a value, or compares with what other kernels compute, may have the marker:
+``test_suite.py`` looks for the usual ways to compare. The models of test/acceptance and the
+features of test/backend run with real kernels, beside Inductor.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 import sys
@@ -27,8 +39,9 @@ from typing import Any
 # A kernel as Inductor writes it: includes, then one function that is named like all others.
 _KERNEL = re.compile(r'\s*(#include [^\n]*\n\s*)*extern "C"\s+void\s+kernel\(')
 _known: dict[tuple[tuple[str, ...], str], Kernel] = {}
-_waiting: list[Kernel] = []
+_waiting: dict[Kernel, None] = {}
 _lock = threading.RLock()
+_zeros = False
 
 
 class Kernel:
@@ -40,19 +53,44 @@ class Kernel:
         self._function: Callable[..., None] | None = None
 
     def __call__(self, *args: Any) -> None:
+        if _zeros:
+            self._write_zeros(args)
+            return
         if self._function is None:
-            _compile_waiting()
+            _compile_with(self)
             assert self._function is not None
         self._function(*args)
+
+    @property
+    def compiled(self) -> bool:
+        return self._function is not None
 
     def has_compiled(self, function: Callable[..., None]) -> None:
         self._function = function
 
+    def _write_zeros(self, args: Sequence[Any]) -> None:
+        for type_, arg in zip(self.types, args, strict=True):
+            # The tensor of an output is as large as what is written, or the buffer of a view.
+            if type_.endswith("*") and not type_.startswith("const ") and arg.is_contiguous():
+                # Not an operator: whoever watches operators would see one that is not there.
+                ctypes.memset(arg.data_ptr(), 0, arg.nbytes)
+
+
+def write_zeros(yes: bool) -> None:
+    """Whether kernels write zeros from now on. See Note [Kernels that write zeros]."""
+    global _zeros
+    with _lock:
+        _zeros = yes
+        _waiting.clear()  # whoever calls one of another test's waits for it alone
+
 
 def compile_together() -> None:
-    """From now on, if Inductor is imported. See Note [Kernels compiled together]."""
-    module: Any = sys.modules.get("torch._inductor.async_compile")
-    own = getattr(getattr(module, "AsyncCompile", None), "cpp_pybinding", None)
+    """From now on, if Dynamo is imported. See Note [Kernels compiled together]."""
+    if "torch._inductor" not in sys.modules:
+        return
+    import torch._inductor.async_compile as module
+
+    own: Any = getattr(module.AsyncCompile, "cpp_pybinding", None)
     if own is None or hasattr(own, "__wrapped__"):
         return
 
@@ -63,23 +101,25 @@ def compile_together() -> None:
         module.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
         with _lock:
             key = tuple(argtypes), source_code
-            if key not in _known:
-                _known[key] = Kernel(*key)
-                _waiting.append(_known[key])
-            return _known[key]
+            kernel = _known.setdefault(key, Kernel(*key))
+            if not kernel.compiled:
+                _waiting[kernel] = None
+            return kernel
 
-    module.AsyncCompile.cpp_pybinding = cpp_pybinding
+    module.AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
 
 
-def _compile_waiting() -> None:
+def _compile_with(kernel: Kernel) -> None:
+    """Compile this one and those that wait."""
     with _lock:
-        if not _waiting:
+        if kernel.compiled:
             return  # another thread has been here
-        function = _compile(_waiting)
-        for number, kernel in enumerate(_waiting):
-            missing = [None] * (max(len(k.types) for k in _waiting) - len(kernel.types))
-            kernel.has_compiled(_nth(function, number, missing))
+        kernels = list(_waiting | {kernel: None})
         _waiting.clear()
+        function = _compile(kernels)
+        most = max(len(k.types) for k in kernels)
+        for number, each in enumerate(kernels):
+            each.has_compiled(_nth(function, number, [None] * (most - len(each.types))))
 
 
 def _nth(function: Callable[..., None], number: int, missing: list[None]) -> Callable[..., None]:

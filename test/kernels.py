@@ -6,10 +6,10 @@ Note [Kernels compiled together]
 Inductor compiles each kernel of a CPU graph by itself. Three quarters of that are the same for
 every kernel: the compiler instantiates what the functions of ``cpp_prefix.h`` need, precompiled or
 not, and the linker reads libraries. In tests a kernel waits until one is called; then all that
-wait, the backward's too, are compiled as one source file, with Inductor's flags by Inductor's own
-``CppPythonBindingsCodeCache``. The text of each kernel stays what Inductor wrote: only its name,
-``kernel`` for all of them, is another by way of a macro. One that is never called is never
-compiled, and a process compiles the same text once.
+wait, which are those of a graph at least, are compiled as one source file, with Inductor's flags by
+Inductor's own ``CppPythonBindingsCodeCache``. The text of each kernel stays what Inductor wrote:
+only its name, ``kernel`` for all of them, is another by way of a macro. One that is never called is
+never compiled, and a process compiles the same text once.
 
 What is no such function alone (a kernel of ``cpp_wrapper`` or of a template) is left to Inductor,
 as is everything in scripts that tests run, in worker processes of Inductor's, and under a torch

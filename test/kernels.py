@@ -70,10 +70,18 @@ class Kernel:
 
     def _write_zeros(self, args: Sequence[Any]) -> None:
         for type_, arg in zip(self.types, args, strict=True):
-            # The tensor of an output is as large as what is written, or the buffer of a view.
-            if type_.endswith("*") and not type_.startswith("const ") and arg.is_contiguous():
+            if not type_.endswith("*") or type_.startswith("const "):
+                continue
+            # All of what is written, whatever the order of its dimensions: nothing lies between.
+            if arg.nbytes == _extent(arg):
                 # Not an operator: whoever watches operators would see one that is not there.
                 ctypes.memset(arg.data_ptr(), 0, arg.nbytes)
+
+
+def _extent(tensor: Any) -> int:
+    """Bytes from the first to behind the last element of a tensor."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.element_size())
 
 
 def write_zeros(yes: bool) -> None:

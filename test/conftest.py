@@ -58,6 +58,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import kernels
 import pytest
 import repetition
 from hypothesis import HealthCheck, settings
@@ -125,6 +126,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # Before its fixtures, those of its module among them.
+    kernels.write_zeros(item.get_closest_marker("zero_kernels") is not None)
+    return (yield)
+
+
 def pytest_collection_finish() -> None:
     repetition.freeze()
 
@@ -144,6 +152,7 @@ def _clean_slate() -> None:
     for this."""
     repetition.freeze()
     repetition.spare_torch()
+    kernels.compile_together()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     if "memprof.cudagraph_trees.settings" in sys.modules:

@@ -3,6 +3,7 @@ it names the modules that changed, and by how much to within 1 %."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -11,6 +12,8 @@ import memprof
 from acceptance.test_training_step_peak import allocator_peak
 from memprof.profiler.diff import compare
 from memprof.profiler.model import Profile
+
+pytestmark = pytest.mark.zero_kernels
 
 WIDTH, LENGTH, BATCH, BLOCKS = 64, 64, 8, 2
 

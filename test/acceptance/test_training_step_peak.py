@@ -16,6 +16,8 @@ import memprof
 from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline
 
+pytestmark = pytest.mark.zero_kernels
+
 # Scalars of eager code (the gradient of the loss, its scale) are not the timeline's to see.
 EAGER_SCALARS = 64
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -12,6 +13,8 @@ import memprof
 from memprof.profiler.advice import Finding, FindingKind, advise
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category
+
+pytestmark = pytest.mark.zero_kernels
 
 
 class Block(nn.Module):

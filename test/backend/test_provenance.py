@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +26,8 @@ from memprof.profiler.model import (
     Role,
     Storage,
 )
+
+pytestmark = pytest.mark.zero_kernels
 
 
 class Block(nn.Module):

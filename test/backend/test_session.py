@@ -21,6 +21,8 @@ from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role
 
+pytestmark = pytest.mark.zero_kernels
+
 
 def _compiled() -> tuple[nn.Module, object]:
     torch.manual_seed(0)

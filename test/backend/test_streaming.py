@@ -21,6 +21,8 @@ from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableEr
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.model import Profile
 
+pytestmark = pytest.mark.zero_kernels
+
 
 def step() -> object:
     torch.manual_seed(0)

@@ -16,6 +16,8 @@ from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile, Role
 from memprof.profiler.timeline import Timeline
 
+pytestmark = pytest.mark.zero_kernels
+
 
 @dataclass
 class Trained:

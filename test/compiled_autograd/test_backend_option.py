@@ -96,6 +96,7 @@ def test_gradients_ledger_and_provenance() -> None:
         assert (made.role, made.shape) == (Role.SAVED_FOR_BACKWARD, value.shape)
 
 
+@pytest.mark.zero_kernels
 def test_roles_of_lifted_inputs() -> None:
     """GIVEN gradients to add to WHEN the backward is compiled THEN its inputs are told apart."""
     model, x = Model(), torch.randn(8, 16)
@@ -113,6 +114,7 @@ def test_roles_of_lifted_inputs() -> None:
     assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER_GRADIENT} == names
 
 
+@pytest.mark.zero_kernels
 def test_one_graph_of_several_modules() -> None:
     """GIVEN layers that share one compiled graph WHEN their backward is captured THEN each
     parameter has its name within its layer."""
@@ -140,6 +142,7 @@ def test_one_graph_of_several_modules() -> None:
     assert gradients == named
 
 
+@pytest.mark.zero_kernels
 def test_leaf_that_is_no_parameter() -> None:
     model, x = Model(), torch.randn(8, 16, requires_grad=True)
     run = compiled(model)
@@ -155,6 +158,7 @@ def test_leaf_that_is_no_parameter() -> None:
     }
 
 
+@pytest.mark.zero_kernels
 def test_disable_wins_and_reset_switches_off() -> None:
     model, x = Model(), torch.randn(8, 16)
     run = compiled(model)
@@ -169,6 +173,7 @@ def test_disable_wins_and_reset_switches_off() -> None:
     model(x).sum().backward()
 
 
+@pytest.mark.zero_kernels
 def test_the_first_function_called_decides_how_backwards_are_compiled() -> None:
     first, second = compiled(Model()), compiled(Model(), observe_runs=1)
     x = torch.randn(8, 16)

@@ -32,9 +32,13 @@ def wrapped() -> DistributedDataParallel:
 
 def worker(rank: int, rendezvous: str) -> None:
     """Both reducers in turn; what is wrong is raised, and so reaches the test."""
+    import kernels
+    import torch._dynamo
+
     import memprof
     from memprof.profiler.model import LedgerKind
 
+    kernels.compile_together()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=WORLD)
     # Each rank has batches of its own, so equal gradients were averaged.

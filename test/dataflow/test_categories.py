@@ -12,6 +12,8 @@ from memprof.profiler import profile_memory
 from . import ground_truth
 from .models import MODELS, Case, optimizer, profiled, train, transformer
 
+pytestmark = pytest.mark.zero_kernels
+
 
 def percent(part: int, verdict: ground_truth.Verdict) -> float:
     return 100 * part / (verdict.total - verdict.untold)

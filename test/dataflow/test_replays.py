@@ -17,6 +17,8 @@ from memprof.profiler.model import Category
 from . import ground_truth
 from .models import Case, mlp, optimizer, profiled, train, transformer
 
+pytestmark = pytest.mark.zero_kernels
+
 Made = Counter[tuple[int, "str | None", Category]]
 
 

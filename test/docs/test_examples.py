@@ -153,6 +153,7 @@ def names() -> dict[str, Any]:
     }
 
 
+@pytest.mark.zero_kernels
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_page(page: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared)

@@ -23,6 +23,8 @@ from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 from .capture import Capture, capturing, derived_from_ours
 from .cases import CASES
 
+pytestmark = pytest.mark.zero_kernels
+
 # Every case is traced once; AOTAutograd strips its own objects afterwards, ours stay.
 COMPILED = {"batch_norm", "adam_step", "adam_lambda", "adamw_foreach", "adamw_tensor_lr"}
 """By Inductor as well, which has a word on what they write."""

@@ -29,23 +29,16 @@ def torchrun(processes: int, kind: str, out: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def collectives() -> dict[str, str]:
-    """What the same jobs run with inductor."""
-    return {kind: torchrun(2, kind, "-") for kind in ("ddp", "fsdp2")}
-
-
 # Whole copies on four ranks say nothing new, and shards of four are as uneven as those of two.
 @pytest.mark.parametrize(("kind", "processes"), [("ddp", 2), ("fsdp2", 4)])
-def test_one_file_a_rank(
-    kind: str, processes: int, tmp_path: Path, collectives: dict[str, str]
-) -> None:
+def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
     # WHEN a job is profiled
     ran = torchrun(processes, kind, str(tmp_path / "{rank}.memprof"))
-    # THEN it ran the collectives of the job and no other
-    assert ran == collectives[kind]
-    assert ran.startswith("collectives ")
-    assert int(ran.split()[1]) >= STEPS
+    # THEN it ran the collectives that it runs with inductor, and no other
+    word, inductors, ours = ran.split()
+    assert word == "collectives"
+    assert ours == inductors
+    assert int(ours) >= STEPS
     # AND each rank has its file
     paths = sorted(tmp_path.iterdir())
     assert [p.name for p in paths] == [f"{r}.memprof" for r in range(processes)]

@@ -1,21 +1,26 @@
 """One rank of a job, on gloo: python -m torch.distributed.run … worker.py KIND OUT STEPS.
 
-KIND is ``ddp`` or ``fsdp2``. With ``-`` for OUT the job runs with inductor instead, and nothing is
-profiled. Rank 0 prints how many collectives its process group ran.
+KIND is ``ddp`` or ``fsdp2``. The job runs with inductor, and then again with memprof into the
+profile OUT. Rank 0 prints how many collectives its process group ran each time.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import kernels
 
 import memprof
 
@@ -55,22 +60,28 @@ def collectives() -> int:
     return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
+def train(kind: str, backend: str, steps: int) -> None:
+    torch._dynamo.reset()
+    model = build(kind, backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    # Each rank has its own data; rank 1 has more of it.
+    x = torch.randn(48 if dist.get_rank() == 1 else 32, WIDTH)
+    for _ in range(steps):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
 def main(kind: str, out: str, steps: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    model = build(kind, "inductor" if out == "-" else "memprof")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    # Each rank has its own data; rank 1 has more of it.
-    x = torch.randn(48 if rank == 1 else 32, WIDTH)
-    with memprof.profile(out) if out != "-" else nullcontext():
-        for _ in range(steps):
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+    train(kind, "inductor", steps)
+    inductors = collectives()
+    with memprof.profile(out):
+        train(kind, "memprof", steps)
     # Leaving the session is counted as well.
-    if rank == 0:
-        print("collectives", collectives())
+    if dist.get_rank() == 0:
+        print("collectives", inductors, collectives() - inductors)
     dist.destroy_process_group()
     # Without the interpreter's own end: DDP's reducer is collected with the GIL held and joins
     # gloo's thread, which waits for the GIL to drop its last work (seen with inductor, 2.13).
@@ -79,4 +90,6 @@ def main(kind: str, out: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    kernels.compile_together()
+    kernels.write_zeros(True)
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

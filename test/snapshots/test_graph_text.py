@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from snapshots import TestCase, graph_text
 
+pytestmark = pytest.mark.zero_kernels
+
 
 class GraphText(TestCase):
     def test_aot_forward_and_backward(self) -> None:

@@ -21,6 +21,8 @@ from memprof.profiler.model import (
 )
 from snapshots import TestCase, program_text
 
+pytestmark = pytest.mark.zero_kernels
+
 
 def _program(prefix: str = "buf", line: int = 10, device: str = "cpu") -> AllocationProgram:
     """Two inputs in one storage, a saved activation, a reused temporary, kernel scratch."""

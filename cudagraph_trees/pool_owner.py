@@ -61,9 +61,9 @@ from .tree_state import TreeState
 MAX_ROOMS = 3
 """So often the pool is given back for what does not fit beside it."""
 
-ROOM_APART = 2
-"""What is warmed up apart does so beside a pool if it can have so many times the pool's bytes: what
-takes more than twice as much as all others together is seldom called after them."""
+ROOM_APART = 4
+"""What is warmed up apart is so beside the pool if it can have so many times the pool's bytes: what
+takes more than four times as much as all others together is seldom called after them."""
 
 
 class PoolOwner:

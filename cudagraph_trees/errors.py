@@ -116,15 +116,26 @@ class UntrackedMemory(RuntimeError):
 _CAPTURE_INVALIDATED = "due to a previous error during capture"
 
 
+def _first_error(error: BaseException) -> BaseException:
+    """Once an operation has failed in a capture, so does the end of the capture, and that is the
+    error which arrives."""
+    while _CAPTURE_INVALIDATED in str(error) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether it was want of device memory that made a warm-up or a recording fail."""
+    return isinstance(_first_error(error), torch.OutOfMemoryError)
+
+
 def why_it_failed(error: BaseException) -> str:
     """The error that made a warm-up or a recording fail, on one line, and the line that raised it.
 
-    Once an operation has failed in a capture, so does the end of the capture, and that is the
-    error which arrives. The line is the last one outside of torch, Triton and these trees: of
-    a custom operator, or of generated code.
+    The line is the last one outside of torch, Triton and these trees: of a custom operator, or of
+    generated code.
     """
-    while _CAPTURE_INVALIDATED in str(error) and error.__context__ is not None:
-        error = error.__context__
+    error = _first_error(error)
     said = str(error)
     if not isinstance(error, UntrackedMemory):
         said = said.partition("\n")[0]  # CUDA's errors go on with advice on how to debug kernels

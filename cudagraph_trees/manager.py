@@ -122,6 +122,7 @@ class CUDAGraphTreeManager:
                 self.moves.forget(function)
                 self.tree.forget(function)
             self.dead -= buried
+            self.owner.forget(buried)
             if not in_use and next(self.nodes(), None) is None:
                 self.owner.give_back("the functions that it was for are gone")
 
@@ -270,7 +271,7 @@ class CUDAGraphTreeManager:
             return Refusal("there is no pool")
         if not self.owner.rested():
             return Refusal("the pool was given back in this step", this_once=True)
-        if self.path.node is None and self.owner.lacks_room():
+        if self.path.node is None and self.owner.lacks_room(function):
             return Refusal(self.owner.no_room)
         if not self.device.address_bound:
             return None

@@ -28,11 +28,14 @@ Note [Room for the optimizer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Most optimizers make their state in their first step, and eager code that runs out of memory asks
 nobody for a pool's. So after the first warm-up of a backward the pool is given back if the device
-has little more left than twice the gradients, which is what Adam makes. When the next step begins,
-the state is there, and the bytes that a pool needs are known: if the device does not have them, the
-job goes on without graphs, as it would have without memprof. A sixteenth of the pool is little, and
-a thirty-second is added to what it needs: recordings find other pieces free than warm-ups did, and
-took up to 3 % more. So a job that would just have fitted with graphs may run without.
+has little more left than twice the gradients, which is what Adam makes; of a step with several
+backwards, those of all up to then. When the same functions begin the next step, the state is there,
+and the bytes that a pool needs are known: if the device does not have them, the job goes on without
+graphs, as it would have without memprof. That is decided once: later the pool has what it needs,
+and what another function lacks does not cost this job its graphs. A sixteenth of the pool is
+little, and a thirty-second is added to what it needs: recordings find other pieces free than
+warm-ups did, and took up to 3 % more. So a job that would just have fitted with graphs may run
+without; one that asked for graphs or errors is not stopped for an estimate.
 """
 
 from __future__ import annotations
@@ -52,11 +55,15 @@ from .path import ExecutionState
 from .replay.liveness import path_refs
 from .replay.storage_ref import StorageWeakRefWrapper
 from .settings import TreeSettings
-from .spec import FunctionSpec
+from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
 
 MAX_ROOMS = 3
 """So often the pool is given back for what does not fit beside it."""
+
+ROOM_APART = 4
+"""What is warmed up apart is so beside the pool if it can have so many times the pool's bytes: what
+takes more than four times as much as all others together is seldom called after them."""
 
 
 class PoolOwner:
@@ -87,8 +94,13 @@ class PoolOwner:
         self.restored = 0
         self.no_room = ""
         self._rooms = 0
-        # Bytes that the pool had when it was given back for the optimizer's state.
+        # Functions for whose sake there is no room, by number.
+        self._cramped: frozenset[int] = frozenset()
+        # Backwards after which the pool was given back for the optimizer's state, by number; then
+        # bytes that the pool needs, and the functions with which the next step begins.
+        self._stood_back: set[int] = set()
         self._needed = 0
+        self._needed_by: frozenset[int] = frozenset()
         self._begun_already: set[int] = set()
         # Outputs of the step in which the pool was given back, with memory in the old one.
         self._left: list[StorageWeakRefWrapper] = []
@@ -195,50 +207,76 @@ class PoolOwner:
         if state.pool_growth >= reserved >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
-    def leave_room_for_state(self, gradients: int) -> None:
-        """A backward was warmed up and has made so many bytes of ``gradients``: see
-        Note [Room for the optimizer]."""
-        if self._needed or next(self._tree.nodes(), None) is not None:
+    def leave_room_for_state(self, backward: FunctionSpec) -> None:
+        """``backward`` was warmed up: see Note [Room for the optimizer]."""
+        if backward.number in self._stood_back or next(self._tree.nodes(), None) is not None:
             return
+        path = path_to(self._path.node)
         reserved = self.pool.reserved_bytes()
-        if self.device.unclaimed_bytes() < 2 * gradients + reserved // 16:
+        if self.device.unclaimed_bytes() < 2 * _gradients(path) + reserved // 16:
+            self._stood_back.add(backward.number)
             self._needed = reserved + reserved // 32
+            self._needed_by = frozenset(n.wrapped_function.number for n in path)
             self.give_back("the optimizer may need the memory for its state")
 
-    def lacks_room(self) -> bool:
-        """Whether a pool that begins would not fit; then ``no_room`` says so."""
-        reserved = self.pool.reserved_bytes()
-        if reserved >= self._needed or self.no_room:
-            return bool(self.no_room)
-        missing = self._needed - reserved
-        if missing > self.device.unclaimed_bytes():
-            self.device.empty_cache()
-        free = self.device.unclaimed_bytes()
+    def lacks_room(self, function: FunctionSpec) -> bool:
+        """``function`` begins a step: whether the pool that it is for would not fit; then
+        ``no_room`` says so."""
+        cramped = self._needed_by
+        if function.number not in cramped or function.options.or_error:
+            return False
+        self._needed_by = frozenset()
+        with capturing():
+            missing = self._needed - self.pool.reserved_bytes()
+            if missing > self.device.unclaimed_bytes():
+                self.device.empty_cache()
+            free = self.device.unclaimed_bytes()
         if missing > free:
-            self._nothing_more(f"the pool would need {missing} bytes, and {free} are left")
+            self._nothing_more(f"the pool would need {missing} bytes, and {free} are left", cramped)
         return bool(self.no_room)
 
-    def _nothing_more(self, why: str) -> None:
-        self.no_room = why
+    def _nothing_more(self, why: str, cramped: frozenset[int]) -> None:
+        self.no_room, self._cramped = why, cramped
         compat.log.warning(
             "no more CUDA graphs on %s: %s. A smaller batch leaves room for them",
             self._ledger.device,
             why,
         )
 
-    def make_room(self, function: FunctionSpec) -> None:
-        """``function`` has not fitted beside the pool, and runs without a graph: all memory that
-        nobody uses goes back to the device. See Note [Memory that a pool cannot reach]."""
+    def forget(self, functions: Iterable[FunctionSpec]) -> None:
+        """They are gone. If there was no room for their sake, there may be some."""
+        self._cramped -= {f.number for f in functions}
+        if self.no_room and not self._cramped:
+            self.no_room, self._rooms = "", 0
+
+    def make_room(self, function: FunctionSpec) -> bool:
+        """``function`` has not fitted beside the pool, and runs without a graph: the pool's memory
+        goes back to the device. See Note [Memory that a pool cannot reach].
+
+        Returns:
+            Whether there was any. If the call then succeeds, it is to be counted.
+        """
         with capturing():
             reserved = self.pool.reserved_bytes()
         if reserved:
-            self._rooms += 1
             self.give_back(f"{function.label} needs the memory, and runs without a graph")
-            if self._rooms == MAX_ROOMS:
-                why = f"{function.label} does not fit beside a pool, given back {MAX_ROOMS} times"
-                self._nothing_more(why)
-        else:
-            self.device.empty_cache()
+        return reserved > 0
+
+    def count_room(self, function: FunctionSpec) -> None:
+        """The room was made for ``function``, and it has run in it."""
+        self._rooms += 1
+        if self._rooms == MAX_ROOMS:
+            why = f"{function.label} does not fit beside a pool, given back {MAX_ROOMS} times"
+            self._nothing_more(why, frozenset({function.number}))
+
+    def stand_aside(self, function: FunctionSpec) -> None:
+        """``function`` is about to be warmed up in the general pool. What it needs is not known:
+        this pool is given back unless there is much more."""
+        with capturing():
+            reserved = self.pool.reserved_bytes()
+            crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
+        if crowded:
+            self.give_back(f"{function.label} is warmed up in the general pool")
 
     def rested(self) -> bool:
         """Whether recording may go on after ``give_back``: a new step begins, or it is later
@@ -311,6 +349,18 @@ class PoolOwner:
             self._tree.clear()
             self._path.end()
             self.pool.release()
+
+
+def _gradients(path: Iterable[Node]) -> int:
+    """Bytes of the pool that backwards of the path have made and somebody holds."""
+    storages = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for n in path
+        if n.wrapped_function.mode is CompilationMode.BACKWARD
+        for ref in n.tensor_weakrefs
+        if ref is not None and (t := ref()) is not None
+    }
+    return sum(storages.values())
 
 
 def _drop_cached_tensors(node: CUDAGraphNode) -> None:

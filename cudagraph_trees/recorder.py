@@ -21,13 +21,16 @@ follow.
   given something back in between.
 * A function that writes to more than can be copied (a cache of keys and values, an optimizer's
   state) could not be called again after a failed warm-up. It is warmed up in the general pool,
-  *apart*, where it has what it would have without graphs. A recording runs no kernel, so after one
-  that failed it can always be called again.
+  *apart*, where it has what it would have without graphs, and on a device that is nearly full the
+  pool is given back before. A recording runs no kernel, so after one that failed it can always be
+  called again.
 * A function that was given up for want of memory runs without a graph on a device that is nearly
   full and in pieces, part of it in the pool of the others. If that fails in a call that writes to
   nothing and whose inputs are still there, the pool and the caches are given back, and the call is
-  made once more. Before one that writes, they are given back at once. The others are recorded
-  again; where that comes to nothing ``MAX_ROOMS`` times, nothing is recorded any more.
+  made once more. One that writes cannot be made once more, nor a backward, which may overwrite
+  what was saved for it: before it the pool is given back if there is less memory than it has
+  needed, which is learned in the first such call. The others are recorded again; where that comes
+  to nothing ``MAX_ROOMS`` times, nothing is recorded any more.
 """
 
 from __future__ import annotations
@@ -50,13 +53,14 @@ from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
 from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
 from .device.protocol import Input, Model, Output
-from .errors import UntrackedMemory, why_it_failed
-from .moves import Moves, nbytes_of
+from .errors import UntrackedMemory, ran_out_of_memory, why_it_failed
+from .moves import Moves
 from .node import Node, number_of, path_addresses
 from .parameter_refs import ParameterRefs
 from .pool_owner import PoolOwner
 from .random_state import RandomStates
 from .record_policy import Misfit, Refusal
+from .replay.liveness import path_refs
 from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
 
@@ -107,15 +111,16 @@ class Recorder:
         reason = f"in the general pool: it writes to {written} bytes of its inputs"
         self._ledger.add(LedgerKind.WARM_UP, function, reason)
         device = self._owner.device
-        # What this needs is not known, and the others are recorded again in a moment.
-        if self._owner.pool.reserved_bytes():
-            self._owner.give_back(f"{function.label} is warmed up in the general pool")
+        # Before the path goes, which says what is one.
+        self._random_states.to_host(function, inputs)
+        self._owner.stand_aside(function)
         available = device.available_bytes()
         torch_logs.warm_up(function, again=state.warm_ups > 0)
         state.warmed_up = True
         self.active_warm_up = function
         try:
-            outputs = self.run_plainly(function, inputs, Refusal(reason, failed=True))
+            refused = Refusal(reason, this_once=True, failed=True)
+            outputs = self.run_plainly(function, inputs, refused)
         except BaseException:
             state.warmed_up = False
             raise
@@ -174,10 +179,11 @@ class Recorder:
             )
             state.warm_ups += 1
             self._random_states.ran(function, outputs, owner.pool.device)
+            state.short_of_memory = False
             self._grown(function, measured)
             owner.check_budget(function)
             if function.mode is CompilationMode.BACKWARD:
-                owner.leave_room_for_state(nbytes_of(outputs, range(len(outputs))))
+                owner.leave_room_for_state(function)
             if kept:
                 state.warmed_up = False
                 state.failures += 1
@@ -252,6 +258,7 @@ class Recorder:
             device.synchronize()
             node.marginal_bytes = self._grown(function, measured)
             state.recordings += 1
+            state.short_of_memory = False
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.
@@ -283,6 +290,8 @@ class Recorder:
                 f"{function.label} would run without a CUDA graph, and cudagraph_or_error is on: "
                 f"{refused.reason}"
             )
+        # Before the path goes, which says what is one.
+        self._random_states.to_host(function, inputs)
         self._owner.give_back_unneeded(function)
         if not refused.failed:
             detail = refused.cause.detail()
@@ -293,28 +302,44 @@ class Recorder:
         checked = function.alignment_checked
         compat.align_inputs(inputs, [i for i in checked if i not in mutated])
         written = [i for i in checked if i in mutated]
-        self._random_states.to_host(function, inputs)
         run = compat.with_aligned_inputs(function.model, written, mutated)
-        short = self._functions[function].short_of_memory
-        if short and mutated and not self._fits(function):
-            self._owner.make_room(function)
-        if short and not mutated:
-            outputs = self._run_twice_if_it_must(function, run, inputs)
-        else:
+        if not self._functions[function].short_of_memory:
             outputs = list(run(inputs))
+        elif mutated or function.mode is CompilationMode.BACKWARD:
+            outputs = self._run_with_room(function, run, inputs)
+        else:
+            outputs = self._run_twice_if_it_must(function, run, inputs)
         self._random_states.ran(function, outputs, self._owner.pool.device)
         return outputs
 
-    def _fits(self, function: FunctionSpec) -> bool:
-        """Whether there is as much memory as ``function`` has needed without a graph."""
-        needs = self._functions[function].needs
-        return 0 < needs <= self._owner.device.available_bytes()
+    def _run_with_room(
+        self, function: FunctionSpec, run: Model, inputs: list[Input]
+    ) -> list[Output]:
+        """Run what cannot be run twice, see Note [Memory that a pool cannot reach]."""
+        owner, device, state = self._owner, self._owner.device, self._functions[function]
+        if state.needs:
+            fits = state.needs <= device.unclaimed_bytes()
+            fits = fits or state.needs <= device.available_bytes()
+            made = not fits and owner.make_room(function)
+            outputs = list(run(inputs))
+            if made:
+                owner.count_room(function)
+            return outputs
+        if not owner.make_room(function):
+            # What is cached would be taken for what it needs.
+            device.empty_cache()
+        available = device.available_bytes()
+        outputs = list(run(inputs))
+        state.needs = max(1, available - device.unclaimed_bytes())
+        return outputs
 
     def _run_twice_if_it_must(
         self, function: FunctionSpec, run: Model, inputs: list[Input]
     ) -> list[Output]:
         """Run what writes to nothing, see Note [Memory that a pool cannot reach]."""
-        backup = InputBackup.references(inputs, self._owner.pool.device)
+        owner, node = self._owner, self._path.node
+        path = [] if node is None else path_refs(node.path_weakrefs)
+        backup = InputBackup.plain(function, inputs, path, owner.pool.device)
         try:
             return list(run(inputs))
         except torch.OutOfMemoryError as e:
@@ -322,8 +347,13 @@ class Recorder:
                 inputs[:] = backup.call_again(e)
             except Unrecoverable:
                 raise e from None
-        self._owner.make_room(function)
-        return list(run(inputs))
+        made = owner.make_room(function)
+        if not made:
+            owner.device.empty_cache()
+        outputs = list(run(inputs))
+        if made:
+            owner.count_room(function)
+        return outputs
 
     def mark_warmup_incomplete(self) -> None:
         """Warm the function up once more that is being warmed up now."""
@@ -388,7 +418,7 @@ class Recorder:
                     compat.log.error("%s of %s failed, and %s", what, function.label, e)
                 raise error from None
             self._grown(function, measured)
-            if isinstance(error, torch.OutOfMemoryError):
+            if ran_out_of_memory(error):
                 if not last and (found := self._memory_elsewhere(function)):
                     reason = f"{reason}; once more, with {found} bytes of the general pool"
                     self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
 
-MAX_KEPT_BYTES = 4 << 20
-"""So much of its inputs is kept while a call runs without a graph and may be made again."""
+MAX_PLAIN_BACKUP_BYTES = 4 << 20
+"""So much of its inputs is copied before a call without a graph that may be made again."""
 
 _WHAT_TO_DO = (
     "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
@@ -86,11 +86,11 @@ class InputBackup:
         weak: the tensors, weakly.
         in_pool: those that lie in the pool.
         pool: where a recording is made, None for a warm-up.
-        refs: before a recording, the storages of those in the pool.
-        kept: before a recording, those that it reads where they lie and that may die in it; before
-            a call that writes to nothing, small ones.
+        refs: before a recording, the storages of those in the pool; before a call without a graph
+            the path's references to them.
+        kept: before a recording, those that it reads where they lie and that may die in it.
         buffers: where a recording has its copies of inputs, once they are made.
-        storages: before a warm-up, the bytes of storages on the host, by address.
+        storages: before what runs kernels, the bytes of storages on the host, by address.
         backup: copies on the host of what a warm-up writes to, by input.
         lost: why that could not be copied, "" if it was.
     """
@@ -109,7 +109,7 @@ class InputBackup:
     lost: str = ""
 
     @staticmethod
-    def _of(inputs: list[Input], pool_addresses: set[int], device: torch.device) -> InputBackup:
+    def _of(inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> InputBackup:
         tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
         specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
         return InputBackup(
@@ -121,16 +121,30 @@ class InputBackup:
         )
 
     @staticmethod
-    def references(inputs: list[Input], device: torch.device) -> InputBackup:
-        """Before a call that writes to nothing: inputs that the program holds are had again, and
-        small ones."""
-        out = InputBackup._of(inputs, set(), device)
-        left = MAX_KEPT_BYTES
-        for i in sorted(out.specs, key=lambda i: out.specs[i].nbytes):
-            left -= out.specs[i].nbytes
-            if left < 0:
-                break
-            out.kept.append(inputs[i])
+    def plain(
+        function: FunctionSpec,
+        inputs: list[Input],
+        path: Sequence[StorageWeakRefWrapper],
+        device: torch.device,
+    ) -> InputBackup:
+        """Before a forward runs without a graph that writes to nothing that outlives the call.
+
+        Small inputs are copied; others are had again if the program holds them. The call may
+        overwrite what it alone holds, as what an earlier part of its graph has made for it, so
+        none is kept from dying, and a tensor that the trees hold to hand it out again counts as
+        dead.
+
+        Args:
+            function: what is called.
+            inputs: of the call.
+            path: all outputs of the path that runs.
+            device: that it runs on.
+        """
+        live = {r.address: r for r in path if not r.expired()}
+        out = InputBackup._of(inputs, live.keys(), device)
+        out.refs = {i: live[out.specs[i].address] for i in out.in_pool}
+        static = set(function.static_input_idxs) - out.in_pool
+        out._copy_storages(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
         return out
 
     @staticmethod
@@ -190,7 +204,7 @@ class InputBackup:
         let_go_of_frames(error)
 
     def succeeded(self) -> None:
-        """The call need not be made again: let go of what was kept for that."""
+        """The call need not be made again, or is: let go of what was kept for that."""
         self.backup.clear()
         self.storages.clear()
         self.kept.clear()
@@ -232,7 +246,10 @@ class InputBackup:
                 "the call cannot be made again without a graph: there is no memory to copy "
                 f"inputs that died in it. {_WHAT_TO_DO}"
             ) from e
-        return self.inputs
+        # They die in the call that is made with them.
+        found, self.inputs = self.inputs, []
+        self.succeeded()
+        return found
 
     def _find_after_recording(self, pool: Pool) -> None:
         in_pool = {i: self.specs[i] for i in self.in_pool}
@@ -247,7 +264,6 @@ class InputBackup:
             if i not in found:
                 raise Unrecoverable(_died(i, spec, "recording", "it was not copied"))
             self.inputs[i] = found[i]
-        self.kept.clear()
 
     def _find_after_warm_up(self) -> None:
         if self.lost:
@@ -258,7 +274,8 @@ class InputBackup:
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
-            t = self.inputs[i] = ref()
+            held = i not in self.refs or not self.refs[i].expired()
+            t = self.inputs[i] = ref() if held else None
             if t is not None:
                 storages[self.specs[i].address] = t.untyped_storage()
         for i, spec in self.specs.items():

@@ -17,6 +17,15 @@ def quick_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture
+def whole_device() -> Iterator[None]:
+    """Nothing is cached at first, and the process may have all memory afterwards."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 if torch.cuda.is_available():
 
     @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,43 +13,10 @@ from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.pool_owner import MAX_ROOMS
 from memprof.profiler.model import LedgerKind
 
+from .room import MIB, leave, one, reasons, scratch, with_scratch
 from .support import graphed, manager, next_step, pool_segments, same
 
-pytestmark = pytest.mark.simgpu
-
-MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def whole_device() -> Iterator[None]:
-    gc.collect()
-    torch.cuda.empty_cache()
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def leave(nbytes: int) -> None:
-    """From here on the process may take so many bytes more from the device."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    allowed = torch.cuda.memory_reserved() + nbytes
-    torch.cuda.set_per_process_memory_fraction((allowed + 0.5) / total)
-
-
-def scratch(mib: int) -> torch.Tensor:
-    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
-
-
-def one(value: float = 1.0) -> torch.Tensor:
-    return torch.full((4,), float(value), device="cuda")
-
-
-def with_scratch(mib: int, x: torch.Tensor) -> list[torch.Tensor]:
-    held = scratch(mib)
-    return [x + 1.0 if held.numel() else x]
-
-
-def reasons(kind: LedgerKind) -> list[str]:
-    return [e.reason for e in manager().entries() if e.kind is kind]
+pytestmark = [pytest.mark.simgpu, pytest.mark.usefixtures("whole_device")]
 
 
 def test_memory_of_the_general_pool_goes_to_a_graph_that_needs_it() -> None:

@@ -270,12 +270,14 @@ class PoolOwner:
             self._nothing_more(why, frozenset({function.number}))
 
     def stand_aside(self, function: FunctionSpec) -> None:
-        """``function`` is about to be warmed up in the general pool. What it needs is not known:
-        this pool is given back unless there is much more."""
+        """``function`` is about to be warmed up in the general pool. What it needs is not known at
+        first: this pool is given back unless there is much more. Later it is: of two that would be
+        there beside each other, the smaller one goes."""
+        needs = self._functions[function].needs
         with capturing():
             reserved = self.pool.reserved_bytes()
             crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
-        if crowded:
+        if crowded or needs > reserved > 0:
             self.give_back(f"{function.label} is warmed up in the general pool")
 
     def rested(self) -> bool:

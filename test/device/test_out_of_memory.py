@@ -351,13 +351,15 @@ def uncaught():
         net(x)
 
 
-for program in (forward, backward, warm_up, recording, uncaught):
+# The first two first: a pool of graphs that are gone is given back where there is no more memory.
+for program in (warm_up, recording, forward, backward, uncaught):
     try:
         program()
     except torch.OutOfMemoryError:
         assert program is uncaught
     rest.clear()
     torch._dynamo.reset()
+    gc.collect()
     torch.cuda.empty_cache()
 '''
 

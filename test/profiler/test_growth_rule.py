@@ -210,7 +210,15 @@ def payload(page: Path) -> str:
     return gzip.decompress(base64.b64decode(packed)).decode()
 
 
-def test_pages_of_a_failure_have_its_sections(tmp_path: Path) -> None:
-    profile = everything()
-    write_report([profile], str(tmp_path / "page.html"), None, "")
-    assert payload(tmp_path / "page.html")
+def test_a_page_begins_with_what_failed_then_with_what_grows(tmp_path: Path) -> None:
+    profile = everything()  # of which one account is of a failure
+    for accounts, first in ((profile.accounts, "accounts"), (profile.accounts[:1], "growth")):
+        profile.accounts = accounts
+        write_report([profile], str(tmp_path / "page.html"), None, "")
+        sections = json.loads(payload(tmp_path / "page.html"))["profiles"][0]["sections"]
+        ids = [s["id"] for s in sections if s["id"] in ("accounts", "growth")]
+        assert (len(ids), ids[0]) == (2, first)
+        (device,) = (s for s in sections if s["id"] == "accounts")
+        titles = [part["title"] for part in device["parts"]]
+        failed = "Out of memory on cuda:1: 1.00 MiB asked for by mm at train.py:"
+        assert any(t.startswith(failed) for t in titles) is (first == "accounts")

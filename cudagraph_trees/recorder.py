@@ -10,6 +10,14 @@ error is the program's own and goes to the user. So does at once what is no ``Ex
 an interrupt is not to be followed by another run; and any error if the user has asked for
 graphs or errors (``cudagraph_or_error``).
 
+Note [Whoever holds an error]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An error that goes to the user must not hold itself: what the frames of its traceback hold, tensors
+of the pool and saved activations, would wait for a garbage collector, and a program that has run
+out of memory and goes on with half the batch needs them now. So no frame of its traceback has it
+when it leaves, and it is not raised while another error is handled: that one would be its
+``__context__``, whose frames had it as an argument.
+
 Note [Memory that a pool cannot reach]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 While a thread allocates from a pool, torch's allocator (2.11) gives nothing of the general pool
@@ -340,13 +348,16 @@ class Recorder:
         owner, node = self._owner, self._path.node
         path = [] if node is None else path_refs(node.path_weakrefs)
         backup = InputBackup.plain(function, inputs, path, owner.pool.device)
+        lost = False
         try:
             return list(run(inputs))
         except torch.OutOfMemoryError as e:
             try:
                 inputs[:] = backup.call_again(e)
             except Unrecoverable:
-                raise e from None
+                lost = True
+            if lost:
+                raise  # Not above, see Note [Whoever holds an error].
         made = owner.make_room(function)
         if not made:
             owner.device.empty_cache()
@@ -398,6 +409,7 @@ class Recorder:
             ``inputs`` are there again. Not if this was the ``last`` time.
         """
         state = self._functions[function]
+        lost = ""
         try:
             why = why_it_failed(error)
             reason = f"{what} failed: {why}"
@@ -410,13 +422,16 @@ class Recorder:
                 # The caller's list, which may be as full as it was, or not.
                 inputs[:] = backup.call_again(error)
             except Unrecoverable as e:
+                lost = str(e)
+            if lost:
                 state.failures += 1
-                self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {e}")
+                self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {lost}")
                 if hasattr(error, "add_note"):
-                    error.add_note(f"memprof: {e}")
+                    error.add_note(f"memprof: {lost}")
                 else:  # Python 3.10
-                    compat.log.error("%s of %s failed, and %s", what, function.label, e)
-                raise error from None
+                    compat.log.error("%s of %s failed, and %s", what, function.label, lost)
+                # Not while the other is handled, see Note [Whoever holds an error].
+                raise error
             self._grown(function, measured)
             if ran_out_of_memory(error):
                 if not last and (found := self._memory_elsewhere(function)):
@@ -432,8 +447,7 @@ class Recorder:
             )
             return self.run_plainly(function, inputs, Refusal(reason, failed=True))
         finally:
-            # Raised from here its traceback has this frame, which must not have it: what frames
-            # of the program hold would wait for a garbage collector, tensors of the pool too.
+            # See Note [Whoever holds an error].
             del error
             # Not before: inputs that died in the attempt lie in memory that the old pool gives
             # back.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -121,6 +122,41 @@ def test_inputs_that_are_too_large_to_be_kept(
         same(y, torch.full((N,), 2.0 * i + 2 if written else i + 1.0))
         del y, made
     assert manager().path.node in [n for n in manager().nodes() if n.parent is not None]
+
+
+@pytest.mark.parametrize("where", ["warm-up", "without a graph"])
+def test_an_error_that_reaches_the_user_does_not_hold_itself(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a function for which there is no memory, and inputs that cannot be had again: at once,
+    # or when it was called again without a graph
+    limit = "MAX_BACKUP_BYTES" if where == "warm-up" else "MAX_KEPT_BYTES"
+    monkeypatch.setattr(recovery, limit, 0)
+    calls = 0
+
+    class Mine(torch.OutOfMemoryError):
+        pass
+
+    def model(args: list[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        args.clear()
+        raise Mine("no memory")
+
+    f = cudagraphify_impl(model, [full(0)], device_index=0, is_inference=True, is_backward=False)
+    calls = 0
+    # WHEN the program hears of it, and no garbage collector comes
+    gc.disable()
+    try:
+        try:
+            f([full(0)])
+        except Mine as e:
+            error = weakref.ref(e)
+        # THEN the error has gone, and with it what its frames held: the copies of inputs, say
+        assert error() is None
+    finally:
+        gc.enable()
+    assert (calls == 1) == (where == "warm-up")
 
 
 def test_what_is_kept_to_call_again_takes_no_device_memory() -> None:

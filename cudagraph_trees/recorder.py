@@ -8,7 +8,7 @@ and the outputs own their blocks, which is what RECORDING says. The call is made
 through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
 error is the program's own and goes to the user. So does at once what is no ``Exception``:
 an interrupt is not to be followed by another run; and any error if the user has asked for
-graphs or errors (``cudagraph_or_error``).
+graphs or errors (``cudagraph_or_error``), unless the call can be made once more with a graph.
 
 Note [Whoever holds an error]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -413,7 +413,9 @@ class Recorder:
         try:
             why = why_it_failed(error)
             reason = f"{what} failed: {why}"
-            if not isinstance(error, Exception) or function.options.or_error:
+            or_error, short = function.options.or_error, ran_out_of_memory(error)
+            once_more = short and not last
+            if not isinstance(error, Exception) or (or_error and not once_more):
                 if isinstance(error, Exception):
                     self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
                 backup.give_up(error)
@@ -424,7 +426,7 @@ class Recorder:
             except Unrecoverable as e:
                 lost = str(e)
             if lost:
-                state.failures += 1
+                state.failures += not or_error
                 self._ledger.add(LedgerKind.TREE_FAILURE, function, f"{reason}; {lost}")
                 if hasattr(error, "add_note"):
                     error.add_note(f"memprof: {lost}")
@@ -433,14 +435,16 @@ class Recorder:
                 # Not while the other is handled, see Note [Whoever holds an error].
                 raise error
             self._grown(function, measured)
-            if ran_out_of_memory(error):
-                if not last and (found := self._memory_elsewhere(function)):
-                    reason = f"{reason}; once more, with {found} bytes of the general pool"
-                    self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
-                    return None
-                state.short_of_memory = True
-            state.failures += 1
+            if once_more and (found := self._memory_elsewhere(function)):
+                reason = f"{reason}; once more, with {found} bytes of the general pool"
+                self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+                return None
+            state.failures += not or_error
+            state.short_of_memory |= short
             self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
+            if or_error:
+                inputs.clear()
+                raise error
             # Not the exception: a log record lives on, and with it the frames of the failure.
             compat.log.warning(
                 "%s of %s failed; it runs without a graph. %s", what, function.label, why

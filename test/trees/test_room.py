@@ -11,6 +11,7 @@ import torch
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.pool_owner import MAX_ROOMS
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
 
 from .room import MIB, leave, one, reasons, scratch, with_scratch
@@ -19,12 +20,14 @@ from .support import graphed, manager, next_step, pool_segments, same
 pytestmark = [pytest.mark.simgpu, pytest.mark.usefixtures("whole_device")]
 
 
-def test_memory_of_the_general_pool_goes_to_a_graph_that_needs_it() -> None:
+@pytest.mark.parametrize("or_error", [False, True])
+def test_memory_of_the_general_pool_goes_to_a_graph_that_needs_it(or_error: bool) -> None:
     # GIVEN a general pool with memory that nobody uses, and a device without any more
     first = graphed(lambda x: [-x], [one()])
     first([one()])
     next_step()
-    f = graphed(functools.partial(with_scratch, 64), [one()])
+    options = TreeOptions({"cudagraph_or_error": or_error})
+    f = graphed(functools.partial(with_scratch, 64), [one()], torch_options=options)
     unused = scratch(80)
     del unused
     leave(8 * MIB)

@@ -14,6 +14,7 @@ from torch import Tensor
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.errors import ran_out_of_memory
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
 from memprof.simulated_cuda import control
 
@@ -122,6 +123,22 @@ def test_a_random_state_comes_to_the_host_before_the_pool_goes() -> None:
     # THEN it reads the state where code that runs looks for it
     assert seen == ["cpu"]
     same(total, one(6.0))
+
+
+def test_graphs_or_errors_where_memory_runs_out() -> None:
+    options = TreeOptions({"cudagraph_or_error": True})
+    f = graphed(functools.partial(with_scratch, 64), [one()], torch_options=options)
+    x = one()
+    leave(16 * MIB)
+    # GIVEN no memory THEN the error is the program's
+    with pytest.raises(torch.OutOfMemoryError):
+        f([x])
+    # and once there is some it is recorded
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    for i in range(3):
+        next_step()
+        same(f([one(i)])[0], one(i + 1.0))
+    assert len(list(manager().nodes())) == 1
 
 
 # ---- calls without a graph

@@ -344,7 +344,7 @@ def test_the_gradients_of_all_parts_of_a_step_make_state() -> None:
     training = Training(3)
     collect()
     # Beside the pool fits the state of all, and no update.
-    leave(pool + 116 * MIB)
+    leave(pool + 104 * MIB)
     # THEN there is memory for both in the first step
     for _ in range(4):
         training.step()
@@ -356,7 +356,7 @@ def test_whether_the_pool_fits_is_asked_once() -> None:
     pool = pool_of_training()
     training = Training()
     collect()
-    leave(pool + 64 * MIB)
+    leave(pool + 44 * MIB)
     training.gradients()
     assert manager().owner.resting
     for _ in range(3):

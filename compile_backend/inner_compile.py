@@ -109,7 +109,8 @@ class InnerCompile:
 
         def compile_plainly() -> Any:
             options = {**kwargs, "cudagraphs": state.cudagraphs}
-            return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
+            with _torch_compat.cache_told_what_is_donated():
+                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
         kind = (
             GraphKind.BACKWARD

@@ -87,6 +87,19 @@ def compile_fx_inner() -> Callable[..., Any]:
     return cfx.compile_fx_inner
 
 
+def cache_told_what_is_donated() -> contextlib.AbstractContextManager[object]:
+    """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not.
+
+    A backward that is compiled while its graph is retained donates nothing, and AOTAutograd's cache
+    tells the two apart; it is not used here, and the key of Inductor's has nothing of it.
+    """
+    from torch._inductor.utils import get_donated_idxs
+    from torch.compiler import config
+
+    donated = get_donated_idxs()
+    return config.patch(cache_key_tag=f"{config.cache_key_tag}donated={donated}")
+
+
 def no_cudagraphs() -> Any:
     """A fresh box for the ``cudagraphs`` argument: torch never wraps, its own box is untouched."""
     from torch._inductor.utils import BoxedBool

@@ -73,6 +73,7 @@ class GraphsStage(CompileStage[Any]):
         record: what the trees know the graph by, in messages and in their ledger.
         ledger: says why a graph is not wrapped.
         box: Inductor's own, through which it is told that it may capture.
+        of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
         inductor: options of Inductor that were given to this compilation.
@@ -89,6 +90,7 @@ class GraphsStage(CompileStage[Any]):
         *,
         clone_outputs: bool,
         inductor: Mapping[str, Any],
+        of_forward: bool = False,
     ) -> None:
         self.record = record
         self.ledger = ledger
@@ -97,6 +99,7 @@ class GraphsStage(CompileStage[Any]):
         self.clone_outputs = clone_outputs
         # Asked now: compiling may switch it off for reasons of the code's own.
         self._switched_off = box is not None and not box
+        self._of_forward = of_forward
         self.inductor = inductor
         self._wrapped: list[dict[str, Any]] = []
 
@@ -124,7 +127,10 @@ class GraphsStage(CompileStage[Any]):
                 reason = "Inductor found no part of it that can be captured"
                 if self._switched_off:  # Else this stage would not be: the settings want graphs.
                     reason = (
-                        "the code switches graphs off for it: torch._dynamo.override_cudagraphs"
+                        "its forward runs without a graph, and so does what takes what that saved"
+                        if self._of_forward
+                        else "the code switches graphs off for it: "
+                        "torch._dynamo.override_cudagraphs"
                     )
             self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled

@@ -95,6 +95,7 @@ class InnerCompile:
         self.not_graphed = not_graphed
         self._forward: GraphIO | None = None
         self._forward_nodes: dict[str, NodeProvenance] | None = None
+        self._forward_box: object = None
 
     def __call__(
         self, gm: GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
@@ -108,7 +109,8 @@ class InnerCompile:
 
         def compile_plainly() -> Any:
             options = {**kwargs, "cudagraphs": state.cudagraphs}
-            return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
+            with _torch_compat.cache_told_what_is_donated():
+                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
         kind = (
             GraphKind.BACKWARD
@@ -174,6 +176,8 @@ class InnerCompile:
         if not self.graphs:
             return [ObserveStage(graph, self.runtime, self.options, None, steady), record]
         models: list[ObservableModel] = []
+        if graph.record.kind is GraphKind.FORWARD:
+            self._forward_box = box
         trees = GraphsStage(
             graph.record,
             self.runtime.ledger,
@@ -181,6 +185,11 @@ class InnerCompile:
             models,
             clone_outputs=self.options.outputs == "clone",
             inductor=self.inductor,
+            of_forward=(
+                graph.record.kind is GraphKind.BACKWARD
+                and box is not None
+                and box is self._forward_box
+            ),
         )
         return [ObserveStage(graph, self.runtime, self.options, models, steady), trees, record]
 

@@ -98,3 +98,20 @@ def test_feature_again_from_a_warm_cache(name: str) -> None:
         if graph.fx_cache == "hit":
             assert graph.buffers
             assert graph.nodes
+
+
+def test_a_retained_graph_is_not_run_by_cached_code_that_writes_to_what_it_saved() -> None:
+    def gradients(keep: bool) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        w = torch.linspace(-1, 1, 64).view(8, 8).requires_grad_()
+        y = torch.compile(lambda w: (w @ w).relu() @ w, backend="memprof")(w).sum()
+        return [torch.autograd.grad(y, w, retain_graph=keep)[0] for _ in range(1 + keep)]
+
+    # GIVEN code in Inductor's cache that may write to saved tensors
+    (expected,) = gradients(keep=False)
+    # WHEN the same graph is compiled while it is retained THEN its second backward is right, too
+    with memprof.profile() as session:
+        actual = gradients(keep=True)
+    _assert_same(actual, [expected, expected])
+    hits = [g.fx_cache for g in session.profile().graphs]
+    assert hits == ["hit", "miss"]

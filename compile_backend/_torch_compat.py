@@ -87,12 +87,15 @@ def compile_fx_inner() -> Callable[..., Any]:
     return cfx.compile_fx_inner
 
 
-def cache_told_what_is_donated() -> contextlib.AbstractContextManager[object]:
+def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextManager[object]:
     """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not.
 
     A backward that is compiled while its graph is retained donates nothing, and AOTAutograd's cache
-    tells the two apart; it is not used here, and the key of Inductor's has nothing of it.
+    tells the two apart; it is not used here, and the key of Inductor's has nothing of it. Nothing
+    else is given saved tensors.
     """
+    if not backward:
+        return contextlib.nullcontext()
     from torch._inductor.utils import get_donated_idxs
     from torch.compiler import config
 

@@ -109,7 +109,7 @@ class InnerCompile:
 
         def compile_plainly() -> Any:
             options = {**kwargs, "cudagraphs": state.cudagraphs}
-            with _torch_compat.cache_told_what_is_donated():
+            with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
                 return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
         kind = (

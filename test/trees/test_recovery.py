@@ -130,7 +130,7 @@ def test_an_error_that_reaches_the_user_does_not_hold_itself(
 ) -> None:
     # GIVEN a function for which there is no memory, and inputs that cannot be had again: at once,
     # or when it was called again without a graph
-    limit = "MAX_BACKUP_BYTES" if where == "warm-up" else "MAX_KEPT_BYTES"
+    limit = "MAX_BACKUP_BYTES" if where == "warm-up" else "MAX_PLAIN_BACKUP_BYTES"
     monkeypatch.setattr(recovery, limit, 0)
     calls = 0
 

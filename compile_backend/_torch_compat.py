@@ -97,8 +97,8 @@ def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextMana
     if not backward:
         return contextlib.nullcontext()
     from torch._inductor.utils import get_donated_idxs
-    from torch.compiler import config
 
+    config: Any = torch.compiler.config
     donated = get_donated_idxs()
     return config.patch(cache_key_tag=f"{config.cache_key_tag}donated={donated}")
 

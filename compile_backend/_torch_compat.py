@@ -100,7 +100,9 @@ def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextMana
 
     config: Any = torch.compiler.config
     donated = get_donated_idxs()
-    return config.patch(cache_key_tag=f"{config.cache_key_tag}donated={donated}")
+    tag = f"{config.cache_key_tag}donated={donated}"
+    told: contextlib.AbstractContextManager[object] = config.patch(cache_key_tag=tag)
+    return told
 
 
 def no_cudagraphs() -> Any:

@@ -119,9 +119,12 @@ class ProfilingSession(Views):
     def _find_growth(self) -> list[Growth]:
         """What grows, asked while the program's variables are there."""
         found = list(self._eager.growth) if self._eager is not None else []
-        # The call log of a long session takes a second to go through.
-        if may_wait(RUNTIME.snapshot(self._session).graphs):
-            found += _held_forwards(RUNTIME.profile(self._session))
+        try:
+            # The call log of a long session takes a second to go through.
+            if may_wait(RUNTIME.snapshot(self._session).graphs):
+                found += _held_forwards(RUNTIME.profile(self._session))
+        except Exception as e:  # The profile is of more use than this.
+            log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
         return found
 
     @staticmethod

@@ -68,7 +68,7 @@ def take_snapshot(
     )
 
 
-_NAMED = frozenset({SnapshotKind.END, SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY})
+_NAMED = frozenset({SnapshotKind.END, SnapshotKind.OUT_OF_MEMORY})
 """Snapshots in which it is asked who refers to tensors: it takes a second for a million objects, in
 one piece, which nobody wants at each of the others."""
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from fuzz.documents import everything
 
 from memprof.cli import main
@@ -154,6 +154,11 @@ GROWTH = Growth(
 )
 
 
+def _run(*arguments: str) -> Result:
+    """The command, as wide as by default whatever an earlier test has left behind."""
+    return CliRunner(env={"COLUMNS": "100"}).invoke(main, list(arguments))
+
+
 class TestReports:
     @pytest.fixture
     def path(self, tmp_path: Path) -> str:
@@ -164,7 +169,7 @@ class TestReports:
         return str(tmp_path / "run.memprof")
 
     def test_it_is_the_first_thing_that_is_said(self, path: str) -> None:
-        text = CliRunner().invoke(main, ["report", path]).output
+        text = _run("report", path).output
         assert text.startswith(
             """\
 Memory grows: 60.0 MiB are held that every step adds to
@@ -174,14 +179,16 @@ Memory grows: 60.0 MiB are held that every step adds to
     60.0 MiB · 20 blocks · softmax · Net > Head · /home/me/train.py:12
 """
         )
-        assert text.startswith(CliRunner().invoke(main, ["leaks", path]).output)
+        assert text.startswith(_run("leaks", path).output)
 
     def test_json_and_page_say_the_same(self, path: str, tmp_path: Path) -> None:
-        found = json.loads(CliRunner().invoke(main, ["report", "--json", path]).output)
+        found = json.loads(_run("report", "--json", path).output)
         (grown,) = found["growth"]
-        assert grown == json.loads(CliRunner().invoke(main, ["leaks", "--json", path]).output)[0]
+        assert grown == json.loads(_run("leaks", "--json", path).output)[0]
         assert (grown["a_step"], grown["holder"]) == (3 * MIB, GROWTH.holder)
-        done = CliRunner().invoke(main, ["report", path, "-o", str(tmp_path / "page.html")])
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(
+            main, ["report", path, "-o", str(tmp_path / "page.html")]
+        )
         assert done.exit_code == 0, done.output
         assert "3.00 MiB per optimizer step" in payload(tmp_path / "page.html")
 
@@ -196,9 +203,9 @@ Memory grows: 60.0 MiB are held that every step adds to
             (healthy, 0, "Nothing grows, by "),
             (empty, 2, "eager=True"),
         ):
-            done = CliRunner().invoke(main, ["leaks", "--fail", file])
+            done = _run("leaks", "--fail", file)
             assert (done.exit_code, said in done.output) == (code, True), done.output
-            assert CliRunner().invoke(main, ["leaks", file]).exit_code == 0
+            assert _run("leaks", file).exit_code == 0
         assert looked(Profile()) == []
 
 

@@ -249,7 +249,9 @@ def test_gradients_of_inputs_that_reuse_saved_memory() -> None:
 
 
 def test_a_graph_kept_for_a_second_backward() -> None:
-    with torch._functorch.config.patch(donated_buffer=False):
+    # Inductor's cache does not know of this setting, and has code for the same graph from others.
+    uncached = torch._inductor.config.patch(fx_graph_cache=False)
+    with torch._functorch.config.patch(donated_buffer=False), uncached:
         ours, theirs = both(mlp())
         for i in range(CALLS):
             x = torch.randn(64, 16) + i

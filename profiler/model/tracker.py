@@ -181,7 +181,7 @@ class TensorInfo:
         graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
             that made it and what it is for; None where not known.
         holder: who refers to it, e.g. ``losses[...], global of train.py``; "" if not known. Asked
-            for at the end, at checkpoints and where memory runs out.
+            for at the end and where memory runs out.
     """
 
     shape: tuple[int, ...]

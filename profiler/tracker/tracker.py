@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,6 +26,16 @@ log = logging.getLogger("memprof")
 
 _OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
 """A program that tries smaller and smaller batches fails many times in a row."""
+
+
+def _heard_by(tracker: weakref.ref[MemoryTracker]) -> Callable[[OutOfMemoryEvent], None]:
+    """Listeners are kept for as long as they listen; a tracker that nobody stops may go."""
+
+    def heard(event: OutOfMemoryEvent) -> None:
+        if (listener := tracker()) is not None:
+            listener._out_of_memory(event)
+
+    return heard
 
 
 class MemoryTracker:
@@ -120,7 +131,7 @@ class MemoryTracker:
             self._recorder.begin(parent_pid)
         if self._on_start is not None:
             self._on_start(self)
-        self._hears_no_more = listen(self._out_of_memory)
+        self._hears_no_more = listen(_heard_by(weakref.ref(self)))
         self.snapshot(SnapshotKind.START)
         if thread:
             self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)

@@ -24,7 +24,7 @@ from .tracked_operation import TrackedOperation
 
 log = logging.getLogger("memprof")
 
-_OUT_OF_MEMORY_EVERY_NS = 1_000_000_000
+_OUT_OF_MEMORY_EVERY_NS = 5_000_000_000
 """A program that tries smaller and smaller batches fails many times in a row."""
 
 
@@ -218,11 +218,11 @@ class MemoryTracker:
 
     def _out_of_memory(self, event: OutOfMemoryEvent) -> None:
         """A device has no more memory: take a snapshot before everything is let go of."""
-        now = self._clock()
-        if self.enabled and now >= self._out_of_memory_next:
-            self._out_of_memory_next = now + _OUT_OF_MEMORY_EVERY_NS
+        if self.enabled and self._clock() >= self._out_of_memory_next:
             name = f"cuda:{event.device}: {event.wanted:,} bytes asked for, {event.free:,} free"
             self._recorder.guard(lambda: self.snapshot(SnapshotKind.OUT_OF_MEMORY, name))
+            # From its end: it may take seconds.
+            self._out_of_memory_next = self._clock() + _OUT_OF_MEMORY_EVERY_NS
 
     # --- what users call ------------------------------------------------------------------
 

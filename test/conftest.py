@@ -51,6 +51,7 @@ repeat a failure.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -154,6 +155,9 @@ def _clean_slate() -> None:
     repetition.spare_torch()
     kernels.compile_together()
     if "torch._dynamo" in sys.modules:
+        # torch's own backend imports it when it is reset, and what that defines is a backend, too:
+        # the first reset in a process would change what it walks.
+        importlib.import_module("torch._inductor.cudagraph_trees")
         sys.modules["torch._dynamo"].reset()
     if "memprof.cudagraph_trees.settings" in sys.modules:
         trees = sys.modules["memprof.cudagraph_trees.settings"]

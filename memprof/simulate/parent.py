@@ -23,7 +23,7 @@ from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
 from .request import VARIABLE, Failure, Outcome, Request
 
-__all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
+__all__ = ["Settings", "Simulation", "attempt", "find_smallest", "simulate"]
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
@@ -49,6 +49,8 @@ class Settings:
         quiet: without the script's output and progress.
         pretend: values for lines that look at one, see ``pretend.py``.
         balanced_experts: routers deal tokens evenly, see ``experts.py``.
+        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
+        count_flops: whether operations of what is partitioned for autograd are counted.
     """
 
     gpu: Gpu
@@ -60,6 +62,8 @@ class Settings:
     quiet: bool = False
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
+    torch_config: tuple[str, ...] = ()
+    count_flops: bool = False
 
 
 @dataclass(slots=True)
@@ -117,13 +121,9 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     Raises:
         memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
     """
-    outcome = _run(command, settings, environment)
-    first = Simulation(settings.gpu, None, settings.job, outcome)
-    _complete(first)
-    failure = outcome.failure
-    if failure is None and outcome.status == 0:
-        first.fits = first.needed <= settings.gpu.memory
-    if failure is None or not failure.out_of_memory:
+    first = attempt(command, settings, environment)
+    outcome = first.outcome
+    if outcome.failure is None or not outcome.failure.out_of_memory:
         return first
     if not settings.quiet:
         print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
@@ -133,6 +133,19 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     last = outcome.out_of_memory
     second.failed_at = outcome.accounts if last is None else [last]
     return second
+
+
+def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+    """Run a script on a simulated device, once; ``fits`` is None where it ran out of memory.
+
+    Args and raises: as ``simulate``.
+    """
+    outcome = _run(command, settings, environment)
+    found = Simulation(settings.gpu, None, settings.job, outcome)
+    _complete(found)
+    if outcome.failure is None and outcome.status == 0:
+        found.fits = found.needed <= settings.gpu.memory
+    return found
 
 
 def _complete(simulation: Simulation) -> None:
@@ -193,6 +206,8 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             progress=not settings.quiet,
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
+            torch_config=settings.torch_config,
+            count_flops=settings.count_flops,
         )
         variables[VARIABLE] = os.path.join(folder, "request.json")
         with open(variables[VARIABLE], "wb") as f:

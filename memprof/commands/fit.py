@@ -194,9 +194,9 @@ def fit(
     except (BadStore, ProfileError) as e:
         raise BadFile(str(e)) from e
     less = keep_free or 0
-    gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
-    if any(gpu.memory <= 0 for gpu in gpus):
+    if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
+    gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
     tries = Tries(plan, store, os.environ)
     found: list[Row] = []
     budgets: list[Budget] = []

@@ -44,7 +44,9 @@ class Line:
     def reaches(self, memory: int) -> int | None:
         """The last index at which no more than ``memory`` is needed; None of a line that does not
         rise."""
-        return int((memory - self.base) // self.slope) if self.slope > 0 else None
+        if self.slope <= 0:
+            return None
+        return int(min(max((memory - self.base) / self.slope, -1.0), 1e15))
 
 
 def _through(fits: dict[int, int]) -> Line | None:
@@ -89,10 +91,10 @@ def largest(
             index = 0
         elif stuck and high < count:
             index = (low + high) // 2
-        elif stuck and wanted is not None and wanted <= low + stride:
-            # The line says that it is full, and it fits on and on.
-            stride *= 2
+        elif low >= 0 and wanted is not None and wanted <= low + stride:
+            # The line says that it is full; where it fits all the same, go on in longer strides.
             index = low + stride
+            stride *= 2
         elif wanted is not None:
             index = wanted
         elif line is not None:  # It does not rise.

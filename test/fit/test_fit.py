@@ -12,8 +12,15 @@ from click.testing import CliRunner, Result
 
 from memprof.cli import main
 from memprof.fit import tries
-from memprof.profiler.model import AccountRow, DeviceAccount, Failure, PoolShare, Purpose
-from memprof.profiler.model import SourceFrame, WhyNot
+from memprof.profiler.model import (
+    AccountRow,
+    DeviceAccount,
+    Failure,
+    PoolShare,
+    Purpose,
+    SourceFrame,
+    WhyNot,
+)
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure as ScriptFailure

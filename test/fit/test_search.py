@@ -55,7 +55,8 @@ def test_a_straight_line_takes_four_tries() -> None:
     found, line = largest(256, MEMORY, steps.probe)
     assert found == steps.answer == (MEMORY - 30_000) // 7_919 - 1
     assert len(steps.tried) == 4
-    assert line is not None and round(line.slope) == 7_919
+    assert line is not None
+    assert round(line.slope) == 7_919
 
 
 def test_a_guess_from_another_device_takes_two() -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -47,6 +48,8 @@ class Settings:
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
+        progress: whether there are lines about it, where it is not quiet.
+        output: a file for the script's output, None for standard error.
         pretend: values for lines that look at one, see ``pretend.py``.
         balanced_experts: routers deal tokens evenly, see ``experts.py``.
         torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
@@ -60,6 +63,8 @@ class Settings:
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
+    progress: bool = True
+    output: str | None = None
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
     torch_config: tuple[str, ...] = ()
@@ -203,7 +208,7 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             until_still=settings.until_still,
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
-            progress=not settings.quiet,
+            progress=settings.progress and not settings.quiet,
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
             torch_config=settings.torch_config,
@@ -227,11 +232,14 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
 
 def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings) -> int | None:
     """Exit status of the script's process, None if it took too long."""
-    # What the script prints is no result of ours: it goes where messages go.
-    output = subprocess.DEVNULL if settings.quiet else sys.stderr
-    process = subprocess.Popen(
-        words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
-    )
+    with contextlib.ExitStack() as files:
+        # What the script prints is no result of ours: it goes where messages go.
+        output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
+        if settings.output is not None:
+            output = files.enter_context(open(settings.output, "wb"))
+        process = subprocess.Popen(
+            words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
+        )
     asked_to_end = signal.signal(signal.SIGTERM, _raise_exit)
     try:
         return process.wait(settings.timeout_s)

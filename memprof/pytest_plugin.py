@@ -52,10 +52,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="GPU",
         help="The GPU of tests that name none. [h100-80gb]",
     )
+    group.addoption(
+        "--memprof-table",
+        metavar="FILE",
+        help="Write what these tests take there, as a table in Markdown.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Make the mark known, and begin the table."""
+    table = config.getoption("--memprof-table")
+    if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
+        from memprof.gate.table import begin
+
+        begin(table)
     config.addinivalue_line(
         "markers",
         f"{MARK}(limit=None, *, gpu=None, growth=None): run the test on a simulated GPU, and fail "

@@ -17,6 +17,7 @@ from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
 from .judge import BadGate, judge, read_mark
+from .table import add
 
 __all__ = ["gate"]
 
@@ -44,7 +45,10 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
     except (BadGate, SimulationError) as e:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     update: bool = config.getoption("--memprof-update")
-    problem = judge(item.nodeid, item.path, asked, simulation, update=update)
+    problem, row = judge(item.nodeid, item.path, asked, simulation, update=update)
+    table = config.getoption("--memprof-table")
+    if table is not None:
+        add(table, row)
     if problem:
         pytest.fail(problem + (f"\n\nIts output:\n{output}" if output else ""), pytrace=False)
 

@@ -20,6 +20,8 @@ from memprof.simulate.result import profile_of, write_profile_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import parse_size
 
+from .table import Row
+
 if TYPE_CHECKING:
     import pytest
 
@@ -101,8 +103,10 @@ def baseline_path(nodeid: str, test_file: Path) -> Path:
     return test_file.parent / FOLDER / test_file.stem / f"{safe}.memprof"
 
 
-def judge(nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool) -> str:
-    """What is wrong with what a test took, in words; empty if nothing is.
+def judge(
+    nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
+) -> tuple[str, Row]:
+    """What is wrong with what a test took, in words, empty if nothing is; and its row of a table.
 
     Args:
         nodeid: of the test.
@@ -111,6 +115,32 @@ def judge(nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, u
         simulation: what it took.
         update: whether what it took becomes its baseline.
     """
+    path = baseline_path(nodeid, test_file)
+    before, problem = _baseline(nodeid, path)
+    old = before.accounts[0].most_allocated if before is not None and before.accounts else None
+    account = simulation.account
+    if update and account is not None and simulation.outcome.out_of_memory is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_profile_of([simulation], str(path))
+        problem, before = "", profile_of(simulation)
+    if not problem or gate.growth is None:
+        problem = _problem(nodeid, gate, simulation, path, before)
+    taken = (account.reserved, account.most_allocated) if account is not None else (0, 0)
+    gpu = simulation.gpu.key
+    return problem, Row(nodeid, gpu, *taken, gate.limit, old, not problem)
+
+
+def _baseline(nodeid: str, path: Path) -> tuple[Profile | None, str]:
+    """The baseline, if there is one, and what is wrong with it."""
+    try:
+        return (read_profile(path) if path.exists() else None), ""
+    except ProfileError as e:
+        return None, f"{nodeid}: its baseline cannot be read: {e}; --memprof-update writes it anew"
+
+
+def _problem(
+    nodeid: str, gate: Gate, simulation: Simulation, path: Path, before: Profile | None
+) -> str:
     failed = simulation.outcome.out_of_memory
     if failed is not None and failed.failure is not None:
         f = failed.failure
@@ -121,23 +151,14 @@ def judge(nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, u
     account = simulation.account
     if account is None:
         return f"{nodeid} put nothing on a CUDA device, so that its limit says nothing"
-    path = baseline_path(nodeid, test_file)
-    if update:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_profile_of([simulation], str(path))
-    reserved, allocated = account.reserved, account.most_allocated
-    try:
-        before = read_profile(path) if path.exists() else None
-    except ProfileError as e:
-        return f"{nodeid}: its baseline cannot be read: {e}; --memprof-update writes it anew"
     problems = []
-    if gate.limit is not None and reserved > gate.limit:
+    if gate.limit is not None and account.reserved > gate.limit:
         problems.append(
-            f"{nodeid} reserved {_both(reserved)} on {simulation.gpu.name}, more than its limit of "
-            f"{_both(gate.limit)}"
+            f"{nodeid} reserved {_both(account.reserved)} on {simulation.gpu.name}, more than its "
+            f"limit of {_both(gate.limit)}"
         )
     if gate.growth is not None:
-        problems += _compared(nodeid, path, gate.growth, before, allocated)
+        problems += _compared(nodeid, path, gate.growth, before, account.most_allocated)
     if not problems:
         return ""
     return "\n".join([*problems, *_what_grew(before, profile_of(simulation))])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memprof.gate.judge import BadGate, baseline_path, judge, read_mark
+from memprof.gate.table import add, begin
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,
@@ -55,7 +56,7 @@ def took(block: int, other: int = 100 * MIB) -> Simulation:
 
 def judged(tmp_path: Path, simulation: Simulation, update: bool = False, **mark: object) -> str:
     gate = read_mark(a_mark(mark))
-    return judge(NODE, tmp_path / "test_model.py", gate, simulation, update=update)
+    return judge(NODE, tmp_path / "test_model.py", gate, simulation, update=update)[0]
 
 
 def test_a_limit_holds_to_the_byte(tmp_path: Path) -> None:
@@ -100,6 +101,20 @@ def test_out_of_memory_says_who_asked(tmp_path: Path) -> None:
     simulation.outcome.out_of_memory = DeviceAccount("cuda:0", failure=failure)
     problem = judged(tmp_path, simulation, limit="1 GiB")
     assert "ran out of memory on Tesla T4 (14.7 GiB): 1.00 GiB at model.py:12" in problem
+
+
+def test_a_row_of_the_table(tmp_path: Path) -> None:
+    gate = read_mark(a_mark({"limit": "200 MiB", "growth": "0 %"}))
+    file = tmp_path / "test_model.py"
+    judge(NODE, file, gate, took(100 * MIB), update=True)
+    _, row = judge(NODE, file, gate, took(103 * MIB), update=False)
+    table = tmp_path / "table.md"
+    begin(str(table))
+    add(str(table), row)
+    *_, last = table.read_text().splitlines()
+    assert last == (
+        f"| `{NODE}` | t4 | 203 MiB | 200 MiB | 203 MiB | 200 MiB | +1.50 % | **failed** |"
+    )
 
 
 GIB = 1 << 30

@@ -10,6 +10,8 @@
         engine.capture_model()
     graphs.report()
 
+    memprof.estimate(model, inputs, optimizer=torch.optim.AdamW, device="h100-80gb")  # without one
+
     tracker = memprof.track(interval=5.0)  # of the whole process: docs/tracker.md
 
 ``import memprof`` itself imports neither torch nor the backend.
@@ -21,17 +23,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .estimates import Estimate, EstimateFailed, estimate
     from .profiler.capture_names import name_graphs
     from .profiler.tracker.api import checkpoint, current_tracker, stop_tracking, track
     from .session import ProfilingSession, current_profile, profile, report, watch_graphs
     from .views import LoadedProfile, load
 
 __all__ = [
+    "Estimate",
+    "EstimateFailed",
     "LoadedProfile",
     "ProfilingSession",
     "checkpoint",
     "current_profile",
     "current_tracker",
+    "estimate",
     "load",
     "name_graphs",
     "profile",
@@ -42,6 +48,7 @@ __all__ = [
 ]
 
 _HOME = {
+    **dict.fromkeys(("Estimate", "EstimateFailed", "estimate"), "estimates"),
     **dict.fromkeys(("LoadedProfile", "load"), "views"),
     **dict.fromkeys(
         ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"), "session"

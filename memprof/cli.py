@@ -30,6 +30,7 @@ COMMANDS = (
     "export",
     "run",
     "simulate",
+    "fit",
     "config",
     "schema",
     "doctor",

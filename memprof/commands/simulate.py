@@ -46,7 +46,12 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+list_gpus = click.option(
+    "--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="And exit."
+)
+
+
+def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
     if value.strip().isdigit():
@@ -106,10 +111,8 @@ def _pretences(
     callback=_gpu,
     help="Which GPU, by a name like a100-40gb.",
 )
-@click.option(
-    "--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="And exit."
-)
-@click.option("--memory", callback=_size, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@list_gpus
+@click.option("--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB.")
 @click.option(
     "--capability", callback=_capability, metavar="X.Y", help="Another compute capability."
 )
@@ -155,7 +158,7 @@ def _pretences(
 )
 @click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
 @click.option(
-    "--fail-above", "limit", callback=_size, metavar="SIZE", help="Exit 1 if it needs more."
+    "--fail-above", "limit", callback=size_option, metavar="SIZE", help="Exit 1 if it needs more."
 )
 @click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")

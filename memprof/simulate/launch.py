@@ -27,9 +27,11 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .ending import Stillness
 from .host_reads import HostReads
+from .partition_flops import PartitionFlops
 from .pretend import Pretences, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
+from .torch_config import parse_setting, put_settings, unused_settings
 
 __all__ = ["launch"]
 
@@ -110,6 +112,8 @@ class _Run:
         self._session: Any = None
         self._out_of_memory: DeviceAccount | None = None
         self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
+        self._settings = list(map(parse_setting, request.torch_config))
+        self._flops = PartitionFlops() if request.count_flops else None
         self._finishing = False
         self._stderr = os.dup(2)
 
@@ -128,6 +132,9 @@ class _Run:
         """Get ready for torch, whenever the script imports it."""
         signal.signal(signal.SIGTERM, self._terminated)
         after_import("torch", self._torch_is_there)
+        put_settings(self._settings)
+        if self._flops is not None:
+            self._flops.install()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
             after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
@@ -179,7 +186,9 @@ class _Run:
         if control.simulated():
             outcome.uncovered = control.uncovered()
         pretences = self._reads.pretences
-        outcome.notes = [*pretences.misfits, *pretences.unused()]
+        unused = unused_settings(self._settings)
+        outcome.notes = [*pretences.misfits, *pretences.unused(), *unused]
+        outcome.flops = self._flops.total if self._flops is not None else None
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:

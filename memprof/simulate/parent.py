@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
 from .request import VARIABLE, Failure, Outcome, Request
 
-__all__ = ["Settings", "Simulation", "find_smallest", "simulate"]
+__all__ = ["Settings", "Simulation", "attempt", "find_smallest", "simulate"]
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
@@ -47,8 +48,12 @@ class Settings:
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
+        progress: whether there are lines about it, where it is not quiet.
+        output: a file for the script's output, None for standard error.
         pretend: values for lines that look at one, see ``pretend.py``.
         balanced_experts: routers deal tokens evenly, see ``experts.py``.
+        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
+        count_flops: whether operations of what is partitioned for autograd are counted.
     """
 
     gpu: Gpu
@@ -58,8 +63,12 @@ class Settings:
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
+    progress: bool = True
+    output: str | None = None
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
+    torch_config: tuple[str, ...] = ()
+    count_flops: bool = False
 
 
 @dataclass(slots=True)
@@ -117,13 +126,9 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     Raises:
         memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
     """
-    outcome = _run(command, settings, environment)
-    first = Simulation(settings.gpu, None, settings.job, outcome)
-    _complete(first)
-    failure = outcome.failure
-    if failure is None and outcome.status == 0:
-        first.fits = first.needed <= settings.gpu.memory
-    if failure is None or not failure.out_of_memory:
+    first = attempt(command, settings, environment)
+    outcome = first.outcome
+    if outcome.failure is None or not outcome.failure.out_of_memory:
         return first
     if not settings.quiet:
         print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
@@ -133,6 +138,19 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     last = outcome.out_of_memory
     second.failed_at = outcome.accounts if last is None else [last]
     return second
+
+
+def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+    """Run a script on a simulated device, once; ``fits`` is None where it ran out of memory.
+
+    Args and raises: as ``simulate``.
+    """
+    outcome = _run(command, settings, environment)
+    found = Simulation(settings.gpu, None, settings.job, outcome)
+    _complete(found)
+    if outcome.failure is None and outcome.status == 0:
+        found.fits = found.needed <= settings.gpu.memory
+    return found
 
 
 def _complete(simulation: Simulation) -> None:
@@ -190,9 +208,11 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             until_still=settings.until_still,
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
-            progress=not settings.quiet,
+            progress=settings.progress and not settings.quiet,
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
+            torch_config=settings.torch_config,
+            count_flops=settings.count_flops,
         )
         variables[VARIABLE] = os.path.join(folder, "request.json")
         with open(variables[VARIABLE], "wb") as f:
@@ -212,11 +232,14 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
 
 def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings) -> int | None:
     """Exit status of the script's process, None if it took too long."""
-    # What the script prints is no result of ours: it goes where messages go.
-    output = subprocess.DEVNULL if settings.quiet else sys.stderr
-    process = subprocess.Popen(
-        words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
-    )
+    with contextlib.ExitStack() as files:
+        # What the script prints is no result of ours: it goes where messages go.
+        output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
+        if settings.output is not None:
+            output = files.enter_context(open(settings.output, "wb"))
+        process = subprocess.Popen(
+            words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
+        )
     asked_to_end = signal.signal(signal.SIGTERM, _raise_exit)
     try:
         return process.wait(settings.timeout_s)

@@ -26,6 +26,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
         balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
+        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
+        count_flops: whether operations of what is partitioned for autograd are counted, see
+            ``partition_flops.py``.
     """
 
     outcome: str
@@ -36,6 +39,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     progress: bool = True
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
+    torch_config: tuple[str, ...] = ()
+    count_flops: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
         notes: what was asked for and could not be done, in sentences.
+        flops: of the graphs that were partitioned, if they were counted.
     """
 
     accounts: list[DeviceAccount] = []
@@ -83,3 +89,4 @@ class Outcome(msgspec.Struct, kw_only=True):
     grouped: bool = False
     uncovered: list[str] = []
     notes: list[str] = []
+    flops: int | None = None

@@ -1,0 +1,260 @@
+"""``memprof fit -- python SCRIPT``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from memprof.fit.store import BadStore, Store
+from memprof.fit.table import (
+    BUDGET,
+    BUDGET_SETTING,
+    Budget,
+    Row,
+    budget_row,
+    combinations,
+)
+from memprof.fit.table import rows as search_rows
+from memprof.fit.text import progress, render, render_budget
+from memprof.fit.tries import Plan, ScriptFailed, Tries
+from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
+from memprof.profiler._text import visible
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.report.terminal import style_of
+from memprof.simulate.command_line import BadCommand
+from memprof.simulate.job import BadJob
+from memprof.simulate.parent import Settings
+from memprof.simulate.torch_config import BadSetting, parse_setting
+from memprof.simulated_cuda.errors import SimulationError
+from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
+
+from ._common import BadFile, OutputPath, keep_apart, print_json, print_text
+from .simulate import FAILED, TOO_MUCH, list_gpus, size_option
+
+_NAME_AND_VALUE = "NAME=VALUE"
+
+
+def _gpus(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Gpu, ...]:
+    try:
+        return tuple(find_gpu(name.strip()) for name in dict.fromkeys(value.split(",")))
+    except SimulationError as e:
+        raise click.BadParameter(str(e)) from e
+
+
+def _variables(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> tuple[Variable, ...]:
+    try:
+        return tuple(map(parse_variable, value))
+    except BadVariable as e:
+        raise click.BadParameter(visible(str(e))) from e
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in value:
+        name, equals, what = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{visible(text)!r} is no {_NAME_AND_VALUE}")
+        found[name] = what
+    return found
+
+
+def _torch_config(
+    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> dict[str, str]:
+    try:
+        for text in value:
+            parse_setting(text)
+    except BadSetting as e:
+        raise click.BadParameter(visible(str(e))) from e
+    return _pairs(ctx, param, value)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--gpu",
+    "gpus",
+    default=DEFAULT_GPU,
+    show_default=True,
+    callback=_gpus,
+    metavar="GPU[,GPU...]",
+    help="Which GPUs, by names like a100-40gb.",
+)
+@list_gpus
+@click.option("--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@click.option(
+    "--keep-free", callback=size_option, metavar="SIZE", help="Take so much less for full."
+)
+@click.option(
+    "--vary",
+    "variables",
+    multiple=True,
+    callback=_variables,
+    metavar="NAME=VALUES",
+    help="BATCH=1..256, BATCH=8..256:8 (the largest that fits is found) or SEQ=512,1024.",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    callback=_pairs,
+    metavar=_NAME_AND_VALUE,
+    help="An environment variable of the script.",
+)
+@click.option(
+    "--torch-config",
+    multiple=True,
+    callback=_torch_config,
+    metavar="torch.….config.NAME=VALUE",
+    help="A setting of torch.",
+)
+@click.option("--world-size", default="", metavar="N", help="Ranks of the job; rank 0 is run.")
+@click.option(
+    "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
+)
+@click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="End a try after so many optimizer steps.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e7, min_open=True),
+    metavar="SECONDS",
+    help="Give up on a try then.",
+)
+@click.option(
+    "-o", "--output", type=OutputPath(), help="Keep tries there, as JSON, and go on from them."
+)
+@click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
+@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@click.option("-q", "--quiet", is_flag=True, help="Without progress.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def fit(
+    command: tuple[str, ...],
+    gpus: tuple[Gpu, ...],
+    memory: int | None,
+    keep_free: int | None,
+    variables: tuple[Variable, ...],
+    env: dict[str, str],
+    torch_config: dict[str, str],
+    world_size: str,
+    ranks_per_host: int | None,
+    budget: bool,
+    steps: int,
+    timeout: float | None,
+    output: str | None,
+    as_data: bool,
+    exact: bool,
+    quiet: bool,
+) -> None:
+    """Find what fits: the largest batch, the smallest GPU, the cheapest recomputation.
+
+    COMMAND is as for memprof simulate, with {NAME} where the value of a variable goes:
+
+        memprof fit --gpu h100-80gb --vary BATCH=1..256 -- python train.py --batch-size {BATCH}
+
+    One range is searched, in a few tries; each combination of lists and GPUs is a row. {NAME} may
+    also stand in --env, --torch-config and --world-size. No value is reported that was not run on
+    the simulated device, and the next larger one was seen not to fit.
+
+    Exit status: 0 if there is an answer in every row, 1 if in some row nothing fits, 2 if it cannot
+    be simulated here, 3 if the script failed.
+    """
+    settings = Settings(gpu=gpus[0], steps=steps, timeout_s=timeout, quiet=True, count_flops=budget)
+    if budget:
+        if any(v.is_range or v.name == BUDGET for v in variables):
+            raise click.UsageError("--budget is a range already: give other variables as lists")
+        # Of what comes from that cache, nobody counts operations.
+        env = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0", **env}
+        torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
+    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole=budget)
+    try:
+        if not command:
+            raise BadCommand(
+                "there is no script: memprof fit --vary BATCH=1..256 -- python train.py "
+                "--batch-size {BATCH}"
+            )
+        check_places(variables, plan.texts)
+        if output is not None:
+            scripts = [word for word in command if os.path.isfile(word)]
+            keep_apart([output], scripts, "--output")
+        store = Store(output)
+    except (BadCommand, BadVariable) as e:
+        raise click.UsageError(visible(str(e))) from e
+    except (BadStore, ProfileError) as e:
+        raise BadFile(str(e)) from e
+    less = keep_free or 0
+    if any((memory or gpu.memory) <= less for gpu in gpus):
+        raise click.UsageError("--keep-free leaves nothing of the memory")
+    gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
+    tries = Tries(plan, store, os.environ)
+    found: list[Row] = []
+    budgets: list[Budget] = []
+
+    def said(row: Row, tried: object) -> None:
+        if not quiet:
+            click.echo(visible(progress(row, row.tries[-1])), err=True)
+
+    try:
+        if budget:
+            budgets = [
+                budget_row(gpu, values, tries, said)
+                for gpu in gpus
+                for values in combinations(variables)
+            ]
+            found = [b.row for b in budgets]
+        else:
+            found = search_rows(variables, gpus, tries, said)
+    except KeyboardInterrupt:
+        kept = f"; {output} has the tries so far" if output is not None else ""
+        click.echo(f"memprof fit: interrupted{kept}", err=True)
+        raise SystemExit(130) from None
+    except (BadCommand, BadJob) as e:
+        raise click.UsageError(visible(str(e))) from e
+    except SimulationError as e:
+        for line in f"memprof fit: {e}".splitlines():
+            click.echo(visible(line), err=True)
+        raise SystemExit(BadFile.exit_code) from e
+    except ScriptFailed as e:
+        for line in e.trace.splitlines():
+            click.echo(visible(line), err=True)
+        click.echo(visible(f"memprof fit: the script failed: {e}"), err=True)
+        raise SystemExit(FAILED) from e
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    if as_data:
+        print_json(_data(found, budgets))
+    else:
+        style = replace(style_of(sys.stdout), exact=exact)
+        text = "\n".join(render_budget(b, tries.made, tries.known, style) for b in budgets)
+        print_text(text or render(found, variables, tries.made, tries.known, style))
+    raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
+
+
+def _data(found: Sequence[Row], budgets: Sequence[Budget]) -> dict[str, object]:
+    rows: list[dict[str, object]] = []
+    for row in found:
+        rows.append(
+            {
+                "gpu": row.gpu.key,
+                "memory_bytes": row.gpu.memory,
+                "values": row.values,
+                "best": row.best,
+                "failed": row.failed,
+                "tries": row.tries,
+            }
+        )
+    for shown, of in zip(rows, budgets, strict=False):
+        shown["monotonic"] = of.monotonic
+        shown["recomputed"] = {t.values[BUDGET]: of.recomputed(t) for t in of.curve}
+    return {"rows": rows}

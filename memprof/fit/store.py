@@ -1,0 +1,102 @@
+"""Tries that were made, in a file where there is one: what was interrupted goes on from there."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from memprof.profiler._json import to_json
+from memprof.profiler.reading import read_file
+from memprof.profiler.writing import check_writable, write_whole
+
+__all__ = ["BadStore", "Store", "Tried"]
+
+FORMAT = 1
+
+
+class BadStore(ValueError):
+    """A file that holds something else than tries; the message says what to do."""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of a try.
+
+    Attributes:
+        values: of the variables.
+        gpu: key of the data sheet.
+        memory: bytes of the device.
+        fits: whether the script ran, as far as it was run.
+        needed: bytes that it took of the device in all; where it did not fit, until then.
+        reserved: bytes of that by torch's allocator.
+        allocated: the most bytes that were allocated of it at once.
+        parts: what was reserved at the peak, by name and in bytes, largest first.
+        limit: the request that did not fit and who made it, empty where all did.
+        flops: of matrix products, convolutions and attention in what was partitioned for autograd;
+            None where they were not counted.
+        notes: what was asked for and could not be done, in sentences.
+        seconds: that the try took.
+    """
+
+    values: dict[str, str]
+    gpu: str
+    memory: int
+    fits: bool
+    needed: int
+    reserved: int
+    allocated: int
+    parts: list[tuple[str, int]]
+    limit: str
+    flops: int | None
+    notes: list[str]
+    seconds: float
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    memprof_fit: int
+    tries: dict[str, Tried]
+
+
+class Store:
+    """Tries by a key that says all that they depend on.
+
+    Args:
+        path: of a JSON file that is read, if it is there, and written whole after each try; None
+            to keep them in memory alone.
+
+    Raises:
+        BadStore: the file is there and is something else.
+        ProfileNotWritableError: it could not be written.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._tries: dict[str, Tried] = {}
+        if path is None:
+            return
+        if os.path.lexists(path):
+            try:
+                found = msgspec.json.decode(read_file(path), type=_File)
+            except msgspec.MsgspecError as e:
+                raise BadStore(
+                    f"{path} is there and has no tries of memprof fit ({e}): give another path"
+                ) from e
+            if found.memprof_fit != FORMAT:
+                raise BadStore(f"{path} was written by another memprof: give another path")
+            self._tries = found.tries
+        check_writable(path)
+
+    def get(self, key: str) -> Tried | None:
+        """What is known under a key."""
+        return self._tries.get(key)
+
+    def put(self, key: str, tried: Tried) -> None:
+        """Keep a try, in the file as well.
+
+        Raises:
+            ProfileNotWritableError: the file cannot be written; what it had is still there.
+        """
+        self._tries[key] = tried
+        if self._path is not None:
+            whole = _File(memprof_fit=FORMAT, tries=self._tries)
+            write_whole(self._path, to_json(whole), "the tries")

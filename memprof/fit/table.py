@@ -1,0 +1,173 @@
+"""The rows of ``memprof fit``: for each GPU and combination of listed values, what fits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.simulated_cuda.gpus import Gpu
+
+from .search import Line, Try, largest
+from .store import Tried
+from .tries import Tries
+from .variables import Variable
+
+__all__ = ["BUDGET", "BUDGET_SETTING", "Budget", "Row", "budget_row", "combinations", "rows"]
+
+BUDGET = "BUDGET"
+BUDGET_SETTING = "torch._functorch.config.activation_memory_budget"
+
+_COARSE, _FINE = 10, 100
+"""Steps of the curve of a budget, and of what its last step is divided into."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What was found on one GPU with one combination of listed values.
+
+    Attributes:
+        gpu: the device.
+        values: of the lists.
+        best: the try with the largest value of the range that fits, or without a range the only
+            one, if it fits; else None.
+        failed: the next larger one, which does not fit; None where the range's last value fits.
+        tries: all of the row, in the order in which they ran.
+    """
+
+    gpu: Gpu
+    values: dict[str, str]
+    best: Tried | None = None
+    failed: Tried | None = None
+    tries: list[Tried] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the activation memory budget buys.
+
+    Attributes:
+        row: with the largest budget that fits.
+        curve: every try, from the smallest budget to the largest.
+    """
+
+    row: Row
+    curve: list[Tried]
+
+    @property
+    def monotonic(self) -> bool:
+        """Whether more budget never needed less."""
+        needs = [t.needed for t in self.curve if t.fits]
+        return needs == sorted(needs)
+
+    def recomputed(self, tried: Tried) -> float | None:
+        """Operations beyond those of budget 1, as a share of these; None if nothing was counted."""
+        whole = next((t.flops for t in self.curve if float(t.values[BUDGET]) == 1.0), None)
+        if not whole or tried.flops is None:
+            return None
+        return (tried.flops - whole) / whole
+
+
+def rows(
+    variables: Sequence[Variable],
+    gpus: Sequence[Gpu],
+    tries: Tries,
+    said: Callable[[Row, Tried], None],
+) -> list[Row]:
+    """Search each row.
+
+    Args:
+        variables: at most one of them a range.
+        gpus: of the rows.
+        tries: runs them.
+        said: is told of each try as it ends.
+
+    Raises: as ``Tries.run``.
+    """
+    varied = next((v for v in variables if v.is_range), None)
+    lines: dict[tuple[str, ...], Line] = {}
+    found = []
+    for gpu, values in itertools.product(gpus, combinations(variables)):
+        row = Row(gpu, values)
+        found.append(row)
+
+        def attempt(values: dict[str, str], row: Row = row) -> Tried:
+            tried = tries.run(row.gpu, values)
+            row.tries.append(tried)
+            said(row, tried)
+            return tried
+
+        if varied is None:
+            tried = attempt(values)
+            row.best, row.failed = (tried, None) if tried.fits else (None, tried)
+            continue
+        by_index: dict[int, Tried] = {}
+
+        def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
+            tried = attempt({**row.values, varied.name: varied.values[index]}, row)
+            by_index[index] = tried
+            return Try(tried.fits, tried.needed)
+
+        # What another GPU needed for the same is a good guess, and no more than that.
+        same = tuple(values.values())
+        count = len(varied.values)
+        best, line = largest(
+            count, gpu.memory, probe, second=_second(varied), guess=lines.get(same)
+        )
+        if line is not None:
+            lines[same] = line
+        row.best, row.failed = by_index.get(best), by_index.get(best + 1)
+    return found
+
+
+def _second(varied: Variable) -> int:
+    """The index at which the slope is looked for: four times the first value, where that is one."""
+    first, last = float(varied.values[0]), len(varied.values) - 1
+    step = float(varied.values[1]) - first if last else 1.0
+    return min(max(int(3 * first / step), 1), last)
+
+
+def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
+    """Each value of each list with each of the others, the first variable's slowest."""
+    lists = [v for v in variables if not v.is_range]
+    names = [v.name for v in lists]
+    return [
+        dict(zip(names, values, strict=True))
+        for values in itertools.product(*(v.values for v in lists))
+    ]
+
+
+def budget_row(
+    gpu: Gpu, values: dict[str, str], tries: Tries, said: Callable[[Row, Tried], None]
+) -> Budget:
+    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
+
+    The curve need not rise, so every tenth is run, and then by bisection what lies between the
+    largest that fits and the next one.
+
+    Raises: as ``Tries.run``.
+    """
+    row = Row(gpu, values)
+    known: dict[int, Tried] = {}
+
+    def fits(hundredths: int) -> bool:
+        if hundredths not in known:
+            tried = tries.run(gpu, {**values, BUDGET: f"{hundredths / _FINE:g}"})
+            known[hundredths] = tried
+            row.tries.append(tried)
+            said(row, tried)
+        return known[hundredths].fits
+
+    step = _FINE // _COARSE
+    fitting = [h for h in range(_FINE, -1, -step) if fits(h)]
+    low, high = max(fitting, default=None), None
+    if low is not None and low < _FINE:
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    elif low is None:
+        high = 0
+    row.best = known[low] if low is not None else None
+    row.failed = known[high] if high is not None else None
+    return Budget(row, [known[h] for h in sorted(known)])

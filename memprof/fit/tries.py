@@ -1,0 +1,185 @@
+"""One try of ``memprof fit``: a command with values filled in, on a simulated device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from memprof.profiler.host import installed_version
+from memprof.profiler.report.failure import asked, asker
+from memprof.profiler.report.format import format_bytes
+from memprof.simulate.command_line import Command, parse
+from memprof.simulate.job import jobs_of
+from memprof.simulate.parent import Settings, Simulation, attempt, simulate
+from memprof.simulated_cuda.gpus import Gpu
+from memprof.simulated_cuda.torch_build import find_torch
+
+from .store import Store, Tried
+from .variables import fill
+
+__all__ = ["Plan", "ScriptFailed", "Tries"]
+
+
+class ScriptFailed(Exception):
+    """A try ended in something that says nothing about memory; the message says in what.
+
+    Attributes:
+        trace: of the script, empty if there is none.
+    """
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run; every text may have ``{NAME}`` of a variable in it.
+
+    Attributes:
+        words: of the command.
+        env: environment variables of the script, by name.
+        torch_config: settings of torch, ``torch.module.name`` to value.
+        world_size: ranks of the job, empty for a process alone.
+        ranks_per_host: None for the usual number.
+        settings: of the simulation, without what is above.
+        whole: whether what does not fit runs again on an ample device, so that one sees what it
+            would take.
+    """
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    torch_config: Mapping[str, str]
+    world_size: str
+    ranks_per_host: int | None
+    settings: Settings
+    whole: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        """Where a variable may stand."""
+        return [*self.words, *self.env.values(), *self.torch_config.values(), self.world_size]
+
+
+class Tries:
+    """Runs tries, each at most once.
+
+    Attributes:
+        made: how many were run, of all rows.
+        known: how many were found in the file.
+    """
+
+    def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._store = store
+        self._environment = environment
+        self._scripts: dict[str, str] = {}
+        self.made = self.known = 0
+
+    def run(self, gpu: Gpu, values: Mapping[str, str]) -> Tried:
+        """Run one, or take it from the file if it was run before.
+
+        Raises:
+            ScriptFailed: it ended in something else than success or want of memory.
+            BadCommand, BadJob: with these values it is no command, or no job.
+            memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
+        """
+        plan = self._plan
+        command = parse(tuple(fill(word, values) for word in plan.words))
+        env = {name: fill(text, values) for name, text in plan.env.items()}
+        config = {name: fill(text, values) for name, text in plan.torch_config.items()}
+        size = fill(plan.world_size, values)
+        job = jobs_of(_ranks(size) if size else None, (), plan.ranks_per_host)[0]
+        settings = replace(
+            plan.settings,
+            gpu=gpu,
+            job=job,
+            devices=job.ranks_per_host if job is not None else plan.settings.devices,
+            torch_config=tuple(f"{name}={value}" for name, value in config.items()),
+        )
+        key = self._key(command, env, settings)
+        found = self._store.get(key)
+        if found is not None:
+            self.known += 1
+            return msgspec.structs.replace(found, values=dict(values))
+        began = time.monotonic()
+        run = simulate if plan.whole else attempt
+        simulation = run(command, settings, {**self._environment, **env})
+        outcome = _outcome(simulation, values, time.monotonic() - began)
+        self.made += 1
+        self._store.put(key, outcome)
+        return outcome
+
+    def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
+        """What makes a try another one, as far as it can be known."""
+        torch = find_torch(command.interpreter)
+        parts = (
+            command,
+            sorted(env.items()),
+            replace(settings, quiet=True),
+            self._plan.whole,
+            self._script(command.script),
+            os.getcwd(),
+            (torch.version, str(torch.root)),
+            installed_version(),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _script(self, path: str | None) -> str:
+        if path is None:
+            return ""
+        if path not in self._scripts:
+            with open(path, "rb") as f:
+                self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
+        return self._scripts[path]
+
+
+def _ranks(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ScriptFailed(f"--world-size {text} is no number of ranks") from None
+
+
+def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
+    failure, account = s.outcome.failure, s.account
+    if failure is not None and not failure.out_of_memory:
+        first = failure.message.partition("\n")[0]
+        raise ScriptFailed(f"{failure.kind}: {first}", failure.trace)
+    if s.outcome.status and failure is None:
+        raise ScriptFailed(f"it left with exit status {s.outcome.status}")
+    if account is None:
+        raise ScriptFailed(
+            "nothing in the script's own process put a tensor on a CUDA device; see "
+            "docs/simulate.md"
+        )
+    return Tried(
+        values=dict(values),
+        gpu=s.gpu.key,
+        memory=s.gpu.memory,
+        fits=bool(s.fits),
+        needed=s.needed,
+        reserved=account.reserved,
+        allocated=account.most_allocated,
+        parts=sorted(account.parts(), key=lambda part: -part[1]),
+        limit="" if s.fits else _limit(s),
+        flops=s.outcome.flops,
+        notes=s.outcome.notes,
+        seconds=round(seconds, 1),
+    )
+
+
+def _limit(s: Simulation) -> str:
+    moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
+    failure = next((m.failure for m in moments if m.failure is not None), None)
+    if failure is not None:
+        return f"{asked(failure, format_bytes)} {asker(failure)}"
+    if s.outcome.failure is None and s.needed > s.gpu.memory:
+        over = format_bytes(s.needed - s.gpu.memory)
+        return f"with what is outside of torch's allocator it is {over} too much"
+    return "out of memory"

@@ -1,0 +1,122 @@
+"""What ``memprof fit`` varies: ranges and lists of values, and the places where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+__all__ = ["BadVariable", "Variable", "check_places", "fill", "parse_variable"]
+
+MOST_VALUES = 1_000_000
+"""Values of one range."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
+"""Only what begins with a digit: a list may have ``../data``."""
+
+
+class BadVariable(ValueError):
+    """A variable that cannot be read; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A name and its values.
+
+    Attributes:
+        name: stands in braces where a value goes.
+        values: as they are put there, in the order given; of a range from low to high.
+        is_range: whether the largest value that fits is looked for; else each is tried.
+    """
+
+    name: str
+    values: Sequence[str]
+    is_range: bool
+
+
+class _Range(Sequence[str]):
+    """The numbers of a range as text, none of them before it is asked for."""
+
+    def __init__(self, low: Decimal, by: Decimal, count: int) -> None:
+        self._low, self._by, self._count = low, by, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return format(self._low + index * self._by, "f")
+
+
+def parse_variable(text: str) -> Variable:
+    """Read ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:STEP`` or ``NAME=A,B,C``.
+
+    A range is of numbers, with a step of 1 where none is given; HIGH is its last value if a step
+    ends there. A list is of any texts without a comma.
+
+    Raises:
+        BadVariable: it is none of these, is empty, or has over a million values.
+    """
+    name, equals, what = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise BadVariable(f"{text!r} is no variable: write BATCH=1..256, BATCH=8..256:8 or LR=a,b")
+    found = _RANGE.fullmatch(what)
+    if found is None:
+        values = tuple(what.split(","))
+        if not all(values):
+            raise BadVariable(f"{text!r} has an empty value: write {name}=1..256 or {name}=1,2,4")
+        if len(set(values)) < len(values):
+            raise BadVariable(f"{text!r} has a value twice")
+        return Variable(name, values, False)
+    low, high = (_number(found[part], text) for part in ("low", "high"))
+    by = _number(found["by"], text) if found["by"] is not None else Decimal(1)
+    if by <= 0 or high < low:
+        raise BadVariable(f"{text!r} is no range: it goes from a smaller number to a larger one")
+    count = int((high - low) / by) + 1
+    if count > MOST_VALUES:
+        raise BadVariable(f"{text!r} has {count:,} values; the most is {MOST_VALUES:,}")
+    return Variable(name, _Range(low, by, count), True)
+
+
+def _number(text: str, whole: str) -> Decimal:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise BadVariable(f"{text!r} in {whole!r} is no number") from None
+    if not number.is_finite():
+        raise BadVariable(f"{text!r} in {whole!r} is no number that a range can have")
+    return number
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with ``{NAME}`` replaced for each name; other braces stay as they are."""
+    return _PLACE.sub(lambda m: values.get(m[1], m[0]), text)
+
+
+def check_places(variables: Sequence[Variable], texts: Sequence[str]) -> None:
+    """See that each variable stands somewhere, and that there is at most one range.
+
+    Raises:
+        BadVariable: it is not so; two variables have one name.
+    """
+    names = [v.name for v in variables]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadVariable(f"{name} is given twice")
+    used = {m[1] for text in texts for m in _PLACE.finditer(text)}
+    for name in names:
+        if name not in used:
+            raise BadVariable(
+                f"{name} stands nowhere: write {{{name}}} where its value goes, in the command, "
+                "--env, --torch-config or --world-size"
+            )
+    ranges = [v.name for v in variables if v.is_range]
+    if len(ranges) > 1:
+        raise BadVariable(
+            f"{' and '.join(ranges)} are ranges: the largest value that fits is found for one; "
+            "give the others as lists, such as SEQ=512,1024,2048"
+        )

@@ -1,0 +1,5 @@
+"""Limits of device memory for tests: what ``memprof/pytest_plugin.py`` loads when a test has one.
+
+``item`` runs a test in a process of its own on the simulated device, ``judge`` compares what it
+took with its limit and its baseline, ``device_memory`` is the fixture inside of the test.
+"""

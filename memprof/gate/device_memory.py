@@ -1,0 +1,75 @@
+"""The fixture ``device_memory``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["DeviceMemory"]
+
+_T = TypeVar("_T")
+
+
+def _stat(device: int, name: str) -> int:
+    import torch
+
+    found: int = torch.cuda.memory_stats(device)[f"{name}_bytes.all.peak"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What something took.
+
+    Attributes:
+        reserved: the most bytes that torch's allocator had from the device meanwhile.
+        allocated: the most bytes of blocks meanwhile.
+        before: bytes of blocks when it began.
+    """
+
+    reserved: int
+    allocated: int
+    before: int
+
+    @property
+    def grown(self) -> int:
+        """The most bytes of blocks beyond those when it began."""
+        return self.allocated - self.before
+
+
+class DeviceMemory:
+    """Memory of a device as torch's allocator counts it, in bytes.
+
+    The peaks of the whole test are what the mark's limit is for; those are counted apart, and
+    nothing here changes them.
+    """
+
+    def allocated(self, device: int = 0) -> int:
+        """Bytes of blocks now."""
+        import torch
+
+        return torch.cuda.memory_allocated(device)
+
+    def reserved(self, device: int = 0) -> int:
+        """Bytes that the allocator has from the device now."""
+        import torch
+
+        return torch.cuda.memory_reserved(device)
+
+    def peak(self, function: Callable[[], _T], device: int = 0) -> tuple[_T, Peak]:
+        """Call something and say what it took.
+
+        Sets torch's peak counters back, as ``torch.cuda.reset_peak_memory_stats`` does.
+
+        Returns:
+            What the function returned, and the peak.
+        """
+        import torch
+
+        torch.cuda.current_device()  # which starts CUDA
+        torch.cuda.reset_peak_memory_stats(device)
+        before = self.allocated(device)
+        result: Any = function()
+        found = Peak(_stat(device, "reserved"), _stat(device, "allocated"), before)
+        return result, found

@@ -1,0 +1,218 @@
+"""Whether a test took more device memory than it may."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memprof.profiler.diff_accounts import account_quantities
+from memprof.profiler.diff_model import Change, place_of
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import read_profile
+from memprof.profiler.model import Profile
+from memprof.profiler.report.failure import asked, asker
+from memprof.profiler.report.format import format_bytes
+from memprof.simulate.parent import Simulation
+from memprof.simulate.result import profile_of, write_profile_of
+from memprof.simulated_cuda.errors import SimulationError
+from memprof.simulated_cuda.gpus import parse_size
+
+from .table import Row
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["BadGate", "Gate", "baseline_path", "judge", "read_mark"]
+
+FOLDER = "memprof-baselines"
+"""Beside the test's file."""
+
+_TOP = 5
+
+
+class BadGate(Exception):
+    """A gate that cannot be judged; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a test may take.
+
+    Attributes:
+        limit: bytes, None for no limit.
+        gpu: name of the GPU, None for the usual one.
+        growth: beyond the baseline, as a part of it; None if it is not compared.
+    """
+
+    limit: int | None
+    gpu: str | None
+    growth: Fraction | None
+
+
+def read_mark(mark: pytest.Mark) -> Gate:
+    """What a mark asks for.
+
+    Raises:
+        BadGate: its arguments are none that it has.
+    """
+    known = {"limit", "gpu", "growth"}
+    given = dict(mark.kwargs)
+    if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - known:
+        raise BadGate(
+            "limit_device_memory takes a limit such as '2 GiB', gpu='a100-40gb' and growth='0 %', "
+            f"and was given {_arguments(mark)}"
+        )
+    limit = mark.args[0] if mark.args else given.get("limit")
+    growth = given.get("growth")
+    return Gate(_bytes(limit), given.get("gpu"), _share(growth))
+
+
+def _arguments(mark: pytest.Mark) -> str:
+    words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in mark.kwargs.items()]
+    return ", ".join(words) or "nothing"
+
+
+def _bytes(limit: object) -> int | None:
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
+        return limit
+    try:
+        if isinstance(limit, str) and not limit.strip().isdigit():
+            return parse_size(limit)
+    except SimulationError:
+        pass
+    raise BadGate(f"{limit!r} is no limit: write '2 GiB', '500 MiB', or bytes as a number")
+
+
+def _share(growth: object) -> Fraction | None:
+    if growth is None:
+        return None
+    text = growth.strip() if isinstance(growth, str) else ""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
+    if found is None:
+        raise BadGate(f"{growth!r} is no growth: write '0 %' or '2.5 %'")
+    return Fraction(found[1]) / 100
+
+
+def baseline_path(nodeid: str, test_file: Path) -> Path:
+    """Where the baseline of a test lies: a profile, which other commands read too."""
+    name = nodeid.partition("::")[2].replace("::", ".")
+    safe = re.sub(r"[^\w.,=+-]", "_", name)
+    return test_file.parent / FOLDER / test_file.stem / f"{safe}.memprof"
+
+
+def judge(
+    nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
+) -> tuple[str, Row]:
+    """What is wrong with what a test took, in words, empty if nothing is; and its row of a table.
+
+    Args:
+        nodeid: of the test.
+        test_file: its file.
+        gate: what it may take.
+        simulation: what it took.
+        update: whether what it took becomes its baseline.
+    """
+    path = baseline_path(nodeid, test_file)
+    before, problem = _baseline(nodeid, path)
+    old = before.accounts[0].most_allocated if before is not None and before.accounts else None
+    account = simulation.account
+    if update and account is not None and simulation.outcome.out_of_memory is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_profile_of([simulation], str(path))
+        problem, before = "", profile_of(simulation)
+    if not problem or gate.growth is None:
+        problem = _problem(nodeid, gate, simulation, path, before)
+    taken = (account.reserved, account.most_allocated) if account is not None else (0, 0)
+    gpu = simulation.gpu.key
+    return problem, Row(nodeid, gpu, *taken, gate.limit, old, not problem)
+
+
+def _baseline(nodeid: str, path: Path) -> tuple[Profile | None, str]:
+    """The baseline, if there is one, and what is wrong with it."""
+    try:
+        return (read_profile(path) if path.exists() else None), ""
+    except ProfileError as e:
+        return None, f"{nodeid}: its baseline cannot be read: {e}; --memprof-update writes it anew"
+
+
+def _problem(
+    nodeid: str, gate: Gate, simulation: Simulation, path: Path, before: Profile | None
+) -> str:
+    failed = simulation.outcome.out_of_memory
+    if failed is not None and failed.failure is not None:
+        f = failed.failure
+        return (
+            f"{nodeid} ran out of memory on {simulation.gpu.name} "
+            f"({format_bytes(simulation.gpu.memory)}): {asked(f, format_bytes)} {asker(f)}"
+        )
+    account = simulation.account
+    if account is None:
+        return f"{nodeid} put nothing on a CUDA device, so that its limit says nothing"
+    problems = []
+    if gate.limit is not None and account.reserved > gate.limit:
+        problems.append(
+            f"{nodeid} reserved {_both(account.reserved)} on {simulation.gpu.name}, more than its "
+            f"limit of {_both(gate.limit)}"
+        )
+    if gate.growth is not None:
+        problems += _compared(nodeid, path, gate.growth, before, account.most_allocated)
+    if not problems:
+        return ""
+    return "\n".join([*problems, *_what_grew(before, profile_of(simulation))])
+
+
+def _compared(
+    nodeid: str, path: Path, growth: Fraction, before: Profile | None, allocated: int
+) -> list[str]:
+    if before is None:
+        return [f"{nodeid} has no baseline {path}: run pytest with --memprof-update and commit it"]
+    # Not what is reserved, which grows in segments of 2 MiB and more.
+    old = before.accounts[0].most_allocated if before.accounts else 0
+    if allocated <= old * (1 + growth):
+        return []
+    return [
+        f"{nodeid} allocated {_both(allocated)} at its peak, "
+        f"{100 * (allocated - old) / max(old, 1):.2f} % more than its baseline of {_both(old)}"
+    ]
+
+
+def _both(nbytes: int) -> str:
+    return f"{format_bytes(nbytes)} ({nbytes:,} B)"
+
+
+def _what_grew(before: Profile | None, after: Profile) -> list[str]:
+    """Against the baseline; without one, what there is most of."""
+    lines = []
+    found = list(account_quantities(before, after)) if before is not None else []
+    if before is not None and before.torch != after.torch:
+        lines.append(f"The baseline is of torch {before.torch}, this run of {after.torch}")
+    for quantity in found[:1]:
+        for view, title in (("category", "purpose"), ("module", "module"), ("node", "line")):
+            grown = [c for c in quantity.views[view] if c.change > 0][:_TOP]
+            if grown:
+                lines.append(f"Grown since the baseline, by {title}:")
+                lines += [f"  {_change(c)}" for c in grown]
+        lines += _nodes(after, {c.key for c in quantity.views["node"] if c.change > 0})
+    if not found and after.accounts:
+        lines.append("What is reserved at the peak:")
+        parts = sorted(after.accounts[0].parts(), key=lambda part: -part[1])
+        lines += [f"  {format_bytes(n):>9}  {what}" for what, n in parts[:_TOP] if n]
+    return lines
+
+
+def _nodes(after: Profile, places: set[str]) -> list[str]:
+    """FX nodes of compiled code at lines that grew; their names alone say nothing of a baseline."""
+    found: dict[str, int] = {}
+    for row in after.accounts[0].rows:
+        if row.nodes and row.frame is not None and place_of(row.frame) in places:
+            found[row.nodes] = found.get(row.nodes, 0) + row.nbytes
+    rows = sorted(found.items(), key=lambda item: -item[1])[:_TOP]
+    lines = [f"  {format_bytes(n):>10}  {nodes}" for nodes, n in rows]
+    return ["FX nodes of these lines now:", *lines] if lines else []
+
+
+def _change(c: Change) -> str:
+    return f"{'+' + format_bytes(c.change):>10}  {c.key}  ({format_bytes(c.before)} before)"

@@ -1,0 +1,223 @@
+"""``memprof fit`` with a device that is arithmetic: rows, the file, what is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memprof.cli import main
+from memprof.fit import tries
+from memprof.profiler.model import (
+    AccountRow,
+    DeviceAccount,
+    Failure,
+    PoolShare,
+    Purpose,
+    SourceFrame,
+    WhyNot,
+)
+from memprof.simulate.command_line import Command
+from memprof.simulate.parent import Settings, Simulation
+from memprof.simulate.request import Failure as ScriptFailure
+from memprof.simulate.request import Outcome
+
+GIB = 1 << 30
+
+
+class Device:
+    """Takes ``base + batch * each`` bytes; ``runs`` has the command and environment of each run."""
+
+    def __init__(self) -> None:
+        self.base, self.each = 4 * GIB, GIB
+        self.runs: list[tuple[Command, Mapping[str, str], Settings]] = []
+        self.failure: ScriptFailure | None = None
+        self.interrupt_at = 0
+
+    def attempt(
+        self, command: Command, settings: Settings, environment: Mapping[str, str]
+    ) -> Simulation:
+        self.runs.append((command, environment, settings))
+        if len(self.runs) == self.interrupt_at:
+            raise KeyboardInterrupt
+        batch = next((int(w) for w in command.program if w.isdecimal()), 1)
+        for setting in settings.torch_config:
+            batch = int(float(setting.rpartition("=")[2]) * 100)
+        nbytes = self.base + batch * self.each
+        account = DeviceAccount(
+            "cuda:0",
+            reserved=nbytes,
+            most_allocated=nbytes,
+            rows=[AccountRow(Purpose.ACTIVATION, nbytes, 1)],
+            pools=[PoolShare("general", nbytes, 0, 1, 0)],
+        )
+        fits = nbytes <= settings.gpu.memory
+        failure = self.failure
+        outcome = Outcome(accounts=[account], failure=failure, flops=1000 - batch)
+        if not fits and failure is None:
+            account.failure = Failure(
+                requested=self.each,
+                wanted=self.each,
+                frame=SourceFrame("train.py", 7, "step"),
+                why=WhyNot.TOO_LARGE,
+            )
+            outcome.out_of_memory = account
+            outcome.failure = ScriptFailure(
+                kind="OutOfMemoryError", message="full", trace="", out_of_memory=True
+            )
+        return Simulation(settings.gpu, True if fits else None, settings.job, outcome)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    monkeypatch.setattr(tries, "attempt", found.attempt)
+    monkeypatch.setattr(tries, "simulate", found.attempt)
+    monkeypatch.setattr(tries, "find_torch", lambda interpreter: type("T", (), _TORCH))
+    return found
+
+
+_TORCH = {"version": "2.11.0+cu130", "root": "/torch"}
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    return "train.py"
+
+
+def fit(*options: str) -> Result:
+    return CliRunner().invoke(main, ["fit", *options])
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    return found
+
+
+def test_the_largest_batch_on_two_gpus(device: Device, script: str) -> None:
+    done = fit("--gpu", "h100-80gb,a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
+    assert done.exit_code == 0, done.output
+    large, small = rows(done)
+    for row in (large, small):
+        room = (row["memory_bytes"] - device.base) // device.each
+        assert row["best"]["values"] == {"B": str(room)}
+        assert row["failed"]["values"] == {"B": str(room + 1)}
+        assert row["failed"]["limit"] == "1.00 GiB at train.py:7"
+    assert len(large["tries"]) == 4
+    assert len(small["tries"]) == 2  # from what the other device has shown
+    assert "memprof fit: B=1 on h100-80gb: fits, needs 5.00 GiB" in done.stderr
+
+
+def test_lists_are_rows_and_stand_anywhere(device: Device, script: str) -> None:
+    done = fit(
+        *("--vary", "B=1..64:1", "--vary", "E=True,False", "--vary", "N=8,16"),
+        *("--env", "PYTORCH_ALLOC_CONF=expandable_segments:{E}", "--world-size", "{N}"),
+        *("--json", "--", "python", script, "{B}"),
+    )
+    assert done.exit_code == 0, done.output
+    assert [row["values"] for row in rows(done)] == [
+        {"E": e, "N": n} for e in ("True", "False") for n in ("8", "16")
+    ]
+    seen = {
+        (env["PYTORCH_ALLOC_CONF"].partition(":")[2], settings.job.world_size)
+        for _, env, settings in device.runs
+        if settings.job is not None
+    }
+    assert seen == {(e, n) for e in ("True", "False") for n in (8, 16)}
+
+
+def test_without_a_range_it_is_which_gpu(device: Device, script: str) -> None:
+    done = fit("--gpu", "t4,a100-40gb,h200", "--", script, "20")
+    assert done.exit_code == 1
+    assert "2 of 3 fit" in done.stdout
+    assert "smallest GPU: NVIDIA A100-SXM4-40GB" in done.stdout
+
+
+def test_an_interrupted_search_goes_on_from_its_file(device: Device, script: str) -> None:
+    options = ("--vary", "B=1..256", "-o", "fit.json", "--json", "--", script, "{B}")
+    device.interrupt_at = 3
+    done = fit(*options)
+    assert done.exit_code == 130
+    assert "fit.json has the tries so far" in done.stderr
+    device.interrupt_at = 0
+    device.runs.clear()
+    again = fit(*options)
+    assert again.exit_code == 0, again.output
+    assert len(device.runs) == 2  # of four
+    assert fit(*options).stdout == again.stdout
+    assert len(device.runs) == 2
+    Path(script).write_text("import torch, math\n")  # is another script
+    fit(*options)
+    assert len(device.runs) == 6
+
+
+def test_a_file_of_somebody_elses_is_left_alone(device: Device, script: str) -> None:
+    Path("other.json").write_text('{"a": 1}')
+    done = fit("--vary", "B=1..9", "-o", "other.json", "--", script, "{B}")
+    assert done.exit_code == 2
+    assert "has no tries of memprof fit" in done.output
+    assert Path("other.json").read_text() == '{"a": 1}'
+    done = fit("--vary", "B=1..9", "-o", script, "--", script, "{B}")
+    assert done.exit_code == 2
+    assert not device.runs
+
+
+def test_a_script_that_fails_is_no_answer(device: Device, script: str) -> None:
+    device.failure = ScriptFailure(kind="ValueError", message="no data\nmore", trace="Trace:\n x")
+    done = fit("--vary", "B=1..9", "--", script, "{B}")
+    assert done.exit_code == 3
+    assert done.stderr.splitlines()[-1] == "memprof fit: the script failed: ValueError: no data"
+    assert "Trace:" in done.stderr
+
+
+def test_the_budget_is_the_largest_that_fits(device: Device, script: str) -> None:
+    device.base, device.each = 0, GIB // 2
+    done = fit("--budget", "--memory", "33GiB", "--json", "--", script)
+    assert done.exit_code == 0, done.output
+    (row,) = rows(done)
+    assert row["best"]["values"] == {"BUDGET": "0.66"}
+    assert row["failed"]["values"] == {"BUDGET": "0.67"}
+    assert row["monotonic"] is True
+    assert row["recomputed"]["0.66"] == pytest.approx((934 - 900) / 900)
+    assert row["recomputed"]["1"] == 0
+    assert all(s.count_flops for _, _, s in device.runs)
+    text = fit("--budget", "--memory", "33GiB", "--", script).stdout
+    assert "activation_memory_budget = 0.66 fits" in text
+    assert "recomputes 3.8 % more" in " ".join(text.split())
+
+
+def test_headroom(device: Device, script: str) -> None:
+    done = fit(
+        *("--memory", "16GiB", "--keep-free", "2GiB", "--vary", "B=1..64"),
+        *("--json", "--", script, "{B}"),
+    )
+    assert rows(done)[0]["best"]["values"] == {"B": "10"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--vary", "B=1..9", "--", "train.py"], "B stands nowhere"),
+        (["--vary", "B=1..9", "--vary", "C=1..9", "--", "train.py", "{B}{C}"], "are ranges"),
+        (["--vary", "B", "--", "train.py"], "is no variable"),
+        (["--vary", "B=1..9"], "there is no script"),
+        (["--gpu", "h100-80gb"], "there is no script"),
+        (["--gpu", "abacus", "--", "train.py"], "abacus"),
+        (["--env", "X", "--", "train.py"], "is no NAME=VALUE"),
+        (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
+        (["--budget", "--vary", "B=1..9", "--", "train.py", "{B}"], "a range already"),
+        (["--keep-free", "1TiB", "--", "train.py"], "leaves nothing"),
+        (["--world-size", "x", "--", "train.py"], "no number of ranks"),
+    ],
+)
+def test_bad_options(device: Device, script: str, options: list[str], why: str) -> None:
+    done = fit(*options)
+    assert done.exit_code in (2, 3)
+    assert why in done.output
+    assert not device.runs

@@ -1,0 +1,96 @@
+"""``memprof fit`` on the simulated device, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.simgpu
+
+BLOCK = 64
+"""MiB of each of the script's tensors."""
+
+SCRIPT = f"""
+import sys
+import torch
+count = int(sys.argv[1])
+kept = [torch.empty({BLOCK} << 20, dtype=torch.int8, device="cuda") for _ in range(count)]
+"""
+
+
+def fit(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON and standard error."""
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
+    environment.pop("LD_PRELOAD", None)
+    command = [sys.executable, "-m", "memprof", "fit", "--json", *options]
+    done = subprocess.run(
+        [*command, "--", "python", str(script), "{N}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def test_the_next_larger_one_runs_out_of_memory(tmp_path: Path) -> None:
+    status, found, errors = fit(tmp_path, SCRIPT, "--memory", "3GiB", "--vary", "N=1..64")
+    assert status == 0, errors
+    (row,) = found["rows"]
+    best, failed = row["best"], row["failed"]
+    context = best["needed"] - best["reserved"]
+    assert int(best["values"]["N"]) == ((3 << 30) - context) // (BLOCK << 20)
+    assert int(failed["values"]["N"]) == int(best["values"]["N"]) + 1
+    assert f"{BLOCK}.0 MiB at" in failed["limit"]
+    assert "script.py:5" in failed["limit"]
+    assert len(row["tries"]) <= 5
+
+
+SAVING = """
+import sys
+import torch
+
+def block(x):
+    return torch.nn.functional.gelu(x @ weight).sin().cos()
+
+weight = torch.nn.Parameter(torch.empty(512, 512, device="cuda"))
+
+@torch.compile(backend="aot_eager_decomp_partition")
+def step(x):
+    for _ in range(6):
+        x = block(x)
+    return x.sum()
+
+optimizer = torch.optim.SGD([weight])
+for _ in range(3):
+    step(torch.empty(int(sys.argv[1]), 512, device="cuda")).backward()
+    optimizer.step()
+"""
+
+
+def test_a_setting_of_torch_decides_what_is_saved(tmp_path: Path) -> None:
+    config = "torch._functorch.config.activation_memory_budget={B}"
+    options = ("--vary", "B=0.0,1.0", "--vary", "N=8192", "--torch-config", config)
+    status, found, errors = fit(tmp_path, SAVING, *options)
+    assert status == 0, errors
+    saved = {
+        row["values"]["B"]: dict(row["best"]["parts"]).get("activation", 0) for row in found["rows"]
+    }
+    # Of what six blocks save, little is left; without Inductor the graph that recomputes it needs
+    # as much for a while.
+    assert saved["0.0"] <= saved["1.0"] - 4 * 8192 * 512 * 4
+
+
+def test_an_unknown_setting_is_said(tmp_path: Path) -> None:
+    config = "torch._functorch.config.no_such_thing={N}"
+    status, _, errors = fit(tmp_path, SAVING, "--vary", "N=8", "--torch-config", config)
+    assert status == 3
+    assert "this torch has no torch._functorch.config.no_such_thing" in errors

@@ -1,0 +1,145 @@
+"""What a gate says of what a test took: pure data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memprof.gate.judge import BadGate, baseline_path, judge, read_mark
+from memprof.gate.table import add, begin
+from memprof.profiler.model import (
+    AccountRow,
+    DeviceAccount,
+    Failure,
+    PoolShare,
+    Profile,
+    Purpose,
+    SourceFrame,
+    WhyNot,
+)
+from memprof.simulate.parent import Simulation
+from memprof.simulate.request import Outcome
+from memprof.simulated_cuda.gpus import find_gpu
+
+MIB = 1 << 20
+NODE = "test_model.py::TestStep::test_train[a/b-2 layers]"
+
+
+def a_mark(arguments: dict[str, object]) -> Any:
+    return SimpleNamespace(args=(), kwargs=arguments)
+
+
+def took(block: int, other: int = 100 * MIB) -> Simulation:
+    """A test whose module ``Block`` has so many bytes, of all that it took."""
+    rows = [
+        AccountRow(
+            Purpose.ACTIVATION,
+            block,
+            1,
+            modules="Model > Block",
+            frame=SourceFrame("model.py", 12, "forward", "return self.up(x)"),
+            nodes="addmm_3",
+            compiled=True,
+        ),
+        AccountRow(Purpose.PARAMETER, other, 1, modules="Model"),
+    ]
+    reserved = block + other
+    pools = [PoolShare("general", reserved, 0, 1, 0)]
+    account = DeviceAccount(
+        "cuda:0", reserved=reserved, most_allocated=reserved, rows=rows, pools=pools
+    )
+    return Simulation(find_gpu("t4"), True, None, Outcome(accounts=[account], profile=Profile()))
+
+
+def judged(tmp_path: Path, simulation: Simulation, update: bool = False, **mark: object) -> str:
+    gate = read_mark(a_mark(mark))
+    return judge(NODE, tmp_path / "test_model.py", gate, simulation, update=update)[0]
+
+
+def test_a_limit_holds_to_the_byte(tmp_path: Path) -> None:
+    assert judged(tmp_path, took(28 * MIB), limit="128 MiB") == ""
+    problem = judged(tmp_path, took(28 * MIB + 1), limit="128 MiB")
+    assert "reserved 128 MiB (134,217,729 B) on Tesla T4, more than its limit" in problem
+    assert "What is reserved at the peak:" in problem
+    assert "activation" in problem
+
+
+def test_three_per_cent_in_one_module_are_named(tmp_path: Path) -> None:
+    assert judged(tmp_path, took(100 * MIB), update=True, growth="0 %") == ""
+    assert baseline_path(NODE, tmp_path / "test_model.py").exists()
+    assert judged(tmp_path, took(100 * MIB), growth="0 %") == ""
+    assert judged(tmp_path, took(103 * MIB), growth="1.5 %") == ""  # of all
+    problem = judged(tmp_path, took(103 * MIB), growth="1 %")
+    assert "1.50 % more than its baseline of 200 MiB" in problem
+    lines = problem.splitlines()
+    assert "   +3.00 MiB  Model > Block  (100 MiB before)" in lines
+    assert "   +3.00 MiB  model.py: return self.up(x)  (100 MiB before)" in lines
+    assert any("addmm_3" in line for line in lines)
+    # Writing it anew makes it pass.
+    assert judged(tmp_path, took(103 * MIB), update=True, growth="0 %") == ""
+    assert judged(tmp_path, took(103 * MIB), growth="0 %") == ""
+    assert judged(tmp_path, took(90 * MIB), growth="0 %") == ""
+
+
+def test_what_cannot_be_compared_fails(tmp_path: Path) -> None:
+    assert "has no baseline" in judged(tmp_path, took(MIB), growth="0 %")
+    path = baseline_path(NODE, tmp_path / "test_model.py")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"no profile")
+    assert "cannot be read" in judged(tmp_path, took(MIB), growth="0 %")
+    nothing = Simulation(find_gpu("t4"), None, None, Outcome())
+    assert "put nothing on a CUDA device" in judged(tmp_path, nothing, limit="1 GiB")
+
+
+def test_out_of_memory_says_who_asked(tmp_path: Path) -> None:
+    simulation = took(MIB)
+    frame = SourceFrame("model.py", 12, "forward")
+    failure = Failure(wanted=GIB, requested=GIB, why=WhyNot.TOO_LARGE, frame=frame)
+    simulation.outcome.out_of_memory = DeviceAccount("cuda:0", failure=failure)
+    problem = judged(tmp_path, simulation, limit="1 GiB")
+    assert "ran out of memory on Tesla T4 (14.7 GiB): 1.00 GiB at model.py:12" in problem
+
+
+def test_a_row_of_the_table(tmp_path: Path) -> None:
+    gate = read_mark(a_mark({"limit": "200 MiB", "growth": "0 %"}))
+    file = tmp_path / "test_model.py"
+    judge(NODE, file, gate, took(100 * MIB), update=True)
+    _, row = judge(NODE, file, gate, took(103 * MIB), update=False)
+    table = tmp_path / "table.md"
+    begin(str(table))
+    add(str(table), row)
+    *_, last = table.read_text().splitlines()
+    assert last == (
+        f"| `{NODE}` | t4 | 203 MiB | 200 MiB | 203 MiB | 200 MiB | +1.50 % | **failed** |"
+    )
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"limit": "128"},
+        {"limit": 0},
+        {"limit": True},
+        {"limit": 1.5},
+        {"limit": "much"},
+        {"growth": 0.1},
+        {"growth": "-1 %"},
+        {"growth": "1"},
+        {"limits": "1 GiB"},
+    ],
+)
+def test_bad_marks_are_refused(mark: dict[str, object]) -> None:
+    with pytest.raises(BadGate):
+        read_mark(a_mark(mark))
+
+
+def test_names_of_tests_make_file_names(tmp_path: Path) -> None:
+    path = baseline_path(NODE, tmp_path / "test_model.py")
+    assert path.parent == tmp_path / "memprof-baselines" / "test_model"
+    assert path.name == "TestStep.test_train_a_b-2_layers_.memprof"

@@ -194,10 +194,20 @@ def repeated_blocks(root: Any) -> list[Any]:
             groups.setdefault(type(child), []).append(child)
         for group in groups.values():
             size = sum(p.numel() for block in group for p in block.parameters())
-            # A leaf alone has nothing inside that could be recomputed.
-            if len(group) > 1 and size > most and any(True for _ in group[0].children()):
+            # A leaf has nothing inside that could be recomputed, a list is not called.
+            block = group[0]
+            inside = any(True for _ in block.children())
+            called = type(block).forward is not _no_forward()
+            if len(group) > 1 and size > most and inside and called:
                 best, most = group, size
     return best
+
+
+def _no_forward() -> object:
+    """The ``forward`` of modules that have none, such as lists."""
+    from torch.nn import ModuleList
+
+    return ModuleList.forward
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ COMMANDS = (
     "run",
     "simulate",
     "fit",
+    "advise",
     "config",
     "schema",
     "doctor",

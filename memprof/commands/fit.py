@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import click
 
-from memprof.fit.store import BadStore, Store
+from memprof.fit.store import Store
 from memprof.fit.table import (
     BUDGET,
     BUDGET_SETTING,
@@ -20,20 +20,18 @@ from memprof.fit.table import (
 )
 from memprof.fit.table import rows as search_rows
 from memprof.fit.text import progress, render, render_budget
-from memprof.fit.tries import Plan, ScriptFailed, Tries
+from memprof.fit.tries import Plan, Tries
 from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
 from memprof.profiler._text import visible
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.terminal import style_of
-from memprof.simulate.command_line import BadCommand
-from memprof.simulate.job import BadJob
 from memprof.simulate.parent import Settings
 from memprof.simulate.torch_config import BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from ._common import BadFile, OutputPath, keep_apart, print_json, print_text
-from .simulate import FAILED, TOO_MUCH, list_gpus, size_option
+from ._common import OutputPath, keep_apart, print_json, print_text
+from ._tries import failures_in_words, refused_before
+from .simulate import TOO_MUCH, list_gpus, size_option
 
 _NAME_AND_VALUE = "NAME=VALUE"
 
@@ -178,21 +176,12 @@ def fit(
         env = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0", **env}
         torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
     plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole=budget)
-    try:
-        if not command:
-            raise BadCommand(
-                "there is no script: memprof fit --vary BATCH=1..256 -- python train.py "
-                "--batch-size {BATCH}"
-            )
+    example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
+    with refused_before(command, example):
         check_places(variables, plan.texts)
         if output is not None:
-            scripts = [word for word in command if os.path.isfile(word)]
-            keep_apart([output], scripts, "--output")
+            keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
         store = Store(output)
-    except (BadCommand, BadVariable) as e:
-        raise click.UsageError(visible(str(e))) from e
-    except (BadStore, ProfileError) as e:
-        raise BadFile(str(e)) from e
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
@@ -205,7 +194,7 @@ def fit(
         if not quiet:
             click.echo(visible(progress(row, row.tries[-1])), err=True)
 
-    try:
+    with failures_in_words("fit", output):
         if budget:
             budgets = [
                 budget_row(gpu, values, tries, said)
@@ -215,23 +204,6 @@ def fit(
             found = [b.row for b in budgets]
         else:
             found = search_rows(variables, gpus, tries, said)
-    except KeyboardInterrupt:
-        kept = f"; {output} has the tries so far" if output is not None else ""
-        click.echo(f"memprof fit: interrupted{kept}", err=True)
-        raise SystemExit(130) from None
-    except (BadCommand, BadJob) as e:
-        raise click.UsageError(visible(str(e))) from e
-    except SimulationError as e:
-        for line in f"memprof fit: {e}".splitlines():
-            click.echo(visible(line), err=True)
-        raise SystemExit(BadFile.exit_code) from e
-    except ScriptFailed as e:
-        for line in e.trace.splitlines():
-            click.echo(visible(line), err=True)
-        click.echo(visible(f"memprof fit: the script failed: {e}"), err=True)
-        raise SystemExit(FAILED) from e
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
     if as_data:
         print_json(_data(found, budgets))
     else:

@@ -30,7 +30,7 @@ TOO_MUCH, FAILED = 1, 3
 """Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
 
 
-def _gpu(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
+def gpu_option(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
     try:
         return find_gpu(value)
     except SimulationError as e:
@@ -108,7 +108,7 @@ def _pretences(
     "--gpu",
     default=DEFAULT_GPU,
     show_default=True,
-    callback=_gpu,
+    callback=gpu_option,
     help="Which GPU, by a name like a100-40gb.",
 )
 @list_gpus

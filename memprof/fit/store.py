@@ -34,6 +34,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         limit: the request that did not fit and who made it, empty where all did.
         flops: of matrix products, convolutions and attention in what was partitioned for autograd;
             None where they were not counted.
+        changed: what the changes that were tried have changed, in sentences.
+        idle: changes that found nothing to change.
         notes: what was asked for and could not be done, in sentences.
         seconds: that the try took.
     """
@@ -48,6 +50,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[tuple[str, int]]
     limit: str
     flops: int | None
+    changed: list[str]
+    idle: list[str]
     notes: list[str]
     seconds: float
 

@@ -81,8 +81,13 @@ class Tries:
         self._scripts: dict[str, str] = {}
         self.made = self.known = 0
 
-    def run(self, gpu: Gpu, values: Mapping[str, str]) -> Tried:
+    def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
         """Run one, or take it from the file if it was run before.
+
+        Args:
+            gpu: the device.
+            values: of the variables.
+            changes: of the program, see ``memprof/simulate/changes.py``.
 
         Raises:
             ScriptFailed: it ended in something else than success or want of memory.
@@ -100,6 +105,7 @@ class Tries:
             gpu=gpu,
             job=job,
             devices=job.ranks_per_host if job is not None else plan.settings.devices,
+            changes=changes,
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
         )
         key = self._key(command, env, settings)
@@ -169,6 +175,8 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         parts=sorted(account.parts(), key=lambda part: -part[1]),
         limit="" if s.fits else _limit(s),
         flops=s.outcome.flops,
+        changed=s.outcome.changed,
+        idle=s.outcome.idle,
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
     )

@@ -25,6 +25,7 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
+from .changes import Applied
 from .ending import Stillness
 from .host_reads import HostReads
 from .partition_flops import PartitionFlops
@@ -114,6 +115,7 @@ class _Run:
         self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
+        self._changes = Applied(request.changes)
         self._finishing = False
         self._stderr = os.dup(2)
 
@@ -133,6 +135,7 @@ class _Run:
         signal.signal(signal.SIGTERM, self._terminated)
         after_import("torch", self._torch_is_there)
         put_settings(self._settings)
+        self._changes.install()
         if self._flops is not None:
             self._flops.install()
         if self._request.world_size is not None:
@@ -188,7 +191,10 @@ class _Run:
         pretences = self._reads.pretences
         unused = unused_settings(self._settings)
         outcome.notes = [*pretences.misfits, *pretences.unused(), *unused]
-        outcome.flops = self._flops.total if self._flops is not None else None
+        outcome.changed = self._changes.sentences()
+        if self._flops is not None:
+            outcome.flops = self._flops.total
+            outcome.idle = self._changes.idle(self._flops.graphs)
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:

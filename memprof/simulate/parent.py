@@ -19,6 +19,7 @@ from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
+from .changes import environment_of, settings_of
 from .command_line import Command
 from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
@@ -54,6 +55,7 @@ class Settings:
         balanced_experts: routers deal tokens evenly, see ``experts.py``.
         torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
         count_flops: whether operations of what is partitioned for autograd are counted.
+        changes: of the program that are tried, see ``changes.py``.
     """
 
     gpu: Gpu
@@ -69,6 +71,7 @@ class Settings:
     balanced_experts: bool = False
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -195,8 +198,9 @@ def find_smallest(
 
 def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -> Outcome:
     torch = find_torch(command.interpreter)
+    base = {**environment, **environment_of(settings.changes, environment)}
     variables = simulated_environment(
-        settings.gpu, devices=settings.devices, torch=torch, base=environment
+        settings.gpu, devices=settings.devices, torch=torch, base=base
     )
     job = settings.job
     if job is not None:
@@ -211,7 +215,8 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             progress=settings.progress and not settings.quiet,
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
-            torch_config=settings.torch_config,
+            torch_config=(*settings.torch_config, *settings_of(settings.changes)),
+            changes=settings.changes,
             count_flops=settings.count_flops,
         )
         variables[VARIABLE] = os.path.join(folder, "request.json")

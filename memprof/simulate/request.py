@@ -29,6 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
         count_flops: whether operations of what is partitioned for autograd are counted, see
             ``partition_flops.py``.
+        changes: of the program that are tried, keys of ``changes.CHANGES``.
     """
 
     outcome: str
@@ -41,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     balanced_experts: bool = False
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
+    changes: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,8 @@ class Outcome(msgspec.Struct, kw_only=True):
         uncovered: calls that the simulated device does not know, by name.
         notes: what was asked for and could not be done, in sentences.
         flops: of the graphs that were partitioned, if they were counted.
+        changed: what the changes that are tried have changed, in sentences.
+        idle: changes that found nothing to change.
     """
 
     accounts: list[DeviceAccount] = []
@@ -90,3 +94,5 @@ class Outcome(msgspec.Struct, kw_only=True):
     uncovered: list[str] = []
     notes: list[str] = []
     flops: int | None = None
+    changed: list[str] = []
+    idle: list[str] = []

@@ -115,7 +115,8 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for head in self.heads:
             x = head(x)
-        return self.norm(x)
+        normed: torch.Tensor = self.norm(x)
+        return normed
 
 
 def test_blocks_are_the_largest_siblings_with_something_inside() -> None:

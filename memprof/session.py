@@ -382,7 +382,8 @@ class _Process(Views):
 def report(
     html: str | os.PathLike[str] | None = None,
     *,
-    top: int = 10,
+    full: bool = False,
+    top: int | None = None,
     device: str | None = None,
     file: TextIO | None = None,
 ) -> None:
@@ -390,7 +391,7 @@ def report(
 
     Args:
         html: write it as a page for the browser here, instead.
-        top, device, file: as for ``Views.report``.
+        full, top, device, file: as for ``Views.report``.
 
     Raises:
         ValueError: ``top`` is less than 1, or there is nothing on ``device``.
@@ -399,4 +400,4 @@ def report(
     if html is not None:
         _Process().to_html(html, device=device)
     else:
-        _Process().report(top=top, device=device, file=file)
+        _Process().report(full=full, top=top, device=device, file=file)

@@ -98,6 +98,8 @@ class GraphValue:
             analysis.
         forward_output: for a saved input of a backward, the index of the forward output
             that it is.
+        gradient_of: for a tangent of a backward, the index of the forward output whose gradient
+            it is.
         frame: ``file:line`` of user code that made this output, if known.
         forward_graph: id of the record of that forward where it is not the one with the
             backward's ``graph_id``: a captured backward has several forwards.
@@ -119,6 +121,7 @@ class GraphValue:
     forward_output: int | None = None
     frame: str | None = None
     forward_graph: int | None = None
+    gradient_of: int | None = None
 
 
 @dataclass(slots=True)

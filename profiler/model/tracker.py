@@ -458,6 +458,11 @@ class TrackerRecord:
         """Names from the root to ``operation_summary[summary]``, joined by ``/``."""
         return path_of(self.operation_summary, summary)
 
+    def most_described(self) -> MemorySnapshot | None:
+        """Of the snapshots that describe tensors the one with most bytes in tensors."""
+        described = (s for s in self.snapshots if s.largest)
+        return max(described, key=lambda s: s.total_bytes, default=None)
+
 
 def path_of(places: Sequence[OperationSummary], position: int) -> str:
     """Names from the root of the tree of operations to ``places[position]``, joined by ``/``; ""

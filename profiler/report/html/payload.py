@@ -18,6 +18,7 @@ Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...attribution import Attribution, View
@@ -148,24 +149,29 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
+    yield sections.totals(summary)
     if grows and failed:
         yield grows
-    yield sections.advice(summary, format_bytes)
+    if summary.peak is not None or summary.advice:
+        yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
     yield _operations(profile)
     saved, graphs, not_counted = sections.of_device(summary, format_bytes)
-    yield from (saved, graphs)
-    yield sections.trees(summary, format_bytes)
-    yield sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+    if profile.graphs:
+        yield from (saved, graphs, sections.trees(summary, format_bytes))
+    counts = sections.ledger_counts(summary)
+    ledger = sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+    yield replace(ledger, notes=(*counts.notes, *ledger.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        labels = {g.id: g.label for g in profile.graphs}
-        flows = {d.device: d for d in profile.dataflow.devices}
-        yield sections.dataflow(summary.dataflow, format_bytes, flows, labels)
+        flow = sections.dataflow(summary.dataflow, format_bytes)
+        yield flow if flow.parts else sections.no_dataflow()
     if profile.tracker is not None:
         parts = tuple(filter(None, sections.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)))
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
         yield Section("tracker", "Tracker", parts=parts, view=view)
-    yield not_counted
+    if profile.graphs:
+        yield not_counted
+    yield sections.words()
 
 
 def _operations(profile: Profile) -> Section:

@@ -23,9 +23,9 @@ def trees(s: Summary, show: Show) -> Section:
     if not s.recordings:
         notes.append(Note(_why_none(s), only="page"))
     tables = (_recordings(s.recordings), _functions(s), _reasons(s))
-    return Section(
-        "trees", "Graph trees and arenas", tuple(notes), tuple(t for t in tables if t.rows)
-    )
+    title = "Graph trees and arenas"
+    shown = tuple(t for t in tables if t.rows)
+    return Section("trees", title, tuple(notes), shown, detail=True, name=title.lower())
 
 
 _WHAT_POOLS_ARE = {

@@ -13,7 +13,7 @@ from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_name, read_profile, write_profile
+from memprof.profiler.file import check_name, check_writable, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
     DeviceAccount,
@@ -204,7 +204,11 @@ class ProfilingSession(Views):
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_profile(self.profile(), fill_path(path, process()))
+        filled = fill_path(path, process())
+        # To read back a long session takes a while.
+        check_name(filled)
+        check_writable(filled)
+        write_profile(self.profile(), filled)
 
     def profiles(self) -> list[Profile]:
         return [self.profile()]

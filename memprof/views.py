@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.diff import ProfileDiff, compare
 from memprof.profiler.export import export_profile
-from memprof.profiler.file import read_profiles, single_profile
+from memprof.profiler.file import check_writable, read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
@@ -78,6 +78,7 @@ class Views:
         Raises:
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
+        check_writable(path, "the page")
         # Its assets are of no use to the terminal's report.
         from memprof.profiler.report.html import write_report
 

@@ -247,9 +247,7 @@ class Attribution:
         made = self._forward_output(graph, storage, value, value.gradient_of)
         if made is None or made.node is None:
             return site
-        return replace(
-            site, op=f"gradient of {made.node}", module=made.module, frame=made.frame
-        )
+        return replace(site, op=f"gradient of {made.node}", module=made.module, frame=made.frame)
 
     def _forward_output(
         self, graph: GraphRecord, storage: Storage, value: GraphValue, index: int

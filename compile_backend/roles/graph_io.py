@@ -36,7 +36,6 @@ from .graph_value import (
     without_memory,
 )
 
-
 _K = DescriptorKind
 _Part = tuple[str, tuple[str, ...]]
 

@@ -14,7 +14,6 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_diff
-
 from memprof.views import report_style
 
 from ._common import BadFile, print_json, print_text, rank_option, read, table_options

@@ -54,10 +54,8 @@ def top(target: str, once: bool, interval: float) -> None:
         if once:
             _print(_looked(watches))
             return
-        if sys.stdout.isatty():
-            found = _live(watches, interval)
-        else:
-            found = _plain(watches, interval)
+        show = _live if sys.stdout.isatty() else _plain
+        found = show(watches, interval)
     except ProfileError as e:
         raise BadFile(str(e)) from e
     except KeyboardInterrupt:

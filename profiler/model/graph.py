@@ -124,7 +124,7 @@ class GraphValue:
     gradient_of: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GraphRecord:
     """One compiled forward, backward or inference callable.
 
@@ -172,6 +172,9 @@ class GraphRecord:
     def label(self) -> str:
         """Short name for reports, e.g. ``0/0 forward``."""
         return f"{self.compile_id or f'#{self.id}'} {self.kind.value}"
+
+    def __repr__(self) -> str:
+        return f"<GraphRecord {self.id}: {self.label}, {self.calls:,} calls>"
 
     def buffer_of_line(self, line: int) -> str | None:
         """The buffer that a line of the generated code computes, None if it computes none.

@@ -60,7 +60,7 @@ class CallColumns:
         return len(self.graph)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Profile:
     """The content of a profile file.
 
@@ -121,6 +121,19 @@ class Profile:
     resident: int | None = None
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.graphs)} graphs", f"{len(self.calls) + self.calls.dropped:,} calls"]
+        named = (
+            ("tracker", self.tracker),
+            ("dataflow", self.dataflow),
+            (f"{len(self.accounts)} accounts", self.accounts),
+            (f"{len(self.graph_pools)} graph_pools", self.graph_pools),
+            (f"{len(self.growth)} growth", self.growth),
+            ("not complete", not self.complete),
+        )
+        parts += [name for name, there in named if there]
+        return f"<Profile: {', '.join(parts)}>"
 
     def with_tracker(self, record: TrackerRecord) -> Profile:
         """This profile with a tracker's record; what it does not say is taken from that."""

@@ -436,7 +436,7 @@ class OperatorRecord:
     peak_cpu_bytes: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class TrackerRecord:
     """The record of one tracker, the ``tracker`` of a ``Profile``.
 
@@ -453,6 +453,10 @@ class TrackerRecord:
     operation_allocations: OperationColumns = field(default_factory=OperationColumns)
     operation_summary: list[OperationSummary] = field(default_factory=list)
     pytorch_operations: OperatorRecord = field(default_factory=OperatorRecord)
+
+    def __repr__(self) -> str:
+        state = self.metadata.state.value
+        return f"<TrackerRecord: {len(self.snapshots)} snapshots, {state}>"
 
     def path(self, summary: int) -> str:
         """Names from the root to ``operation_summary[summary]``, joined by ``/``."""

@@ -107,13 +107,14 @@ class TrackerSummary:
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     """One entry a device that had bytes."""
     out = []
-    labels: dict[int | None, str] = {g.id: g.label for g in profile.graphs}
+    labels = {g.id: g.label for g in profile.graphs}
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
         if at is None:
             continue
         shares = {c: column[at] for c, column in device.bytes.items() if column[at]}
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
+        named = {s.graph for s in device.live}
         views = {v: data_flow_breakdown(device.live, v) for v in _VIEWS}
         out.append(
             DataFlowPeak(
@@ -130,7 +131,7 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
                 profile.dataflow.notes if profile.dataflow else [],
                 views,
                 sorted(device.live, key=lambda s: -s.nbytes),
-                {g: labels[g] for g in {s.graph for s in device.live} if g in labels},
+                {g: label for g, label in labels.items() if g in named},
             )
         )
     return out

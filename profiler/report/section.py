@@ -259,7 +259,7 @@ class Section:
 
     def plain(self, without: str = "text") -> dict[str, Any]:
         """As JSON values: for a page, or with nothing left out if ``without`` is empty."""
-        shown = self.without(without)
+        shown = self.without(without) if without else self
         return {
             "id": self.id,
             "title": self.title,

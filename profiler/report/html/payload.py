@@ -101,6 +101,7 @@ def report_payload(
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
     sites = Sites(attribution, strings)
+    start = _first_time(profile)
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
@@ -110,12 +111,11 @@ def report_payload(
         devices.append(
             {
                 "device": name,
-                **live_payload(timeline, sites, strings),
+                **live_payload(timeline, sites, strings, start),
                 "figures": sections.figures(of, format_bytes),
                 "sections": {s.id: s.plain() for s in said},
             }
         )
-    start = min(profile.calls.start_ns, default=0) or _first_time(profile)
     return {
         "source": source,
         "header": sections.header(summary).plain(),
@@ -185,11 +185,11 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Where the clock of the page begins if no compiled call was logged."""
+    """Where the clock of the page begins: nothing that it shows was before."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
-    return min(times, default=0)
+    return min([*times, *profile.calls.start_ns], default=0)
 
 
 def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:

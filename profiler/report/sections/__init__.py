@@ -37,6 +37,7 @@ __all__ = [
     "dataflow",
     "figures",
     "header",
+    "ledger_counts",
     "live_templates",
     "no_dataflow",
     "of_accounts",

@@ -56,8 +56,7 @@ def header(s: Summary) -> Section:
     if not s.complete:
         said = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(said, Tone.WARN))
-    parts = (_left_out(s), _out_of_memory(s))
-    parts = tuple(part for part in parts if part)
+    parts = tuple(part for part in (_left_out(s), _out_of_memory(s)) if part)
     return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
 
 

@@ -22,7 +22,9 @@ def of_accounts(
 ) -> tuple[Section, ...]:
     """Accounts, each with the peak of its device if there is one."""
     of = {p.device: p for p in peaks}
-    return tuple(_of_account(a, show, of.get(a.device)) for a in accounts)
+    sections = [_of_account(a, show, of.get(a.device)) for a in accounts]
+    # The one with most comes first.
+    return (*sections[:1], *(replace(s, detail=True, name="other devices") for s in sections[1:]))
 
 
 def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:

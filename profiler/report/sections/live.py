@@ -16,6 +16,9 @@ from .words import MEANING
 
 _BRIEF = 4
 """Source lines of a short text."""
+_WAITING, _HELD, _HELD_SHARE = 2, 1 << 20, 0.02
+"""Calls without a backward that are worth a word, bytes that they can hold, and these as a part of
+the peak."""
 _CODE = 100
 """Characters of generated code in a note."""
 
@@ -43,6 +46,14 @@ def peak(s: Summary, show: Show) -> Section:
     if s.unobserved_calls:
         said = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
         notes.append(Note(said + "is not counted", Tone.WARN))
+    for row in s.table:
+        held = row.waiting * (row.saved or 0)
+        if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
+            said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
+            said += (
+                f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as long "
+            )
+            notes.append(Note(said + "as their outputs are, and is not in this peak", Tone.WARN))
     known = f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)}"
     return Section("peak", f"{known} ({p.nbytes:,} B)", tuple(notes))
 
@@ -191,7 +202,7 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             continue
         columns = live_columns(view, b.total)
         blank = ("",) * (len(columns) - 4)
-        foot = (
+        foot: tuple[Foot, ...] = (
             Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
             Foot((b.total, b.total, "", "total", *blank)),
         )

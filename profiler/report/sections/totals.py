@@ -15,7 +15,7 @@ def totals(s: Summary) -> Section:
     A part sees what another does not: compiled code, all code under ``torch.profiler``, the tensors
     of a process. None of these figures is wrong, and the largest is what must fit.
     """
-    rows = sorted(_rows(s), key=lambda row: -row[0])
+    rows = sorted((row for row in _rows(s) if row[0]), key=lambda row: -row[0])
     columns = (Column("bytes", Unit.BYTES), Column("what"), Column("seen by"))
     table = Table(columns, rows, least=len(rows))
     several = bool(s.dataflow or s.tracker) and len(rows) > 1

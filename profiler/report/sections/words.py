@@ -27,7 +27,10 @@ _WORDS = (
     ("instant", "a place in a program, between two of its allocations and frees"),
     ("storage", "memory of one tensor and of all views of it, counted once"),
     ("live", "allocated and not freed yet"),
-    ("reserved", "what torch's allocator has from the device; nvidia-smi shows this and CUDA's own"),
+    (
+        "reserved",
+        "what torch's allocator has from the device; nvidia-smi adds CUDA's own",
+    ),
     ("attributed", "known whose it is; what is not known is always a row of its own"),
     ("tangent", "the gradient of an output, with which a compiled backward begins"),
     ("pool", "memory that CUDA graphs, or the CPU's arena, have for themselves"),

@@ -18,7 +18,7 @@ from enum import Enum
 from . import claims
 from .decoding import Document
 from .errors import ProfileError, ProfileForeignError
-from .frames import Frame, frames, whole_frames
+from .frames import MAGIC, Frame, frames, whole_frames
 from .model import Profile
 from .reading import Budget, read_from
 from .repair import repair
@@ -60,11 +60,13 @@ class Followed:
             ProfileError: the file cannot be read, holds no profile, or profiles of several
                 processes.
         """
-        data = self._new()
-        if data:
-            for frame in frames(data, Budget(len(data), self.path)):
-                if isinstance(frame, Frame):
-                    self._add(frame)
+        new = self._new()
+        if any(f.process != self._process for f in new) and self._document is not None:
+            # Another job writes to the same name: it has begun anew.
+            self._forget()
+            new = self._new()
+        for frame in new:
+            self._add(frame)
             self._profile = None
         if self._document is None:
             raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
@@ -90,15 +92,20 @@ class Followed:
             return Writer.UNKNOWN
         return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
 
-    def _new(self) -> bytes:
+    def _forget(self) -> None:
+        self._read, self._document, self._profile = 0, None, None
+
+    def _new(self) -> list[Frame]:
         """Whole frames that were not there before; all of a file that is another one by now."""
         data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read:
+        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
             # Written anew: a tracker's, at its end and when it has become long.
-            self._file, self._read, self._document, self._profile = file, 0, None, None
+            self._forget()
+            data, _, self._file = read_from(self.path, 0, None)
         end = whole_frames(data)
         self._read += end
-        return data[:end]
+        found = frames(data[:end], Budget(end, self.path))
+        return [frame for frame in found if isinstance(frame, Frame)]
 
     def _add(self, frame: Frame) -> None:
         if self._document is None:

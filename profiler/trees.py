@@ -176,7 +176,7 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
 
 
 REST = "(outputs still held)"
-"""What of a pool no warm-up, recording or plan has asked for: outputs, and what is free of theirs."""
+"""What of a pool no warm-up, recording or plan has asked for: outputs."""
 
 
 def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:

@@ -592,6 +592,31 @@ def test_rows_of_each_table_add_up(make: object, top: int) -> None:
     assert len(titles) == 4
 
 
+def test_the_rows_of_a_pool_add_up_to_it() -> None:
+    tree = TreeDetail("cpu", "0/0 forward", pool_after=10 * MIB, marginal=3 * MIB)
+    profile = training()
+    profile.ledger = [LedgerEntry(1, LedgerKind.RECORD, 0, "first recording", tree=tree)]
+    text = render_text(summarize(profile), Style(exact=True))
+    rows = text[text.index("  Functions") :].split("\n\n")[0].splitlines()
+    rows = [row for row in rows if re.search(r"\d B", row)]
+    numbers = [int(row.split()[-2].replace(",", "")) for row in rows]
+    assert [row.split("  ")[0] for row in rows] == [
+        "0/0 forward",
+        "(outputs still held)",
+        "largest pool",
+    ]
+    assert numbers == [3 * MIB, 7 * MIB, 10 * MIB]
+
+
+def test_forwards_without_a_backward_are_said() -> None:
+    # GIVEN three forwards in a row, of which the last alone has its backward
+    profile = training()
+    profile.calls = calls((0, 0), (0, 0), (0, 0), (1, 0))
+    text = " ".join(render_text(summarize(profile)).split())
+    assert "2 of 3 calls of 0/0 forward had no backward: what they saved, 9.00 MiB each" in text
+    assert "had no backward" not in render_text(summarize(training()))
+
+
 def test_summary_is_json_and_back() -> None:
     summary = summarize(troubled())
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary

@@ -219,7 +219,8 @@ class TestCommand:
         assert top(str(tmp_path / "none"), "--once").exit_code == 2
         (tmp_path / "empty").mkdir()
         result = top(str(tmp_path / "empty"))
-        assert (result.exit_code, "no .memprof file is in this folder" in result.stderr) == (2, True)
+        assert result.exit_code == 2
+        assert "no .memprof file is in this folder" in result.stderr
 
     @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
     def test_a_process_by_its_number(self, path: str) -> None:

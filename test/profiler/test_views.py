@@ -11,11 +11,16 @@ from profile_builder import MIB, training
 from test_ranks import larger
 
 import memprof
-from memprof.profiler.errors import ProfileMergedError, ProfileUnreadableError
+from memprof.profiler.errors import (
+    ProfileMergedError,
+    ProfileNotWritableError,
+    ProfileUnreadableError,
+)
 from memprof.profiler.file import write_profile, write_profiles
-from memprof.profiler.model import Process
-from memprof.profiler.report import Style, summarize
+from memprof.profiler.model import Process, TrackerRecord
+from memprof.profiler.report import Style, html, summarize
 from memprof.profiler.report.text import render_diff, render_profile
+from memprof.profiler.tracker.tracker import MemoryTracker
 
 
 @pytest.fixture
@@ -44,6 +49,24 @@ def test_it_says_what_it_is(path: Path) -> None:
     assert repr(found) == f"<memprof profile {path}: 3 graphs, 9 calls, peak 26.0 MiB on cpu>"
     assert found.profile() == training()
     assert "Peak of known live memory on cpu: 26.0 MiB" in found._repr_html_()
+
+
+def test_parts_of_a_profile_say_what_they_are() -> None:
+    profile = training()
+    assert repr(profile) == "<Profile: 3 graphs, 9 calls>"
+    assert repr(profile.graphs[1]) == "<GraphRecord 1: 0/0 backward, 3 calls>"
+    profile.tracker, profile.complete = TrackerRecord(), False
+    assert repr(profile) == "<Profile: 3 graphs, 9 calls, tracker, not complete>"
+    assert repr(profile.tracker) == "<TrackerRecord: 0 snapshots, running>"
+    assert repr(MemoryTracker()) == "<MemoryTracker: not started>"
+
+
+def test_a_page_that_cannot_be_written_is_known_before_it_is_made(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "write_report", None)
+    with pytest.raises(ProfileNotWritableError, match="the page cannot be written there"):
+        memprof.load(path).to_html(tmp_path / "none" / "run.html")
 
 
 def test_text_of_a_profile_is_no_markup_in_a_notebook(tmp_path: Path) -> None:

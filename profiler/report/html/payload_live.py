@@ -205,9 +205,7 @@ class Items:
         return {key: list(column) for key, column in zip(keys, columns, strict=True)}
 
 
-def live_payload(
-    timeline: Timeline, sites: Sites, strings: Strings, start: int
-) -> dict[str, Any]:
+def live_payload(timeline: Timeline, sites: Sites, strings: Strings, start: int) -> dict[str, Any]:
     """The timeline of one device, see Note [How a live set is put together]; times of calls are
     since ``start``."""
     items = Items(sites, strings)

@@ -14,7 +14,7 @@ backwards of the same graph are its steps, or where it has none its forwards are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from memprof.profiler.device.holders import HeldGraphs, held_graphs
 from memprof.profiler.growth_rule import LEAST, rate_of
@@ -28,7 +28,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.pairing import pair
+from memprof.profiler.pairing import forwards_that_wait
 
 from . import _torch_compat
 
@@ -63,20 +63,6 @@ def held_forwards(profile: Profile) -> list[Growth]:
         ),
         key=lambda g: -g.a_step,
     )
-
-
-def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
-    """By forward, the numbers of those of its calls that had no backward: the first is 1."""
-    graphs = {g.id: g for g in profile.graphs}
-    paired = pair([graphs.get(g) for g in profile.calls.graph])
-    number: dict[int, int] = {}
-    waiting: dict[int, list[int]] = {}
-    for call, id in enumerate(profile.calls.graph):
-        if id in graphs and graphs[id].kind is GraphKind.FORWARD:
-            number[id] = number.get(id, 0) + 1
-            if call not in paired:
-                waiting.setdefault(id, []).append(number[id])
-    return waiting
 
 
 def _growth(

@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
 from memprof.cudagraph_trees.account.attribution import PoolParts, explain_pool
 from memprof.cudagraph_trees.account.history import managers
+from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+from memprof.cudagraph_trees.node import path_to
+from memprof.profiler.report.format import format_bytes, shorten_path
+from memprof.profiler.report.section import Column, Foot, Section, Table, Unit
+from memprof.profiler.report.text import render
 
 from .cpu_arena.replay import explain_arena
+from .runtime import RUNTIME
 
 ARENA = "cpu arena"
 
 
-def explain_pools() -> dict[str, PoolParts]:
+class Pools(dict[str, PoolParts]):
+    """Pools and arenas by name, see ``explain_pools``; ``print`` shows them as tables."""
+
+    def __str__(self) -> str:
+        return render(_section(name, parts) for name, parts in self.items())
+
+
+def explain_pools() -> Pools:
     """What every byte is that pools of CUDA graphs and the CPU arena have from the system.
 
     Call it between two calls of compiled code. Of each pool, ``parts.reserved``, the sum of the
-    five parts, is what it has from the system, to the byte.
+    five parts, is what it has from the system, to the byte. Its ``nodes`` are named: in the arena
+    ``0/0 forward: addmm_3, model.py:12`` by graph, FX node and line (``scratch`` for temporaries of
+    calls), on a device ``0/0 forward #2`` by function and number of the recording or warm-up.
 
     Returns:
         by name: ``cpu arena``; and the device of each manager of graph trees that lives, e.g.
         ``cuda:0``, with a number behind it from the second thread family on: ``cuda:0 #2``.
         What holds nothing is left out.
     """
-    found = {ARENA: explain_arena()}
+    found = Pools({ARENA: _with_nodes(explain_arena())})
     for manager in managers():
         name = device = manager.ledger.device
         number = 1
         while name in found:
             number += 1
             name = f"{device} #{number}"
-        found[name] = explain_pool(manager)
-    return {name: parts for name, parts in found.items() if parts.reserved}
+        found[name] = _with_functions(explain_pool(manager), manager)
+    for name in [name for name, parts in found.items() if not parts.reserved]:
+        del found[name]
+    return found
+
+
+def _with_nodes(parts: PoolParts) -> PoolParts:
+    """Labels ``<graph>: <buffer>`` of the arena with FX node and line for the buffer."""
+    known = {live.record.label: live.record for live in RUNTIME.graphs()}
+
+    def name(label: int | str) -> str:
+        graph, _, buffer = str(label).partition(": ")
+        record = known.get(graph)
+        made = record.buffers.get(buffer) if record is not None else None
+        node = made.primary or (made.nodes[-1] if made.nodes else None) if made else None
+        if record is None or node is None:
+            return str(label)
+        frame = record.nodes[node].frame if node in record.nodes else None
+        line = f", {shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
+        return f"{graph}: {node}{line}"
+
+    return _renamed(parts, {label: name(label) for label in parts.nodes})
+
+
+def _with_functions(parts: PoolParts, manager: CUDAGraphTreeManager) -> PoolParts:
+    """Numbers of recordings with the functions that they are of; of warm-ups too."""
+    last = manager.path.node
+    known = [*manager.nodes(), *(path_to(last) if last is not None else ())]
+    labels = {n.number: n.wrapped_function.label for n in known}
+    return _renamed(parts, {n: f"{labels[int(n)]} #{n}" for n in parts.nodes})
+
+
+def _renamed(parts: PoolParts, names: Mapping[int | str, str]) -> PoolParts:
+    nodes: dict[int | str, int] = {}
+    for label, nbytes in parts.nodes.items():
+        nodes[names[label]] = nodes.get(names[label], 0) + nbytes
+    return replace(parts, nodes=nodes)
+
+
+def _section(name: str, parts: PoolParts) -> Section:
+    rows = sorted(((n, str(what)) for what, n in parts.nodes.items()), reverse=True)
+    columns = (Column("bytes", Unit.BYTES, adds=True), Column("what", Unit.CODE))
+    foot = tuple(Foot((n, what)) for n, what in _others(parts))
+    title = f"{name}: {format_bytes(parts.reserved)} ({parts.reserved:,} B)"
+    return Section("", title, tables=(Table(columns, rows, foot, rest="smaller"),))
+
+
+def _others(parts: PoolParts) -> Iterator[tuple[int, str]]:
+    yield parts.rounding, "rounding"
+    yield parts.workspace, "workspaces of libraries"
+    yield parts.unattributed, "unattributed"
+    yield parts.free, "free"
+    yield parts.reserved, "total reserved"

@@ -99,4 +99,4 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
-    tell_tracker(origin, compiled)
+    tell_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))

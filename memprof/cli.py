@@ -23,6 +23,7 @@ from memprof.profiler.host import installed_version
 COMMANDS = (
     "report",
     "leaks",
+    "top",
     "ledger",
     "diff",
     "merge",

@@ -13,7 +13,7 @@ from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_name, read_profile, write_profile
+from memprof.profiler.file import check_name, check_writable, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
     DeviceAccount,
@@ -204,7 +204,11 @@ class ProfilingSession(Views):
         Raises:
             ProfileNotWritableError: it cannot be written; nothing is left behind.
         """
-        write_profile(self.profile(), fill_path(path, process()))
+        filled = fill_path(path, process())
+        # To read back a long session takes a while.
+        check_name(filled)
+        check_writable(filled)
+        write_profile(self.profile(), filled)
 
     def profiles(self) -> list[Profile]:
         return [self.profile()]
@@ -382,7 +386,8 @@ class _Process(Views):
 def report(
     html: str | os.PathLike[str] | None = None,
     *,
-    top: int = 10,
+    full: bool = False,
+    top: int | None = None,
     device: str | None = None,
     file: TextIO | None = None,
 ) -> None:
@@ -390,7 +395,7 @@ def report(
 
     Args:
         html: write it as a page for the browser here, instead.
-        top, device, file: as for ``Views.report``.
+        full, top, device, file: as for ``Views.report``.
 
     Raises:
         ValueError: ``top`` is less than 1, or there is nothing on ``device``.
@@ -399,4 +404,4 @@ def report(
     if html is not None:
         _Process().to_html(html, device=device)
     else:
-        _Process().report(top=top, device=device, file=file)
+        _Process().report(full=full, top=top, device=device, file=file)

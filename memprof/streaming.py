@@ -41,8 +41,10 @@ from collections.abc import Callable, Mapping
 
 from memprof.compile_backend.call_log import CallRecord
 from memprof.compile_backend.runtime import Runtime, Session
+from memprof.profiler.device.totals import device_totals
 from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.file import create_for_streaming
+from memprof.profiler.host import resident_bytes
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.process_hooks import on_fork
 
@@ -191,6 +193,7 @@ class Streamer:
             calls = CallColumns(graph, program, start, finish, thread)
         seen = self._seen + len(calls)
         profile = join(self._runtime.snapshot(self._session), self.threads)
+        profile.totals, profile.resident = device_totals(), resident_bytes()
         if end:
             dropped = max(0, sum(g.calls for g in profile.graphs) - seen)
             calls = dataclasses.replace(calls, dropped=dropped)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import html
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TextIO
 
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.diff import ProfileDiff, compare
 from memprof.profiler.export import export_profile
-from memprof.profiler.file import read_profiles, single_profile
+from memprof.profiler.file import check_writable, read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
-from memprof.profiler.report import Style, Summary, render_text, summarize
+from memprof.profiler.report import Style, Summary, sections, summarize
 from memprof.profiler.report.format import format_bytes
+from memprof.profiler.report.section import EVERY, Section
 from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.text import (
-    render_accounts,
-    render_diff,
-    render_graph_pools,
-    render_growth,
-    render_ranks,
-    render_tracker_record,
-)
+from memprof.profiler.report.text import render_diff, render_profile, render_ranks
 
 StrPath = str | os.PathLike[str]
+
+_TOP, _TOP_SHORT = 10, 5
+"""Rows in each table of a full report, and of a short one."""
 
 
 class Views:
@@ -53,12 +50,18 @@ class Views:
         return single_profile(self.profiles(), self._name(), "use profiles()")
 
     def report(
-        self, *, top: int = 10, device: str | None = None, file: TextIO | None = None
+        self,
+        *,
+        full: bool = False,
+        top: int | None = None,
+        device: str | None = None,
+        file: TextIO | None = None,
     ) -> None:
-        """Print the report; of several ranks, how they compare.
+        """Print the report, as long as a screen; of several ranks, how they compare.
 
         Args:
-            top: rows in each table.
+            full: all of it; the last line of a short one names what else there is.
+            top: rows in each table; by default 10 of a full report and 5 of a short one.
             device: whose memory; by default the one with the most.
             file: where to; standard output by default.
 
@@ -66,7 +69,8 @@ class Views:
             ValueError: ``top`` is less than 1.
         """
         out = sys.stdout if file is None else file
-        out.write(printable(report_text(self.profiles(), _style(out, top), device), out))
+        style = report_style(style_of(out), full, top)
+        out.write(printable(report_text(self.profiles(), style, device), out))
 
     def to_html(self, path: StrPath, *, device: str | None = None) -> None:
         """Write the report as a page for the browser: one file, no network.
@@ -74,6 +78,7 @@ class Views:
         Raises:
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
+        check_writable(path, "the page")
         # Its assets are of no use to the terminal's report.
         from memprof.profiler.report.html import write_report
 
@@ -122,7 +127,7 @@ class Views:
 
     def _repr_html_(self) -> str:
         """The report in a notebook."""
-        return _in_notebook(report_text(self.profiles(), Style()))
+        return _in_notebook(report_text(self.profiles(), report_style(Style(), full=False)))
 
 
 class LoadedProfile(Views):
@@ -156,7 +161,8 @@ class Comparison:
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
         """Print it; the arguments are those of ``Views.report``."""
         out = sys.stdout if file is None else file
-        out.write(printable(render_diff(self.result, _style(out, top)), out))
+        style = report_style(style_of(out), full=True, top=top)
+        out.write(printable(render_diff(self.result, style), out))
 
     def __repr__(self) -> str:
         grown = [
@@ -187,6 +193,22 @@ def report_data(profiles: Sequence[Profile], device: str | None = None) -> Summa
     return summarize(profiles[0], device)
 
 
+def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
+    """What ``report_text`` says, as JSON values: the figures as data, by their names, and under
+    ``sections`` all that a full report says, in its words and its order.
+
+    Raises:
+        ValueError: there is nothing on ``device``.
+    """
+    found = report_data(profiles, device)
+    if isinstance(found, RankSummary):
+        said: Iterable[Section] = [sections.of_ranks(found, format_bytes)]
+    else:
+        said = sections.of_profile(profiles[0], found, format_bytes, EVERY)
+    data = {f.name: getattr(found, f.name) for f in fields(found)}
+    return {**data, "sections": [s.plain(without="") for s in said if s]}
+
+
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:
     """The report of one process, or the comparison of several ranks.
 
@@ -197,28 +219,18 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     if isinstance(found, RankSummary):
         return render_ranks(found, style)
     (profile,) = profiles
-    failed = any(a.failure is not None for a in profile.accounts)
-    texts = []
-    # That of a failed allocation begins with the request, whatever else there is to say.
-    if found.growth and not failed:
-        texts.append(render_growth(found.growth, style))
-    if profile.accounts:
-        texts.append(render_accounts(profile.accounts, style, found.at_peak))
-    if profile.graph_pools:
-        texts.append(render_graph_pools(profile.graph_pools, style))
-    if found.growth and failed:
-        texts.append(render_growth(found.growth, style))
-    if profile.graphs or not (profile.accounts or profile.graph_pools or profile.tracker):
-        texts.append(render_text(found, style))
-    if profile.tracker is not None:
-        texts.append(render_tracker_record(profile.tracker, style))
-    return "\n".join(texts)
+    return render_profile(profile, found, style)
 
 
-def _style(out: TextIO, top: int) -> Style:
-    if top < 1:
+def report_style(style: Style, full: bool, top: int | None = None) -> Style:
+    """How a report looks on what ``style`` is for.
+
+    Raises:
+        ValueError: ``top`` is less than 1.
+    """
+    if top is not None and top < 1:
         raise ValueError(f"top is {top}; it must be 1 or more")
-    return replace(style_of(out), top=top)
+    return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))
 
 
 def _in_notebook(text: str) -> str:

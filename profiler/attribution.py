@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .breakdown import (
     Breakdown,
@@ -58,7 +58,8 @@ class Site:
         module: path of the module, "" is the root.
         frame: innermost frame of user code.
         fqn: name of the parameter, buffer or input.
-        outside: what it is, in words, if no compiled code made it.
+        outside: what it is, in words, if no compiled code made it. The gradient of an output
+            has the module and the frame of the output all the same.
         why: reason, by view, for what is None.
     """
 
@@ -209,18 +210,9 @@ class Attribution:
     def _input(self, graph: GraphRecord, storage: Storage) -> Site:
         value = graph.inputs[storage.inputs[0]] if storage.inputs else None
         if value is not None and value.forward_output is not None:
-            forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
-            if value.forward_graph is not None:
-                forward = self._graphs.get(value.forward_graph)
-            if forward is not None and value.forward_output < len(forward.outputs):
-                made = forward.nodes.get(forward.outputs[value.forward_output].name)
-                if made is not None:
-                    return _node(forward, storage, made)
-                # A saved view (a query split off from one matrix) is no node that a buffer
-                # holds; the buffer that the forward returned it in is what occupies memory.
-                s = self._made_outputs(forward).get(value.forward_output)
-                if s is not None:
-                    return self._resolve(forward.id, s.storage, s.owner, s.line)
+            made = self._forward_output(graph, storage, value, value.forward_output)
+            if made is not None:
+                return made
         outside = _ENTERED.get(storage.category)
         why: dict[View, str] = {}
         if outside is None:
@@ -240,7 +232,7 @@ class Attribution:
                 why[View.MODULE] = "a parameter whose name is not known"
         if value is None and not storage.name:
             why[View.NODE] = "an input without a placeholder"
-        return Site(
+        site = Site(
             graph=graph.id,
             category=storage.category,
             node=value.name if value else storage.name or None,
@@ -249,6 +241,31 @@ class Attribution:
             outside=outside,
             why=why,
         )
+        if value is None or value.gradient_of is None:
+            return site
+        # Whoever made it, it is as large as the output, and that can be changed where it is made.
+        made = self._forward_output(graph, storage, value, value.gradient_of)
+        if made is None or made.node is None:
+            return site
+        return replace(site, op=f"gradient of {made.node}", module=made.module, frame=made.frame)
+
+    def _forward_output(
+        self, graph: GraphRecord, storage: Storage, value: GraphValue, index: int
+    ) -> Site | None:
+        """Where output ``index`` of the forward comes from that belongs to an input of a backward;
+        None if that is not known."""
+        forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
+        if value.forward_graph is not None:
+            forward = self._graphs.get(value.forward_graph)
+        if forward is None or index >= len(forward.outputs):
+            return None
+        made = forward.nodes.get(forward.outputs[index].name)
+        if made is not None:
+            return _node(forward, storage, made)
+        # A saved view (a query split off from one matrix) is no node that a buffer holds; the
+        # buffer that the forward returned it in is what occupies memory.
+        s = self._made_outputs(forward).get(index)
+        return None if s is None else self._resolve(forward.id, s.storage, s.owner, s.line)
 
     def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
         """What a graph returns and has made itself, by output, in its first program that does."""

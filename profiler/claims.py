@@ -55,14 +55,20 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
 def locked_by_another(path: str) -> bool:
     """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
     False where there is no such file, or this cannot be found out."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS
-    with contextlib.suppress(OSError):
-        fd = os.open(path, flags)
-        try:
-            return try_lock(fd, shared=True) is False
-        finally:
-            os.close(fd)
-    return False
+    return is_locked(path) is True
+
+
+def is_locked(path: str) -> bool | None:
+    """Whether a lock on the file at ``path`` is held; None where that cannot be found out."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
+    except OSError:
+        return None
+    try:
+        got = try_lock(fd, shared=True)
+        return None if got is None else not got
+    finally:
+        os.close(fd)
 
 
 def claim(path: str) -> int | None:

@@ -112,13 +112,20 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
 class Document:
     """What the frames of one process come to.
 
+    Args:
+        path: of the file, for errors.
+        keep_calls: of the log so many calls are kept, the latest, and the others only counted;
+            by default all.
+
     Attributes:
         left_out: what was damaged.
         refused: why nothing of it was read, None if it was.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
         self.left_out = Notes()
+        self._keep_calls = keep_calls
+        self._counts: Counter[int] = Counter()
         self.refused: ProfileError | None = None
         self._path = path
         self._fields: dict[str, msgspec.Raw] = {}
@@ -232,8 +239,13 @@ class Document:
         known.start_ns.extend(starts)
         known.end_ns.extend(s + d for s, d in zip(starts, new.duration_ns, strict=True))
         known.thread.extend(new.thread)
+        self._counts.update(new.graph)
         if new.dropped is not None:
             self._dropped = new.dropped
+        if self._keep_calls is not None and (more := len(known) - self._keep_calls) > 0:
+            for column in (known.graph, known.program, known.start_ns, known.end_ns, known.thread):
+                del column[:more]
+            self._dropped += more
 
     def _spend_gap(self, end: int, known: int, what: str) -> None:
         """Count what is missing before ``end``, of which ``known`` are there."""
@@ -251,7 +263,7 @@ class Document:
         if self.refused is not None:
             raise self.refused
         calls = replace(self._columns, dropped=self._dropped)
-        counts = Counter(calls.graph)
+        counts = self._counts
         graphs = []
         for id in sorted(self._graphs):
             graph: dict[str, Any] = {"calls": counts[id], **self._graphs[id]}

@@ -59,7 +59,7 @@ from .diff_parts import (
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
 from .timeline import Timeline
-from .trees import graphed_functions, pool_bytes
+from .trees import REST, graphed_functions, pool_bytes, pool_rest
 
 __all__ = ["Change", "NothingToCompare", "ProfileDiff", "Quantity", "compare"]
 
@@ -174,11 +174,14 @@ def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
     for f in functions:
         if f.device == device:
             pool[f.function] += f.marginal_bytes
+    pools = pool_bytes(timeline.profile.ledger)
+    if rest := pool_rest(functions, pools).get(device, 0):
+        pool[REST] += rest
     return {
         "peak": _by_place(attribution, ((item, 1.0) for item in live)),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
-        "pool": _Measured(pool_bytes(timeline.profile.ledger).get(device, 0), {"function": pool}),
+        "pool": _Measured(pools.get(device, 0), {"function": pool}),
     }
 
 

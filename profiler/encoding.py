@@ -47,6 +47,7 @@ _CALLS_A_FRAME = 65_536
 # Written in frames of their own, or with the end.
 _SPECIAL = {
     *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
+    "resident",
 }
 _FIELDS = [f.name for f in dataclasses.fields(Profile) if f.name not in _SPECIAL]
 _GRAPH_FIELDS = [
@@ -136,7 +137,7 @@ class ProfileEncoder:
                     new.append((Kind.GRAPH, to_json({"id": record.id, "calls": record.calls})))
         # The time alone is no news: an idle process would write one chunk after the other.
         if new or end:
-            self._set(new, profile, ["created_ns"])
+            self._set(new, profile, ["created_ns", "resident"])
         if end:
             new.append((Kind.END, b"{}"))
         if not new:

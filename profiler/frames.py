@@ -132,6 +132,20 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
             at = following if following >= 0 else len(data)
 
 
+def whole_frames(data: bytes) -> int:
+    """How many bytes of ``data``, which begins with a frame, are whole frames by what their headers
+    say; where something else lies between, all of it is taken for ``frames`` to judge."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        magic, _, _, _, length, _ = _HEAD.unpack_from(data, at)
+        if magic != MAGIC:
+            return len(data)
+        if at + _HEAD.size + length > len(data):
+            break
+        at += _HEAD.size + length
+    return at
+
+
 def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str, int]:
     """The frame at ``at``, or what is wrong with it; and where it says that it ends."""
     begin = at + _HEAD.size

@@ -14,6 +14,15 @@ def installed_version() -> str:
         return "unknown"
 
 
+def resident_bytes() -> int | None:
+    """Physical memory of this process, in bytes; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError, IndexError):
+        return None
+
+
 def physical_memory() -> int | None:
     """Bytes, None where the system does not say."""
     try:

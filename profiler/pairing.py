@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from .model import GraphKind, GraphRecord
+from .model import GraphKind, GraphRecord, Profile
 
 _UNKNOWN = -1
 
@@ -75,6 +75,20 @@ def pair(
             for nth, mate in enumerate(mates[:times]):
                 found.setdefault(mate, []).append((call, nth))
     return found
+
+
+def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
+    """By forward, the numbers of those of its calls that had no backward: the first is 1."""
+    graphs = {g.id: g for g in profile.graphs}
+    paired = pair([graphs.get(g) for g in profile.calls.graph])
+    number: dict[int, int] = {}
+    waiting: dict[int, list[int]] = {}
+    for call, id in enumerate(profile.calls.graph):
+        if id in graphs and graphs[id].kind is GraphKind.FORWARD:
+            number[id] = number.get(id, 0) + 1
+            if call not in paired:
+                waiting.setdefault(id, []).append(number[id])
+    return waiting
 
 
 def captured_by(graph: GraphRecord) -> str | None:

@@ -51,6 +51,35 @@ def read_file(path: StrPath) -> bytes:
         raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
 
 
+def read_from(
+    path: StrPath, start: int, file: tuple[int, int] | None
+) -> tuple[bytes, int, tuple[int, int]]:
+    """The bytes of a regular file from ``start`` on, the first one's place, and which file it is:
+    device and inode.
+
+    Args:
+        path: of the file.
+        start: so many bytes were read before.
+        file: of which file; if ``path`` is another one by now, or shorter, all of it is read.
+
+    Raises:
+        ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
+    """
+    try:
+        _check_regular(os.stat(path), Path(path))
+        with open(path, "rb") as opened:
+            found = os.fstat(opened.fileno())
+            now = (found.st_dev, found.st_ino)
+            begin = opened.seek(start if now == file and found.st_size >= start else 0)
+            limit = _limit(path)
+            data = opened.read(-1 if limit == float("inf") else int(limit) + 1)
+    except (OSError, ValueError) as e:
+        raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
+    if len(data) > limit:
+        raise _too_large(path, f"it has more than {int(limit):,} new bytes", limit)
+    return data, begin, now
+
+
 def _read(path: Path, limit: float) -> bytes:
     _check_regular(os.stat(path), path)  # Opening some devices does something.
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, TreeCause, TreeDetail
@@ -173,6 +173,20 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
             device = e.tree.device
             largest[device] = max(largest.get(device, 0), e.tree.pool_after)
     return largest
+
+
+REST = "(outputs still held)"
+"""What of a pool no warm-up, recording or plan has asked for: outputs."""
+
+
+def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
+    """By device, what the functions' bytes lack of the largest pool: less than nothing where memory
+    was given back before the pool was largest."""
+    rest = dict(pools)
+    for f in functions:
+        if f.device in rest:
+            rest[f.device] -= f.marginal_bytes
+    return rest
 
 
 @dataclass(slots=True)

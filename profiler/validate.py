@@ -61,8 +61,10 @@ def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Fi
                 f"{at}[{i}].alias_of_input",
                 f"there is no input {value.alias_of_input}, the graph has {inputs}",
             )
-        if value.forward_output is not None and value.forward_output < 0:
-            yield f"{at}[{i}].forward_output", f"{value.forward_output} is no output index"
+        for name in ("forward_output", "gradient_of"):
+            index = getattr(value, name)
+            if index is not None and index < 0:
+                yield f"{at}[{i}].{name}", f"{index} is no output index"
 
 
 def program_findings(

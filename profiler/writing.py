@@ -223,8 +223,8 @@ def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
         os.chmod(path, mode)
 
 
-def check_writable(path: StrPath) -> None:
-    """Find out now, without touching ``path``, whether a file can be written there.
+def check_writable(path: StrPath, what: str = "a profile") -> None:
+    """Find out now, without touching ``path``, whether ``what`` can be written there.
 
     Raises:
         ProfileNotWritableError: it cannot; a full disk shows only when writing.
@@ -236,7 +236,7 @@ def check_writable(path: StrPath) -> None:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         os.unlink(probe)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
+        raise ProfileNotWritableError(path, f"{what} cannot be written there: {why(e)}") from e
 
 
 def create_for_streaming(path: StrPath) -> tuple[int, str]:

@@ -36,6 +36,9 @@ from .graph_value import (
     without_memory,
 )
 
+_K = DescriptorKind
+_Part = tuple[str, tuple[str, ...]]
+
 
 @dataclass(frozen=True)
 class GraphIO:
@@ -45,16 +48,26 @@ class GraphIO:
         inputs, outputs: by position. An output that the graph returns None for has the
             name "" and the role UNKNOWN.
         by_descriptor: index of the input with each descriptor text.
+        by_output_descriptor: index of the output with each; of parts of a tensor subclass with
+            the attributes that lead to them.
     """
 
     inputs: tuple[GraphValue, ...]
     outputs: tuple[GraphValue, ...]
     by_descriptor: Mapping[str, int] = field(default_factory=dict)
+    by_output_descriptor: Mapping[_Part, int] = field(default_factory=dict)
 
     def input_described(self, desc: Descriptor | None) -> GraphValue | None:
         """The input that ``desc`` describes."""
         index = None if desc is None else self.by_descriptor.get(desc.text)
         return None if index is None else self.inputs[index]
+
+    def output_of_tangent(self, desc: Descriptor | None) -> int | None:
+        """The output whose gradient the tangent is that ``desc`` describes."""
+        of = desc.whole.of if desc is not None and desc.whole.kind is _K.TANGENT else None
+        if desc is None or of is None:
+            return None
+        return self.by_output_descriptor.get((of.text, desc.attribute_path))
 
 
 def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
@@ -100,10 +113,14 @@ def describe_graph(
     inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in inputs)
     outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
     descriptors = {d.text: i for i, d in enumerate(graph.input_descs) if d is not None}
-    return GraphIO(inputs, outputs, descriptors)
+    described = {
+        (d.whole.text, d.attribute_path): i
+        for i, (d, node) in enumerate(zip(graph.output_descs, graph.results, strict=True))
+        if d is not None and isinstance(node, torch.fx.Node) and has_memory(node)
+    }
+    return GraphIO(inputs, outputs, descriptors, described)
 
 
-_K = DescriptorKind
 _DETAIL = Category.AUTOGRAD_DETAIL
 
 
@@ -280,7 +297,9 @@ class _Graph:
         values = []
         for at, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True)):
             if at >= len(saved):
-                values.append(graph_value(at, node, self._backward_extra(node, desc)))
+                of = self.forward.output_of_tangent(desc) if self.forward is not None else None
+                extra = self._backward_extra(node, desc)
+                values.append(graph_value(at, node, extra, gradient_of=of))
                 continue
             info = self._saved_value(node, desc, saved[at])
             values.append(

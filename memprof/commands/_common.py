@@ -154,9 +154,7 @@ def table_options(command: _Command) -> _Command:
         click.option(
             "--top",
             type=click.IntRange(min=1),
-            default=10,
-            show_default=True,
-            help="Rows in each table; the rest is added up.",
+            help="Rows in each table; the rest is added up. Default: 10, of a short report 5.",
         ),
     ):
         command = option(command)

@@ -14,6 +14,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_diff
+from memprof.views import report_style
 
 from ._common import BadFile, print_json, print_text, rank_option, read, table_options
 
@@ -53,7 +54,7 @@ def diff(
     after: str,
     limit: tuple[float, bool] | None,
     as_json: bool,
-    top: int,
+    top: int | None,
     device: str | None,
     exact: bool,
 ) -> None:
@@ -75,7 +76,7 @@ def diff(
     if as_json:
         print_json(found)
     else:
-        style = replace(style_of(sys.stdout), top=top, exact=exact)
+        style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
         print_text(render_diff(found, style))
     if limit is not None:
         for path, profile in ((before, old), (after, new)):

@@ -9,7 +9,7 @@ import click
 
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.terminal import style_of
-from memprof.views import report_data, report_text
+from memprof.views import report_json, report_style, report_text
 
 from ._common import (
     BadFile,
@@ -28,13 +28,22 @@ from ._common import (
 
 @click.command()
 @file_argument
+@click.option("--full", is_flag=True, help="All of it, not only what fits a screen.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
 @table_options
 @page_option(required=False)
 def report(
-    file: str, as_json: bool, top: int, device: str | None, exact: bool, output: str | None
+    file: str,
+    full: bool,
+    as_json: bool,
+    top: int | None,
+    device: str | None,
+    exact: bool,
+    output: str | None,
 ) -> None:
-    """Print what is in a profile: the peak, what was live at it and where it came from.
+    """Print what is in a profile: the peak, what it is made of and what to change.
+
+    The last line says what else --full prints; a page (-o) and --json have all of it, too.
 
     FILE is a profile written by memprof, or by a tracker. Of a file of several ranks it compares
     the ranks; --rank chooses one.
@@ -51,10 +60,10 @@ def report(
 
             print_page(output, write_report(profiles, output, device, file))
         elif as_json:
-            print_json(report_data(profiles, device))
+            print_json(report_json(profiles, device))
         else:
-            style = replace(style_of(sys.stdout), top=top, exact=exact)
-            print_text(report_text(profiles, style, device))
+            style = replace(style_of(sys.stdout), exact=exact)
+            print_text(report_text(profiles, report_style(style, full, top), device))
     except ProfileError as e:
         raise BadFile(str(e)) from e
     except ValueError as e:

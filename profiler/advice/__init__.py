@@ -30,6 +30,9 @@ worth it there are none.
 * **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is
   one, else those that graph trees had to move out of the pool or that the live set of a peak in a
   forward holds.
+* **large output**: where the peak lies in a backward, the gradient of an output that is at least
+  ``MIN_OUTPUT_SHARE`` (10 %) of it and more than twice as large as whatever the forward keeps: the
+  logits of a language model. Where all activations are as large as the output it is none.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from .allocator import fragmentation
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .gradients import gradients
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
+from .outputs import large_outputs
 from .recompute import recompute
 
 __all__ = ["Evidence", "Finding", "FindingKind", "advise"]
@@ -74,6 +78,7 @@ def advise(
             shapes(profile),
             fragmentation(profile),
             gradients(timeline, attribution, threshold),
+            large_outputs(timeline, attribution, threshold),
         )
         for finding in list(kind)[:PER_KIND]
     ]

@@ -16,6 +16,7 @@ MIN_TIMES = 2
 MIN_SIZES = 4
 MIN_FRAGMENTED = 0.15
 MIN_TIME_SHARE = 0.05
+MIN_OUTPUT_SHARE = 0.1
 
 
 class FindingKind(str, Enum):
@@ -28,6 +29,7 @@ class FindingKind(str, Enum):
     SHAPES = "shapes"
     FRAGMENTATION = "fragmentation"
     GRADIENT = "gradient"
+    LARGE_OUTPUT = "large_output"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from .profile import DataFlowProfile
 from .to_model import data_flow_device, failures
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PeakReport:
     """The peak of one device.
 
@@ -41,6 +41,10 @@ class PeakReport:
     saved: list[DataFlowStorage] = field(default_factory=list)
     leaks: list[DataFlowLeak] = field(default_factory=list)
     failures: list[DataFlowFailure] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        leaks = f", {len(self.leaks)} outlived their step" if self.leaks else ""
+        return f"<PeakReport: {self.nbytes:,} bytes on {self.device.device}{leaks}>"
 
 
 def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:

@@ -217,6 +217,9 @@ class DataFlowProfile:
             return "no operator took a tensor in it, and no module made it"
         return "made outside of modules, and no gradient depends on it"
 
+    def __repr__(self) -> str:
+        return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
+
     @property
     def devices(self) -> list[str]:
         """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``."""

@@ -28,6 +28,7 @@ from .process import Process
 from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
 from .program import AllocationProgram, Event, EventKind, LiveStorage, Origin, Storage
 from .provenance import BufferProvenance, Evidence, NodeProvenance, SourceFrame
+from .totals import DeviceTotals
 from .tracker import (
     DeviceMemory,
     DeviceSummary,
@@ -69,6 +70,7 @@ __all__ = [
     "DeviceAccount",
     "DeviceMemory",
     "DeviceSummary",
+    "DeviceTotals",
     "Event",
     "EventKind",
     "Evidence",

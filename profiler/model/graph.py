@@ -98,6 +98,8 @@ class GraphValue:
             analysis.
         forward_output: for a saved input of a backward, the index of the forward output
             that it is.
+        gradient_of: for a tangent of a backward, the index of the forward output whose gradient
+            it is.
         frame: ``file:line`` of user code that made this output, if known.
         forward_graph: id of the record of that forward where it is not the one with the
             backward's ``graph_id``: a captured backward has several forwards.
@@ -119,9 +121,10 @@ class GraphValue:
     forward_output: int | None = None
     frame: str | None = None
     forward_graph: int | None = None
+    gradient_of: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GraphRecord:
     """One compiled forward, backward or inference callable.
 
@@ -169,6 +172,9 @@ class GraphRecord:
     def label(self) -> str:
         """Short name for reports, e.g. ``0/0 forward``."""
         return f"{self.compile_id or f'#{self.id}'} {self.kind.value}"
+
+    def __repr__(self) -> str:
+        return f"<GraphRecord {self.id}: {self.label}, {self.calls:,} calls>"
 
     def buffer_of_line(self, line: int) -> str | None:
         """The buffer that a line of the generated code computes, None if it computes none.

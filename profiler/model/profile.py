@@ -11,6 +11,7 @@ from .graph import GraphRecord
 from .growth import Growth
 from .ledger import LedgerEntry
 from .process import Process
+from .totals import DeviceTotals
 from .tracker import RunState, TrackerRecord
 
 FORMAT = "memprof-profile"
@@ -59,7 +60,7 @@ class CallColumns:
         return len(self.graph)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Profile:
     """The content of a profile file.
 
@@ -87,6 +88,9 @@ class Profile:
             them; empty unless somebody watched captures (``graphs=True``).
         growth: what was held across steps and grew, as the process itself has found it, most a
             step first; ``growth.py`` adds what the other parts tell.
+        totals: what the allocators of devices counted at ``created_ns``; of a process that runs the
+            latest that it has written.
+        resident: bytes of physical memory that the process had then, None if not known.
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader could not use, a line each: which part, why, and where in the
@@ -113,8 +117,23 @@ class Profile:
     accounts: list[DeviceAccount] = field(default_factory=list)
     graph_pools: list[GraphPool] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
+    totals: list[DeviceTotals] = field(default_factory=list)
+    resident: int | None = None
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.graphs)} graphs", f"{len(self.calls) + self.calls.dropped:,} calls"]
+        named = (
+            ("tracker", self.tracker),
+            ("dataflow", self.dataflow),
+            (f"{len(self.accounts)} accounts", self.accounts),
+            (f"{len(self.graph_pools)} graph_pools", self.graph_pools),
+            (f"{len(self.growth)} growth", self.growth),
+            ("not complete", not self.complete),
+        )
+        parts += [name for name, there in named if there]
+        return f"<Profile: {', '.join(parts)}>"
 
     def with_tracker(self, record: TrackerRecord) -> Profile:
         """This profile with a tracker's record; what it does not say is taken from that."""

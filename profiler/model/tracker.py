@@ -436,7 +436,7 @@ class OperatorRecord:
     peak_cpu_bytes: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class TrackerRecord:
     """The record of one tracker, the ``tracker`` of a ``Profile``.
 
@@ -454,9 +454,18 @@ class TrackerRecord:
     operation_summary: list[OperationSummary] = field(default_factory=list)
     pytorch_operations: OperatorRecord = field(default_factory=OperatorRecord)
 
+    def __repr__(self) -> str:
+        state = self.metadata.state.value
+        return f"<TrackerRecord: {len(self.snapshots)} snapshots, {state}>"
+
     def path(self, summary: int) -> str:
         """Names from the root to ``operation_summary[summary]``, joined by ``/``."""
         return path_of(self.operation_summary, summary)
+
+    def most_described(self) -> MemorySnapshot | None:
+        """Of the snapshots that describe tensors the one with most bytes in tensors."""
+        described = (s for s in self.snapshots if s.largest)
+        return max(described, key=lambda s: s.total_bytes, default=None)
 
 
 def path_of(places: Sequence[OperationSummary], position: int) -> str:

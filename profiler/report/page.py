@@ -42,6 +42,7 @@ class Style:
         color: with ANSI escape sequences.
         ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
         exact: bytes with all digits.
+        short: without details, so that a report fits a screen; it ends with what was left out.
     """
 
     top: int = 10
@@ -49,6 +50,7 @@ class Style:
     color: bool = False
     ascii_only: bool = False
     exact: bool = False
+    short: bool = False
 
     def show(self, n: int) -> str:
         """``n`` bytes, rounded or with all digits."""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..breakdown import View, data_flow_breakdown
-from ..model import Category, DataFlowLeak, Profile, TrackerRecord
+from ..breakdown import Breakdown, View, data_flow_breakdown
+from ..model import (
+    Category,
+    DataFlowLeak,
+    DataFlowStorage,
+    Profile,
+    TensorInfo,
+    TrackerRecord,
+)
 
+_VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
 """Storages that outlived their step in a report, the largest."""
 
@@ -26,6 +34,9 @@ class DataFlowPeak:
         reserved, allocated: what the caching allocator held then, None if it has none.
         replay_reserved: bytes that pools of CUDA graphs and the CPU arena held at the end.
         notes: on the whole run.
+        views: what was live then, by line, module and operator.
+        live: the same one by one, largest first.
+        graphs: labels of the graphs that ``live`` names by their ids.
     """
 
     device: str
@@ -39,6 +50,9 @@ class DataFlowPeak:
     allocated: int | None = None
     replay_reserved: int = 0
     notes: list[str] = field(default_factory=list)
+    views: dict[View, Breakdown] = field(default_factory=dict)
+    live: list[DataFlowStorage] = field(default_factory=list)
+    graphs: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,8 @@ class TrackerSummary:
         tensors: the most bytes that live Python tensors referred to, all devices.
         resident: the most bytes that were resident, None if unknown.
         devices: the most bytes of each device's allocator, None if unknown.
+        largest: the largest tensors at the snapshot with most in tensors of those that have
+            any described.
         operations: most time first.
         problems: of the tracker itself.
     """
@@ -85,17 +101,21 @@ class TrackerSummary:
     devices: dict[str, int | None]
     operations: list[OperationRow]
     problems: list[str]
+    largest: list[TensorInfo] = field(default_factory=list)
 
 
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     """One entry a device that had bytes."""
     out = []
+    labels = {g.id: g.label for g in profile.graphs}
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
         if at is None:
             continue
         shares = {c: column[at] for c, column in device.bytes.items() if column[at]}
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
+        named = {s.graph for s in device.live}
+        views = {v: data_flow_breakdown(device.live, v) for v in _VIEWS}
         out.append(
             DataFlowPeak(
                 device.device,
@@ -109,6 +129,9 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
                 device.allocated,
                 device.replay_reserved,
                 profile.dataflow.notes if profile.dataflow else [],
+                views,
+                sorted(device.live, key=lambda s: -s.nbytes),
+                {g: label for g, label in labels.items() if g in named},
             )
         )
     return out
@@ -139,7 +162,7 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
         )
         for i, o in enumerate(record.operation_summary)
     ]
-    about = record.metadata
+    about, described = record.metadata, record.most_described()
     return TrackerSummary(
         state=about.state.value,
         reason=about.reason,
@@ -150,4 +173,5 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
         devices=dict(sorted(devices.items())),
         operations=sorted(operations, key=lambda o: -o.total_ns),
         problems=about.problems,
+        largest=list(described.largest) if described is not None else [],
     )

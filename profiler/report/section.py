@@ -119,6 +119,8 @@ class Note:
     tone: Tone = Tone.PLAIN
     only: str = ""
     """``text`` or ``page`` where the other has no room for it or says it elsewhere."""
+    detail: bool = False
+    """Left out of a short text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class Table:
         folded: on a page, shown when it is asked for.
         filtered: rows can be chosen by the value of this column, by its index.
         only: ``text`` or ``page`` where the other has the same in another form, else "".
+        detail: left out of a short text.
+        brief: so many rows at most in a short text.
     """
 
     columns: tuple[Column, ...]
@@ -157,6 +161,8 @@ class Table:
     folded: bool = False
     filtered: int | None = None
     only: str = ""
+    detail: bool = False
+    brief: int = EVERY
 
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
@@ -202,6 +208,8 @@ class Section:
         parts: sections below this one.
         tone: of all of it.
         view: an interactive view that a page draws first, by the name it has there.
+        detail: left out of a short text, which names it at its end.
+        name: how it is named there, "" for not at all.
     """
 
     id: str
@@ -211,6 +219,8 @@ class Section:
     parts: tuple[Section, ...] = ()
     tone: Tone = Tone.PLAIN
     view: str = ""
+    detail: bool = False
+    name: str = ""
 
     def __bool__(self) -> bool:
         """Whether there is anything to say."""
@@ -225,15 +235,37 @@ class Section:
             parts=tuple(p.without(medium) for p in self.parts),
         )
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON values, for a page."""
-        shown = self.without("text")
+    def short(self) -> tuple[Section, list[str]]:
+        """The section without details, and the names of those left out. Of one that has nothing
+        else nothing is left."""
+        if self.detail:
+            return Section("", ""), [self.name] if self.name else []
+        shorter = [part.short() for part in self.parts]
+        kept = replace(
+            self,
+            notes=tuple(n for n in self.notes if not n.detail),
+            tables=tuple(
+                replace(t, least=min(t.least, t.brief), most=min(t.most, t.brief))
+                for t in self.tables
+                if not t.detail
+            ),
+            parts=tuple(part for part, _ in shorter if part),
+        )
+        names = [name for _, left in shorter for name in left]
+        complete = len(kept.notes) == len(self.notes) and len(kept.tables) == len(self.tables)
+        if self.name and not complete:
+            names.insert(0, self.name)
+        return (kept, names) if kept else (Section("", ""), names)
+
+    def plain(self, without: str = "text") -> dict[str, Any]:
+        """As JSON values: for a page, or with nothing left out if ``without`` is empty."""
+        shown = self.without(without) if without else self
         return {
             "id": self.id,
             "title": self.title,
             "notes": [[n.tone.value, n.text] for n in shown.notes],
             "tables": [t.plain() for t in shown.tables],
-            "parts": [p.plain() for p in shown.parts],
+            "parts": [p.plain(without) for p in shown.parts],
             "tone": self.tone.value,
             "view": self.view,
         }

@@ -28,6 +28,7 @@ from ..model import (
     SourceFrame,
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
+from ..pairing import forwards_that_wait
 from ..timeline import Timeline, UnobservedCalls
 from ..trees import (
     GraphedFunction,
@@ -106,6 +107,7 @@ class GraphRow:
         aliases: names of the inputs that it returns, as they are or as views.
         donated: bytes of saved activations that nobody else holds, so that it may overwrite them;
             None if no call was observed.
+        waiting: calls of a forward that had no backward.
     """
 
     id: int
@@ -121,6 +123,7 @@ class GraphRow:
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     donated: int | None = None
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +385,7 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
     times: dict[int, list[int]] = {}
     for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
         times.setdefault(g, []).append(end - start)
-    best = most_called(timeline)
+    best, waiting = most_called(timeline), forwards_that_wait(timeline.profile)
     rows = []
     for graph in timeline.profile.graphs:
         unit = timeline.units[best[graph.id]] if graph.id in best else None
@@ -402,6 +405,7 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 mutates=tuple(v.fqn or v.name for v in graph.inputs if v.mutated),
                 aliases=_returned_inputs(graph),
                 donated=_donated(unit) if unit else None,
+                waiting=len(waiting.get(graph.id, ())),
             )
         )
     return rows

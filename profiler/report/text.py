@@ -20,12 +20,18 @@ from .section import Cell, Column, Section, Table, Tone, Unit
 from .summary import Summary
 
 _DAY_NS = 86_400_000_000_000
+_MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
 
 
 def render_text(summary: Summary, style: Style = PLAIN) -> str:
-    """A report as text, ending in a newline."""
+    """What a report says of compiled code as text, ending in a newline."""
     return render(sections.of_report(summary, style.show), style)
+
+
+def render_profile(profile: Profile, summary: Summary, style: Style = PLAIN) -> str:
+    """All that there is to say of a profile, as text, ending in a newline."""
+    return render(sections.of_profile(profile, summary, style.show, style.top), style)
 
 
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
@@ -69,9 +75,17 @@ def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     """Sections as text, ending in a newline."""
     page = Page(style)
+    left: list[str] = []
     for section in said:
-        if section:
-            _section(page, section.without("page"))
+        shown = section.without("page")
+        if style.short:
+            shown, names = shown.short()
+            left += names
+        if shown:
+            _section(page, shown)
+    if left:
+        page.line()
+        page.line(f"{_MORE}: {', '.join(dict.fromkeys(left))}", _STYLES[Tone.DIM])
     return page.text()
 
 

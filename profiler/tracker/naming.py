@@ -40,13 +40,26 @@ threads, by ``threading.get_ident()``."""
 
 _namers: list[Namer] = []
 _compiled: list[Compiled] = []
+_anything: list[Callable[[], bool]] = []
 
 
-def register(namer: Namer, compiled: Compiled) -> None:
-    """Tell the tracker whom to ask; a second registration of the same is ignored."""
+def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
+    """Tell the tracker whom to ask; a second registration of the same is ignored.
+
+    Args:
+        namer: what a tensor is.
+        compiled: the profile of what was compiled.
+        anything: whether anything was; cheap, asked with each snapshot.
+    """
     if namer not in _namers:
         _namers.append(namer)
         _compiled.append(compiled)
+        _anything.append(anything)
+
+
+def anything_compiled() -> bool:
+    """Whether memprof has compiled something in this process."""
+    return any(ask() for ask in _anything)
 
 
 def origin(tensor: Any) -> TensorOrigin | None:

@@ -300,7 +300,7 @@ class Recorder:
             end_ns=self._clock(),
             lanes=lanes,
             pauses=list(m.pauses),
-            sources=described(self.sources, compiled=self._compiled),
+            sources=described(self.sources, compiled=self._compiled or naming.anything_compiled()),
             snapshots_taken=self._taken,
             snapshots_merged=sum(s.merged for s in self._snapshots),
             operations_seen=self.operations.seen,

@@ -90,6 +90,11 @@ class MemoryTracker:
         """The file that is written at the end; None where the tracker has not started."""
         return self._recorder.path
 
+    def __repr__(self) -> str:
+        state = "not started" if self._state is None else self._state.value
+        where = f" into {self.path}" if self.path is not None else ""
+        return f"<MemoryTracker: {state}{where}>"
+
     # --- life -----------------------------------------------------------------------------
 
     @property

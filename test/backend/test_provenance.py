@@ -142,6 +142,17 @@ def test_backward_inputs_name_the_forward_outputs_they_are() -> None:
     }
 
 
+def test_tangents_name_the_forward_outputs_whose_gradients_they_are() -> None:
+    forward, backward = _train().graphs
+    tangents = [v for v in backward.inputs if v.role is Role.TANGENT]
+    assert tangents
+    for value in tangents:
+        assert value.gradient_of is not None
+        output = forward.outputs[value.gradient_of]
+        assert output.role is Role.USER_OUTPUT
+        assert (output.shape, output.dtype) == (value.shape, value.dtype)
+
+
 def test_gradients_that_pass_between_graphs_are_autograd_details() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:

@@ -144,7 +144,7 @@ def test_the_report_prints() -> None:
     _, compiled = _compiled()
     compiled(torch.ones(2, 8))
     out = io.StringIO()
-    memprof.report(file=out)
+    memprof.report(file=out, full=True)
     assert "unattributed at the peak by category" in out.getvalue()
 
 

@@ -19,7 +19,9 @@ import memprof.streaming
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
 from memprof.profiler.file import encode_profile, read_profile
+from memprof.profiler.following import Writer
 from memprof.profiler.model import Profile
+from memprof.profiler.present import Watch
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -390,3 +392,15 @@ def test_a_session_whose_file_is_gone_can_be_named(tmp_path: Path) -> None:
     with pytest.raises(ProfileUnreadableError):
         session.profile()
     assert repr(session) == f"<memprof profile {path}: its file cannot be read>"
+
+
+def test_a_live_view_reads_what_is_written(tmp_path: Path) -> None:
+    with memprof.profile(tmp_path / "run.memprof") as session:
+        watch = Watch(str(session.path))
+        now = watch.look()
+        assert now.writer is Writer.ALIVE
+        assert now.process.pid == os.getpid()
+        # THEN the process's memory is there without a single compiled call
+        assert now.devices[-1].device == "resident (host)"
+        assert now.devices[-1].reserved > 1 << 20
+    assert watch.look().writer is Writer.ENDED

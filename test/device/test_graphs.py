@@ -163,7 +163,7 @@ for weak in (True, False):
     # AND the file has it, in the report, the JSON and the page
     loaded = memprof.load(file)
     (pool,) = loaded.profile().graph_pools
-    command = [sys.executable, "-m", "memprof", "report", str(file)]
+    command = [sys.executable, "-m", "memprof", "report", "--full", str(file)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     text = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     assert f"\nCUDA graphs in pool {pool.name} on cuda:0\n" in text

@@ -217,7 +217,7 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
         ", held by the traceback of a ValueError, held by errors[...], global of program.py"
     )
     # Terminal, JSON and page say the same, and the command says nothing else.
-    report = CliRunner().invoke(main, ["report", path]).output
+    report = CliRunner().invoke(main, ["report", "--full", path]).output
     leaks = CliRunner().invoke(main, ["leaks", path]).output
     assert report.startswith("Memory grows: ")
     assert report.startswith(leaks)

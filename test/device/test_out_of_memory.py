@@ -206,7 +206,7 @@ class Reports:
 
 
 def _text(path: Path) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["report", str(path)])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["report", "--full", str(path)])
     assert done.exit_code == 0, done.output
     return done.output
 

@@ -86,7 +86,7 @@ assert sum(r.nbytes for r in held) == 4 * 8 * MIB, account.rows
 
 loaded = memprof.load(sys.argv[1])
 assert loaded.profile().accounts == [account]
-loaded.report()
+loaded.report(full=True)
 loaded.to_html(sys.argv[1] + ".html")
 loaded.export(sys.argv[1] + ".json", "speedscope")
 loaded.diff(loaded).report()

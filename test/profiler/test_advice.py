@@ -18,6 +18,7 @@ from profile_builder import (
     optimizer,
     training,
 )
+from test_attribution import with_tangent
 
 from memprof.profiler.advice import FindingKind, advise
 from memprof.profiler.advice.finding import MOST
@@ -51,6 +52,21 @@ def kinds(profile: Profile) -> list[FindingKind]:
 
 def test_nothing_happened_nothing_to_say() -> None:
     assert advise(Profile()) == []
+
+
+def test_the_gradient_of_a_large_output() -> None:
+    # GIVEN an output, and so its gradient, twice as large as all that the forward keeps
+    found = next(f for f in advise(with_tangent(40 * MIB)) if f.kind is FindingKind.LARGE_OUTPUT)
+    assert found.nbytes == 40 * MIB
+    assert "an output of head" in found.title
+    assert "cross-entropy" in found.change
+    (evidence,) = found.evidence
+    assert (evidence.node, evidence.module) == ("tangents_1", "head")
+    assert evidence.frame is not None
+    assert evidence.frame.line == 36
+    # An output like any activation is none: chunks of it would save nothing.
+    assert FindingKind.LARGE_OUTPUT not in kinds(with_tangent(12 * MIB))
+    assert FindingKind.LARGE_OUTPUT not in kinds(training())
 
 
 # Recomputation
@@ -489,5 +505,5 @@ def test_at_most_five_and_the_largest_first() -> None:
 def test_every_kind_is_tested_here() -> None:
     assert {k.name for k in FindingKind} == {
         "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
-        "FRAGMENTATION", "GRADIENT",
+        "FRAGMENTATION", "GRADIENT", "LARGE_OUTPUT",
     }  # fmt: skip

@@ -88,6 +88,51 @@ def test_saved_memory_in_the_backward_belongs_to_the_forward_node() -> None:
     assert parts(at(training(), 1, 0, View.GRAPH))["0/0 forward"] == 8
 
 
+def with_tangent(nbytes: int) -> Profile:
+    """A training whose backward begins with the gradient of the forward's output."""
+    profile = training()
+    forward, back = profile.graphs[:2]
+    value = replace(back.inputs[3], gradient_of=0)
+    profile.graphs[1] = replace(
+        back,
+        inputs=(*back.inputs[:3], value),
+        programs=[
+            replace(
+                p,
+                storages=tuple(
+                    replace(s, nbytes=nbytes) if s.name == "tangents_1" else s for s in p.storages
+                ),
+            )
+            for p in back.programs
+        ],
+    )
+    name = forward.outputs[0].name
+    known = {name: node(name, "aten.mm.default", "head", 36)}
+    profile.graphs[0] = replace(forward, nodes={**forward.nodes, **known})
+    return profile
+
+
+def test_the_gradient_of_an_output_has_the_line_and_the_module_of_the_output() -> None:
+    profile = with_tangent(1 * MIB)
+    before, after = (at(p, 1, 0, View.LINE) for p in (training(), with_tangent(1 * MIB)))
+    assert "(autograd detail)" in parts(before)
+    assert "(autograd detail)" not in parts(after)
+    assert parts(after)["/nowhere/site-packages/zoo/model.py:36"] == 1
+    assert parts(at(profile, 1, 0, View.MODULE))["head"] == 1
+    # It is what it was, and made by nobody's graph.
+    assert parts(at(profile, 1, 0, View.CATEGORY))["autograd_detail"] == 1
+    assert parts(at(profile, 1, 0, View.GRAPH))["(autograd detail)"] == 1
+    assert parts(at(profile, 1, 0, View.NODE))["tangents_1"] == 1
+
+
+def test_a_gradient_of_an_output_that_is_not_there() -> None:
+    profile = with_tangent(1 * MIB)
+    back = profile.graphs[1]
+    value = replace(back.inputs[3], gradient_of=99)
+    profile.graphs[1] = replace(back, inputs=(*back.inputs[:3], value))
+    assert "(autograd detail)" in parts(at(profile, 1, 0, View.LINE))
+
+
 def test_saved_memory_of_a_forward_that_was_never_observed() -> None:
     # The forward's record alone names the node of each output.
     profile = training()

@@ -32,7 +32,9 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.report import Style, summarize
+from memprof.profiler.report.page import PLAIN
+from memprof.profiler.report.text import render_profile
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -43,6 +45,11 @@ def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
 def path(tmp_path: Path) -> str:
     write_profile(training(), tmp_path / "p.memprof")
     return str(tmp_path / "p.memprof")
+
+
+def whole(style: Style = PLAIN) -> str:
+    profile = training()
+    return render_profile(profile, summarize(profile), style)
 
 
 class TestHelp(TestCase):
@@ -59,8 +66,9 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  report    Print what is in a profile: the peak, what was live at it and...
+  report    Print what is in a profile: the peak, what it is made of and...
   leaks     Print what is held across steps and grows: by how much a step,...
+  top       Show what a running job does: its devices now and at most, what...
   ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
   merge     Put the profiles of several ranks into one file.
@@ -82,17 +90,20 @@ Commands:
             """\
 Usage: memprof report [OPTIONS] FILE
 
-  Print what is in a profile: the peak, what was live at it and where it came
-  from.
+  Print what is in a profile: the peak, what it is made of and what to change.
+
+  The last line says what else --full prints; a page (-o) and --json have all of
+  it, too.
 
   FILE is a profile written by memprof, or by a tracker. Of a file of several
   ranks it compares the ranks; --rank chooses one.
 
 Options:
   --rank INTEGER RANGE  Whose profile, in a file of several ranks.  [x>=0]
+  --full                All of it, not only what fits a screen.
   --json                The whole report as JSON, in bytes and ns.
-  --top INTEGER RANGE   Rows in each table; the rest is added up.  [default: 10;
-                        x>=1]
+  --top INTEGER RANGE   Rows in each table; the rest is added up. Default: 10,
+                        of a short report 5.  [x>=1]
   --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
                         most.
   --bytes               Bytes with all digits.
@@ -104,20 +115,45 @@ Options:
 
 
 def test_report(path: str) -> None:
-    result = invoke("report", path)
+    result = invoke("report", path, "--full")
     assert result.exit_code == 0
-    assert result.output == render_text(summarize(training()))
+    assert result.output == whole()
+
+
+def test_a_short_report_says_what_else_there_is(path: str) -> None:
+    # GIVEN a report as long as a screen
+    short = invoke("report", path).output
+    assert short == whole(Style(top=5, short=True))
+    assert short.count("\n") <= 50
+    # THEN it begins with the device's total, and what it leaves out is named at its end
+    assert short.startswith("Peak of known live memory on cpu: 26.0 MiB (27,262,976 B)\n")
+    said, _, more = short.rpartition("\nMore in the whole report ")
+    assert "Live at the peak, by category" in said
+    assert "What to change" in said
+    titles = {
+        "Live at the peak, by module": "compiled code by module",
+        "Saved activations": "saved activations",
+        "Graphs;": "graphs",
+        "Ledger": "ledger",
+        "What is not counted": "what is not counted",
+    }
+    for title, name in titles.items():
+        assert title in whole()
+        assert title not in said
+        assert name in " ".join(more.split())
 
 
 def test_report_options(path: str) -> None:
-    result = invoke("report", path, "--top", "2", "--bytes", "--device", "cpu")
+    options = ("--top", "2", "--bytes", "--device", "cpu")
+    result = invoke("report", path, "--full", *options)
     assert result.exit_code == 0
-    assert result.output == render_text(summarize(training()), Style(top=2, exact=True))
+    assert result.output == whole(Style(top=2, exact=True))
+    assert invoke("report", path, *options).output == whole(Style(top=2, exact=True, short=True))
 
 
 def test_report_takes_the_width_of_the_environment(path: str) -> None:
-    result = invoke("report", path, env={"COLUMNS": "80"})
-    assert result.output == render_text(summarize(training()), Style(width=80))
+    result = invoke("report", path, "--full", env={"COLUMNS": "80"})
+    assert result.output == whole(Style(width=80))
     for strange in ("", "wide", "0", "-3"):
         assert invoke("report", path, env={"COLUMNS": strange}).exit_code == 0
 
@@ -195,7 +231,7 @@ def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
     document = json.loads(to_json(training()))
     document["graphs"][0]["programs"][0]["storages"][0]["origin"] = "x"
     (tmp_path / "p.memprof").write_bytes(framed(document))
-    result = invoke("report", str(tmp_path / "p.memprof"))
+    result = invoke("report", "--full", str(tmp_path / "p.memprof"))
     assert result.exit_code == 0
     assert result.stderr == (
         f"Warning: {tmp_path / 'p.memprof'}: left out: a program: Invalid enum value 'x' - at "
@@ -347,21 +383,21 @@ def process(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_as_a_module(path: str) -> None:
-    done = process("report", path)
+    done = process("report", path, "--full")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == render_text(summarize(training()))
+    assert done.stdout.decode() == whole()
     assert process("--version").stdout.startswith(b"memprof, version ")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_locale_without_utf8(path: str, encoding: str) -> None:
-    done = process("report", path, PYTHONIOENCODING=encoding)
+    done = process("report", path, "--full", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode("ascii") == render_text(summarize(training()), Style(ascii_only=True))
+    assert done.stdout.decode("ascii") == whole(Style(ascii_only=True))
 
 
 def test_reader_that_stops_early(path: str) -> None:
-    command = f'"{sys.executable}" -m memprof report "{path}" --top 100 | head -1'
+    command = f'"{sys.executable}" -m memprof report "{path}" --full --top 100 | head -1'
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stdout.decode().startswith("memprof 0.1.0")
     assert b"Traceback" not in done.stderr

@@ -169,7 +169,7 @@ class TestReports:
         return str(tmp_path / "run.memprof")
 
     def test_it_is_the_first_thing_that_is_said(self, path: str) -> None:
-        text = _run("report", path).output
+        text = _run("report", "--full", path).output
         assert text.startswith(
             """\
 Memory grows: 60.0 MiB are held that every step adds to

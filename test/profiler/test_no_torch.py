@@ -34,8 +34,8 @@ def test_report_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "p.memprof"
     write_profile(training(), path)
     main = "from memprof.cli import main; main(prog_name='memprof')"
-    for command in ("report", "ledger"):
-        done = run(BLOCK + main, command, str(path))
+    for command in (("report", "--full"), ("ledger",)):
+        done = run(BLOCK + main, *command, str(path))
         assert (done.returncode, done.stderr) == (0, "")
         assert "0/0 forward" in done.stdout
     merged = str(tmp_path / "all.memprof")

@@ -73,14 +73,33 @@ Peak of known live memory on cpu: 26.0 MiB (27,262,976 B)
   for FX node mul, zoo/model.py:3
 
 Live at the peak, by category
-   bytes    share  storages  category
---------------------------------------------
-8.00 MiB   30.8 %         1  activation
-6.00 MiB   23.1 %         2  parameter
-6.00 MiB   23.1 %         1  temporary
-4.00 MiB   15.4 %         1  optimizer state
-1.00 MiB    3.8 %         1  autograd detail
-1.00 MiB    3.8 %         1  input
+   bytes    share  storages  category         that is
+---------------------------------------------------------------------------------------
+8.00 MiB   30.8 %         1  activation       kept by a forward for its backward
+6.00 MiB   23.1 %         2  parameter        parameters and buffers of modules
+6.00 MiB   23.1 %         1  temporary        made and let go of inside one call
+4.00 MiB   15.4 %         1  optimizer state  what an optimizer keeps from step to step
+1.00 MiB    3.8 %         1  autograd detail  gradients of outputs, random-number state
+1.00 MiB    3.8 %         1  input            what the program hands in
+     0 B    0.0 %            unattributed
+26.0 MiB  100.0 %            total
+
+What to change
+  1. up to 8.00 MiB at the peak: mm in l1: kept for the backward
+    compute it again in the backward: call parts of the model through
+    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
+    torch._functorch.config.activation_memory_budget below 1.0
+    8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
+
+Live at the peak, by source line
+  12.0 MiB, 46.2 %, have no line: compiled code did not make them
+   bytes    share  storages  source line        code
+--------------------------------------------------------------
+14.0 MiB   53.8 %         2  zoo/model.py:3     x = self.l3(x)
+6.00 MiB   23.1 %         2  (parameter)
+4.00 MiB   15.4 %         1  (optimizer state)
+1.00 MiB    3.8 %         1  (autograd detail)
+1.00 MiB    3.8 %         1  (input)
      0 B    0.0 %            unattributed
 26.0 MiB  100.0 %            total
 
@@ -106,17 +125,6 @@ Live at the peak, by FX node
 2.00 MiB    7.7 %         1  primals_2     0/0 forward    l2.bias
 1.00 MiB    3.8 %         1  primals_3     0/0 forward    L['x']
 1.00 MiB    3.8 %         1  tangents_1    0/0 backward   -
-     0 B    0.0 %            unattributed
-26.0 MiB  100.0 %            total
-
-Live at the peak, by source line
-   bytes    share  storages  source line        code
---------------------------------------------------------------
-14.0 MiB   53.8 %         2  zoo/model.py:3     x = self.l3(x)
-6.00 MiB   23.1 %         2  (parameter)
-4.00 MiB   15.4 %         1  (optimizer state)
-1.00 MiB    3.8 %         1  (autograd detail)
-1.00 MiB    3.8 %         1  (input)
      0 B    0.0 %            unattributed
 26.0 MiB  100.0 %            total
 
@@ -153,13 +161,6 @@ What is not counted
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
     512 KiB | the generated code's buffer has no provenance
-
-What to change
-  1. up to 8.00 MiB at the peak: mm in l1: kept for the backward
-    compute it again in the backward: call parts of the model through
-    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
-    torch._functorch.config.activation_memory_budget below 1.0
-    8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
 """,
         )
 
@@ -183,14 +184,31 @@ Peak of known live memory on cpu: 22.0 MiB (23,068,672 B)
   2 of 6 calls were not observed: what they allocate is not counted
 
 Live at the peak, by category
-       bytes    share  storages  category
-------------------------------------------------
- 8,388,608 B   36.4 %         1  activation
- 6,291,456 B   27.3 %         2  parameter
- 6,291,456 B   27.3 %         1  temporary
- 1,048,576 B    4.5 %         1  autograd detail
- 1,048,576 B    4.5 %         1  input
+       bytes    share  storages  category         that is
+-------------------------------------------------------------------------------------------
+ 8,388,608 B   36.4 %         1  activation       kept by a forward for its backward
+ 6,291,456 B   27.3 %         2  parameter        parameters and buffers of modules
+ 6,291,456 B   27.3 %         1  temporary        made and let go of inside one call
+ 1,048,576 B    4.5 %         1  autograd detail  gradients of outputs, random-number state
+ 1,048,576 B    4.5 %         1  input            what the program hands in
          0 B    0.0 %            unattributed
+23,068,672 B  100.0 %            total
+
+What to change
+  1. up to 8,388,608 B at the peak: mm in an unknown module: kept for the backward
+    compute it again in the backward: call parts of the model through
+    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
+    torch._functorch.config.activation_memory_budget below 1.0
+    8,388,608 B | mm, kept for 1 call | 0/0 forward | mm
+
+Live at the peak, by source line
+  8,388,608 B, 36.4 %, have no line: compiled code did not make them
+       bytes    share  storages  source line     code
+---------------------------------------------------------------
+ 6,291,456 B   27.3 %         2  (parameter)
+ 6,291,456 B   27.3 %         1  zoo/model.py:3  x = self.l3(x)
+ 2,097,152 B    9.1 %         2  2 smaller
+ 8,388,608 B   36.4 %            unattributed
 23,068,672 B  100.0 %            total
 
 Live at the peak, by module
@@ -211,15 +229,6 @@ Live at the peak, by FX node
  6,291,456 B   27.3 %         1  mul           0/0 backward  aten.mul.Tensor
  8,388,608 B   36.4 %         4  4 smaller
          0 B    0.0 %            unattributed
-23,068,672 B  100.0 %            total
-
-Live at the peak, by source line
-       bytes    share  storages  source line     code
----------------------------------------------------------------
- 6,291,456 B   27.3 %         2  (parameter)
- 6,291,456 B   27.3 %         1  zoo/model.py:3  x = self.l3(x)
- 2,097,152 B    9.1 %         2  2 smaller
- 8,388,608 B   36.4 %            unattributed
 23,068,672 B  100.0 %            total
 
 Saved activations, by bytes x calls until the backward
@@ -262,13 +271,6 @@ What is not counted
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
     8,388,608 B | the FX node has no user source line
-
-What to change
-  1. up to 8,388,608 B at the peak: mm in an unknown module: kept for the backward
-    compute it again in the backward: call parts of the model through
-    torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
-    torch._functorch.config.activation_memory_budget below 1.0
-    8,388,608 B | mm, kept for 1 call | 0/0 forward | mm
 """,
         )
 
@@ -284,31 +286,6 @@ memprof 0.1.0 | torch 2.13.0 | Python 3.11
 0 graphs, 0 calls in 0 ns
 
 No call of a compiled graph was recorded, so there is no peak.
-
-Saved activations, by bytes x calls until the backward
-  No forward with a backward was observed, so nothing is saved from one to the other.
-
-Graphs; bytes of one call of the most called program
-  No graph was compiled while the profile was taken.
-
-Ledger
-  compiled 0, found in a cache 0, compiled again past a cache 0, observed 0, reset 0
-  no fallbacks to plain Inductor
-
-What is not counted
-  Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
-  gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
-  between calls is a lower bound.
-  A program is observed once and stands for all later calls with the same sizes, replays included:
-  their memory is reconstructed, not measured again.
-  unattributed at the peak by category: 0 B (-)
-  unattributed at the peak by module: 0 B (-)
-  unattributed at the peak by FX node: 0 B (-)
-  unattributed at the peak by source line: 0 B (-)
-  unattributed at the peak by graph: 0 B (-)
-
-What to change
-  Nothing was found that would save 2 % of the peak or of a pool.
 """,
         )
 
@@ -595,9 +572,11 @@ def test_rows_of_each_table_add_up(make: object, top: int) -> None:
     sections = re.split(r"\n\n(?=Live|Saved)", text)[1:]
     titles = []
     for section in sections:
-        title, _, *rows = section.splitlines()
+        title, *rows = section.splitlines()
         if not title.startswith("Live"):
             continue
+        while not rows[0].startswith("─"):  # notes and headings
+            del rows[0]
         titles.append(title)
         # The own column of the module table, the bytes column of the others.
         column = 1 if title.endswith("module") else 0
@@ -611,6 +590,31 @@ def test_rows_of_each_table_add_up(make: object, top: int) -> None:
         *parts, total = shown
         assert sum(parts) == total, title
     assert len(titles) == 4
+
+
+def test_the_rows_of_a_pool_add_up_to_it() -> None:
+    tree = TreeDetail("cpu", "0/0 forward", pool_after=10 * MIB, marginal=3 * MIB)
+    profile = training()
+    profile.ledger = [LedgerEntry(1, LedgerKind.RECORD, 0, "first recording", tree=tree)]
+    text = render_text(summarize(profile), Style(exact=True))
+    rows = text[text.index("  Functions") :].split("\n\n")[0].splitlines()
+    rows = [row for row in rows if re.search(r"\d B", row)]
+    numbers = [int(row.split()[-2].replace(",", "")) for row in rows]
+    assert [row.split("  ")[0] for row in rows] == [
+        "0/0 forward",
+        "(outputs still held)",
+        "largest pool",
+    ]
+    assert numbers == [3 * MIB, 7 * MIB, 10 * MIB]
+
+
+def test_forwards_without_a_backward_are_said() -> None:
+    # GIVEN three forwards in a row, of which the last alone has its backward
+    profile = training()
+    profile.calls = calls((0, 0), (0, 0), (0, 0), (1, 0))
+    text = " ".join(render_text(summarize(profile)).split())
+    assert "2 of 3 calls of 0/0 forward had no backward: what they saved, 9.00 MiB each" in text
+    assert "had no backward" not in render_text(summarize(training()))
 
 
 def test_summary_is_json_and_back() -> None:

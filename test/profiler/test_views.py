@@ -11,11 +11,16 @@ from profile_builder import MIB, training
 from test_ranks import larger
 
 import memprof
-from memprof.profiler.errors import ProfileMergedError, ProfileUnreadableError
+from memprof.profiler.errors import (
+    ProfileMergedError,
+    ProfileNotWritableError,
+    ProfileUnreadableError,
+)
 from memprof.profiler.file import write_profile, write_profiles
-from memprof.profiler.model import Process
-from memprof.profiler.report import render_text, summarize
-from memprof.profiler.report.text import render_diff
+from memprof.profiler.model import Process, TrackerRecord
+from memprof.profiler.report import Style, html, summarize
+from memprof.profiler.report.text import render_diff, render_profile
+from memprof.profiler.tracker.tracker import MemoryTracker
 
 
 @pytest.fixture
@@ -27,8 +32,12 @@ def path(tmp_path: Path) -> Path:
 def test_a_file_prints_its_report(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # libraries of other tests set it
     out = io.StringIO()
+    memprof.load(path).report(file=out, full=True)
+    whole = render_profile(training(), summarize(training()))
+    assert out.getvalue() == whole
     memprof.load(path).report(file=out)
-    assert out.getvalue() == render_text(summarize(training()))
+    short = Style(top=5, short=True)
+    assert out.getvalue() == whole + render_profile(training(), summarize(training()), short)
     with pytest.raises(ValueError, match="top is 0"):
         memprof.load(path).report(top=0)
     with pytest.raises(ValueError, match="no memory on 'cuda:7'; devices in it: cpu"):
@@ -42,8 +51,28 @@ def test_it_says_what_it_is(path: Path) -> None:
     assert "Peak of known live memory on cpu: 26.0 MiB" in found._repr_html_()
 
 
+def test_parts_of_a_profile_say_what_they_are() -> None:
+    profile = training()
+    assert repr(profile) == "<Profile: 3 graphs, 9 calls>"
+    assert repr(profile.graphs[1]) == "<GraphRecord 1: 0/0 backward, 3 calls>"
+    profile.tracker, profile.complete = TrackerRecord(), False
+    assert repr(profile) == "<Profile: 3 graphs, 9 calls, tracker, not complete>"
+    assert repr(profile.tracker) == "<TrackerRecord: 0 snapshots, running>"
+    assert repr(MemoryTracker()) == "<MemoryTracker: not started>"
+
+
+def test_a_page_that_cannot_be_written_is_known_before_it_is_made(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "write_report", None)
+    with pytest.raises(ProfileNotWritableError, match="the page cannot be written there"):
+        memprof.load(path).to_html(tmp_path / "none" / "run.html")
+
+
 def test_text_of_a_profile_is_no_markup_in_a_notebook(tmp_path: Path) -> None:
-    write_profile(replace(training(), torch="<script>"), tmp_path / "p.memprof")
+    profile = training()
+    profile.graphs = [replace(g, compile_id="<script>") for g in profile.graphs]
+    write_profile(profile, tmp_path / "p.memprof")
     shown = memprof.load(tmp_path / "p.memprof")._repr_html_()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown

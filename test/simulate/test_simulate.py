@@ -201,7 +201,7 @@ def test_a_profile_for_other_commands(tmp_path: Path) -> None:
     status, result, errors = simulate(tmp_path, TRAINING, "-o", str(path), "-q")
     assert status == 0, errors
     done = subprocess.run(
-        [sys.executable, "-m", "memprof", "report", "--bytes", str(path)],
+        [sys.executable, "-m", "memprof", "report", "--full", "--bytes", str(path)],
         capture_output=True,
         text=True,
         check=True,

@@ -187,9 +187,9 @@ Operations
 def test_the_command_prints_it(tmp_path: Path) -> None:
     path = tmp_path / "memory_profile_1.memprof"
     path.write_bytes(encode_profile(Profile(tracker=full())))
-    result = CliRunner().invoke(main, ["report", str(path)], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(main, ["report", "--full", str(path)], env={"COLUMNS": "100"})
     assert result.exit_code == 0
-    assert result.output == render_tracker_record(full())
+    assert render_tracker_record(full()) in result.output
     result = CliRunner().invoke(main, ["report", str(path), "--json"])
     assert json.loads(result.output)["tracker"]["snapshots"] == 5
 

@@ -15,6 +15,7 @@ import torch
 import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, MemorySnapshot, SnapshotKind
+from memprof.profiler.tracker import naming
 from memprof.profiler.tracker.memory import ProcessMemory, Seldom
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
@@ -263,6 +264,7 @@ def test_every_source_is_said(tmp_path: Path) -> None:
     gc.collect()
     assert sources["python tensors"]
     assert not sources["torch CPU allocator"]
+    assert not sources["compiled graphs"]
     assert list(sources) == [
         "python tensors",
         "resident memory",
@@ -272,3 +274,17 @@ def test_every_source_is_said(tmp_path: Path) -> None:
         "MPS allocator",
         "compiled graphs",
     ]
+
+
+def test_what_was_compiled_is_said_to_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN compiled code, of which nobody has taken a profile yet
+    monkeypatch.setattr(naming, "_anything", [lambda: False, lambda: True])
+    found = tracker(tmp_path)
+    # WHEN the record alone is asked for, as memprof.report() does inside of memprof run
+    (source,) = (s for s in found.record().metadata.sources if s.name == "compiled graphs")
+    found.stop()
+    # THEN it does not say that nothing was compiled
+    assert source.used
+    assert "compiled nothing" not in source.misses

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,14 +152,17 @@ def test_every_byte_of_the_arena_is_explained() -> None:
     assert parts.reserved == POOL.reserved_bytes
     assert (parts.workspace, parts.unattributed) == (0, 0)
     # Six results of layers: five are saved, and GELU's last leaves with the user.
-    saved = {k: n for k, n in parts.nodes.items() if "forward: buf" in str(k)}
+    saved = {str(k): n for k, n in parts.nodes.items() if "forward: " in str(k)}
     assert sorted(saved.values()) == [64000] * 5
+    # BY FX node, not by the compiler's names of buffers
+    assert all(re.search(r" forward: (addmm|mul|gelu|relu|tanh)(_\d+)?, ", k + ", ") for k in saved)
+    assert f"{POOL.reserved_bytes:,} B" in str(explain_pools())
     assert parts.nodes["scratch"] >= 64000
     assert parts.free > 0
     loss.backward()
     parts = explain_pools()["cpu arena"]
     assert parts.reserved == POOL.reserved_bytes
-    assert not [k for k in parts.nodes if "forward: buf" in str(k)]
+    assert not [k for k in parts.nodes if "forward: " in str(k)]
     for p in model.parameters():
         p.grad = None
 

@@ -18,6 +18,7 @@ Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...attribution import Attribution, View
@@ -100,6 +101,7 @@ def report_payload(
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
     sites = Sites(attribution, strings)
+    start = _first_time(profile)
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
@@ -109,12 +111,11 @@ def report_payload(
         devices.append(
             {
                 "device": name,
-                **live_payload(timeline, sites, strings),
+                **live_payload(timeline, sites, strings, start),
                 "figures": sections.figures(of, format_bytes),
                 "sections": {s.id: s.plain() for s in said},
             }
         )
-    start = min(profile.calls.start_ns, default=0) or _first_time(profile)
     return {
         "source": source,
         "header": sections.header(summary).plain(),
@@ -148,24 +149,29 @@ def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
+    yield sections.totals(summary)
     if grows and failed:
         yield grows
-    yield sections.advice(summary, format_bytes)
+    if summary.peak is not None or summary.advice:
+        yield sections.advice(summary, format_bytes)
     yield from sections.of_instant(profile)
     yield _operations(profile)
     saved, graphs, not_counted = sections.of_device(summary, format_bytes)
-    yield from (saved, graphs)
-    yield sections.trees(summary, format_bytes)
-    yield sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+    if profile.graphs:
+        yield from (saved, graphs, sections.trees(summary, format_bytes))
+    counts = sections.ledger_counts(summary)
+    ledger = sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+    yield replace(ledger, notes=(*counts.notes, *ledger.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        labels = {g.id: g.label for g in profile.graphs}
-        flows = {d.device: d for d in profile.dataflow.devices}
-        yield sections.dataflow(summary.dataflow, format_bytes, flows, labels)
+        flow = sections.dataflow(summary.dataflow, format_bytes)
+        yield flow if flow.parts else sections.no_dataflow()
     if profile.tracker is not None:
         parts = tuple(filter(None, sections.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)))
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
         yield Section("tracker", "Tracker", parts=parts, view=view)
-    yield not_counted
+    if profile.graphs:
+        yield not_counted
+    yield sections.words()
 
 
 def _operations(profile: Profile) -> Section:
@@ -179,11 +185,11 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Where the clock of the page begins if no compiled call was logged."""
+    """Where the clock of the page begins: nothing that it shows was before."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
-    return min(times, default=0)
+    return min([*times, *profile.calls.start_ns], default=0)
 
 
 def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:

@@ -205,8 +205,9 @@ class Items:
         return {key: list(column) for key, column in zip(keys, columns, strict=True)}
 
 
-def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str, Any]:
-    """The timeline of one device, see Note [How a live set is put together]."""
+def live_payload(timeline: Timeline, sites: Sites, strings: Strings, start: int) -> dict[str, Any]:
+    """The timeline of one device, see Note [How a live set is put together]; times of calls are
+    since ``start``."""
     items = Items(sites, strings)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
@@ -225,7 +226,6 @@ def live_payload(timeline: Timeline, sites: Sites, strings: Strings) -> dict[str
         columns["rest"].append(items.pairs(x for x in live.items if x.hold is not Hold.CALL))
         columns["own"].append(items.list(items.item(x) for x in own))
         columns["between"].append(items.pairs(timeline.live_after(k)))
-    start = min(calls.start_ns, default=0)
     peak = timeline.peak()
     return {
         "units": [_unit(u, timeline.device, items, strings) for u in timeline.units],

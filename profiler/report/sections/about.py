@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from ...advice import Finding
@@ -17,6 +18,8 @@ VIEW_TITLES = {
     View.LINE: "source line",
     View.GRAPH: "graph",
 }
+_SHORT = 3
+"""Findings of a short text."""
 _EVIDENCE = 3
 """Rows of evidence under a finding of a text; pages and the JSON report have all."""
 _REASON = (Column("", Unit.BYTES, adds=True), Column("", fold=True))
@@ -35,23 +38,26 @@ def header(s: Summary) -> Section:
     calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
     if s.dropped_calls:
         calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
-    facts = [" · ".join(w for w in where if w), calls]
+    versions = f"memprof {s.memprof} · torch {s.torch} · Python {s.python}"
+    notes = [Note(versions, Tone.STRONG, detail=True)]
+    if any(where):
+        notes.append(Note(" · ".join(w for w in where if w), detail=True))
+    notes.append(Note(calls, detail=True))
     p = s.process
     if p is not None and p.world_size > 1:
         who = f"local rank {p.local_rank}, host {p.host}, process {p.pid}"
-        facts.append(f"rank {p.rank} of {p.world_size} ({who})")
+        notes.append(Note(f"rank {p.rank} of {p.world_size} ({who})"))
     if s.created_ns:
         created = datetime.fromtimestamp(s.created_ns / 1e9, tz=timezone.utc)
-        facts.append(f"taken {created:%Y-%m-%d %H:%M:%S} UTC")
+        notes.append(Note(f"taken {created:%Y-%m-%d %H:%M:%S} UTC", detail=True))
     if s.options:
-        facts.append("options: " + ", ".join(f"{k}={v}" for k, v in sorted(s.options.items())))
-    notes = [Note(f"memprof {s.memprof} · torch {s.torch} · Python {s.python}", Tone.STRONG)]
-    notes += [Note(fact) for fact in facts if fact]
+        options = ", ".join(f"{k}={v}" for k, v in sorted(s.options.items()))
+        notes.append(Note(f"options: {options}", detail=True))
     if not s.complete:
         said = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(said, Tone.WARN))
-    parts = (_left_out(s), _out_of_memory(s))
-    return Section("about", "", tuple(notes), parts=tuple(part for part in parts if part))
+    parts = tuple(part for part in (_left_out(s), _out_of_memory(s)) if part)
+    return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
 
 
 def _left_out(s: Summary) -> Section:
@@ -90,7 +96,14 @@ def _out_of_memory(s: Summary) -> Section:
 
 def advice(s: Summary, show: Show) -> Section:
     """What could be changed, most bytes first."""
-    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
+    parts = tuple(
+        replace(
+            _finding(n, f, show),
+            detail=n > _SHORT,
+            name="further findings" if n > _SHORT else "evidence of findings",
+        )
+        for n, f in enumerate(s.advice, 1)
+    )
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
     return Section("advice", "What to change", () if parts else (none,), parts=parts)
 
@@ -110,7 +123,9 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
         for e in f.evidence
     ]
     caption = f"Evidence ({len(rows):,})"
-    table = Table(columns, rows, caption=caption, most=_EVIDENCE, lines=True, folded=True)
+    table = Table(
+        columns, rows, caption=caption, most=_EVIDENCE, lines=True, folded=True, detail=True
+    )
     title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
     return Section("", title, (Note(f.change),), (table,))
 
@@ -118,7 +133,7 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
 def not_counted(s: Summary, show: Show) -> Section:
     """What is not in the figures, and why."""
     c = s.coverage
-    notes = []
+    notes, special = [], []
     if c.allocated:
         notes.append(
             f"Of {show(c.allocated)} that compiled code allocates in one call of each program, "
@@ -126,12 +141,12 @@ def not_counted(s: Summary, show: Show) -> Section:
             f"{format_share(c.to_source, c.allocated)} a source line or module."
         )
     if s.kept_bytes:
-        notes.append(
+        special.append(
             f"{show(s.kept_bytes)} that libraries allocated in observed calls and kept "
             "(workspaces, packed weights) are not counted."
         )
     if s.without_scratch:
-        notes.append(
+        special.append(
             f"Scratch memory inside kernels of {s.without_scratch:,} of "
             f"{sum(r.programs for r in s.table):,} programs is not counted: another profiler ran "
             "when they were observed."
@@ -155,11 +170,21 @@ def not_counted(s: Summary, show: Show) -> Section:
             lines=True,
             rest="more reasons",
             only="text",
+            detail=not b.unattributed,
         )
         for view, b in s.views.items()
     ]
     if missing:
         caption = "of what is allocated, without an FX node or a source line:"
         rows = [(n, reason) for reason, n in missing]
-        tables.append(Table(_REASON, rows, caption=caption, lines=True, rest="more reasons"))
-    return Section("notes", "What is not counted", tuple(map(Note, notes)), tuple(tables))
+        tables.append(
+            Table(_REASON, rows, caption=caption, lines=True, rest="more reasons", detail=True)
+        )
+    # Whoever follows the allocator counts these, too.
+    counted = any(a.device == s.device for a in s.accounts)
+    said = (
+        *(Note(n, detail=True) for n in notes),
+        *(Note(n, detail=counted) for n in special),
+    )
+    name = "what is not counted"
+    return Section("notes", name.capitalize(), said, tuple(tables), name=name)

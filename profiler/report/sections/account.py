@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ...model import BEFORE, AccountRow, DeviceAccount, Failure
 from .. import failure as words
@@ -10,6 +11,8 @@ from ..device_peak import DevicePeak
 from ..format import format_ns, shorten_path
 from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 
+_BRIEF = 6
+"""Uses of memory in a short text."""
 _AUTOGRAD = "(no Python was running: autograd)"
 _BYTES = Column("bytes", Unit.BYTES, adds=True)
 
@@ -19,7 +22,9 @@ def of_accounts(
 ) -> tuple[Section, ...]:
     """Accounts, each with the peak of its device if there is one."""
     of = {p.device: p for p in peaks}
-    return tuple(_of_account(a, show, of.get(a.device)) for a in accounts)
+    sections = [_of_account(a, show, of.get(a.device)) for a in accounts]
+    # The one with most comes first.
+    return (*sections[:1], *(replace(s, detail=True, name="other devices") for s in sections[1:]))
 
 
 def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
@@ -32,15 +37,20 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
     """
     every: tuple[Section, ...] = (_purposes(a), _outside(a))
     if peak is not None:
-        every = (_peak(peak), *every)
+        now = replace(_purposes(a), detail=True, name="what is reserved now")
+        every = (_peak(peak), now, _outside(a))
     if a.present:
         every += (_holders(a),)
     else:
         every += (
-            _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
+            replace(
+                _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
+                detail=True,
+                name="modules of all reserved memory",
+            ),
             _groups(a, "source line", _location),
-            _blocks(a),
-            _host_reads(a),
+            replace(_blocks(a), detail=True, name="its blocks"),
+            replace(_host_reads(a), detail=True, name="reads of values"),
         )
     parts = tuple(p for p in every if p.tables)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
@@ -126,24 +136,29 @@ def _in_phase(a: DeviceAccount) -> str:
 
 
 def _purposes(a: DeviceAccount) -> Section:
-    rows = [(n, n, what) for what, n in a.parts() if n or what == "not explained"]
-    columns = (_BYTES, Column("share", Unit.SHARE, whole=a.reserved), Column("what"))
-    foot = (Foot((a.reserved, a.reserved, "total reserved")),)
-    table = Table(columns, rows, foot, least=len(rows))
+    uses = {p.label for p in a.by_purpose()}
+    parts = [(n, n, what) for what, n in a.parts() if n or what == "not explained"]
+    rows = [row for row in parts if row[2] in uses]
+    share = Column("share", Unit.SHARE, adds=True, whole=a.reserved)
+    columns = (_BYTES, share, Column("what"))
+    others = [row for row in parts if row[2] not in uses]
+    foot = tuple(Foot(row) for row in (*others, (a.reserved, a.reserved, "total reserved")))
+    table = Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
     return Section("", f"What is reserved {_when(a)}", tables=(table,))
 
 
 def _peak(peak: DevicePeak) -> Section:
-    parts = [
-        *peak.parts,
+    rows = [(n, n, what) for what, n in peak.parts]
+    share = Column("share", Unit.SHARE, adds=True, whole=peak.reserved)
+    columns = (_BYTES, share, Column("what"))
+    others = (
         ("not attributed: eager code, libraries, rounding", peak.unattributed),
         ("not allocated: free inside of segments", peak.free),
-    ]
-    rows = [(n, n, what) for what, n in parts]
-    columns = (_BYTES, Column("share", Unit.SHARE, whole=peak.reserved), Column("what"))
-    foot = (Foot((peak.reserved, peak.reserved, "total reserved")),)
+        ("total reserved", peak.reserved),
+    )
+    foot = tuple(Foot((n, n, what)) for what, n in others)
     note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
-    table = Table(columns, rows, foot, least=len(rows))
+    table = Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
     return Section("", "What was reserved at the peak", (note,), tables=(table,))
 
 
@@ -156,7 +171,7 @@ def _holders(a: DeviceAccount) -> Section:
     )
     rows: list[tuple[Cell, ...]] = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
     title = "Live now, largest first"
-    return Section("", title, tables=(Table(columns, rows),) if rows else ())
+    return Section("", title, tables=(Table(columns, rows, brief=_BRIEF // 2),) if rows else ())
 
 
 def _when(a: DeviceAccount) -> str:
@@ -178,7 +193,7 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
         found[key(r)] = found.get(key(r), 0) + r.nbytes
     share = Column("share", Unit.SHARE, adds=True, whole=a.live)
     rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
-    table = Table((_BYTES, share, Column(by, Unit.PATH)), rows)
+    table = Table((_BYTES, share, Column(by, Unit.PATH)), rows, brief=_BRIEF)
     return Section("", f"Live {_when(a)} by {by}", tables=(table,) if rows else ())
 
 

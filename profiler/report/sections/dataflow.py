@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from ...breakdown import View, data_flow_breakdown
-from ...model import DataFlowDevice
+from ...breakdown import View
 from ..format import format_ns
 from ..parts import DataFlowPeak
 from ..section import Column, Foot, Note, Section, Show, Table, Unit
 from .about import module_name
 
 _MOST = 300
-"""Storages of a peak in a page, the largest; the rest is added up."""
+"""Rows of a view in a page, the largest; the rest is added up."""
 
 
-def dataflow(
-    peaks: Iterable[DataFlowPeak],
-    show: Show,
-    devices: Mapping[str, DataFlowDevice] | None = None,
-    graphs: Mapping[int, str] | None = None,
-) -> Section:
-    """The peak of each device by category.
+def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
+    """The peak of each device, and what was live then.
 
     Args:
         peaks: one a device.
         show: how bytes are written.
-        devices: by name, for a page: what was live then, and a curve of each.
-        graphs: labels by id, for a page.
     """
     parts = []
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
-        tables, view = [_categories(p)], ""
-        if devices is not None:
-            tables += [_by(devices[p.device], of, caption) for of, caption in _VIEWS.items()]
-            tables.append(_live(devices[p.device], p.nbytes, graphs or {}))
-            view = f"curve dataflow {p.device}"
-        tables += [table for table in (_unknown(p), _leaks(p)) if table.rows]
-        parts.append(Section("", title, tuple(_notes(p, show)), tuple(tables), view=view))
-    none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
-    empty = devices is not None and not parts
+        tables = [_categories(p), *(_by(p, of, caption) for of, caption in _VIEWS.items())]
+        tables += [_live(p), _unknown(p), _leaks(p)]
+        view = f"curve dataflow {p.device}"
+        shown = tuple(table for table in tables if table.rows)
+        name = "data flow by source line, module and operator"
+        parts.append(Section("", title, tuple(_notes(p, show)), shown, view=view, name=name))
     title = "Data flow, eager code included"
-    return Section("dataflow", title, (none,) if empty else (), parts=tuple(parts))
+    return Section("dataflow", title, parts=tuple(parts))
+
+
+def no_dataflow() -> Section:
+    """Of a run without memory events."""
+    none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
+    return Section("dataflow", "Data flow, eager code included", (none,))
 
 
 def _categories(p: DataFlowPeak) -> Table:
@@ -54,18 +49,18 @@ def _categories(p: DataFlowPeak) -> Table:
     )
     rows = [(n, n, category.value) for category, n in p.categories.items()]
     foot = (Foot((p.nbytes, p.nbytes, "total")),)
-    return Table(columns, rows, foot, least=len(rows), only="text")
+    return Table(columns, rows, foot, least=len(rows))
 
 
 _VIEWS = {
+    View.LINE: "By source line at that peak",
     View.MODULE: "By module at that peak",
     View.NODE: "By operator at that peak",
-    View.LINE: "By source line at that peak",
 }
 
 
 def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
-    yield Note(f"{p.times:,} changes.")
+    yield Note(f"{p.times:,} changes.", detail=True)
     if p.reserved is not None and p.allocated is not None:
         idle = show(p.reserved - p.allocated)
         yield Note(f"The allocator held {show(p.reserved)} then, {idle} of it idle.")
@@ -75,14 +70,14 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
             "what is live in them is counted here."
         )
     for note in p.notes:
-        yield Note(f"{note}.")
+        yield Note(f"{note}.", detail=True)
 
 
-def _by(device: DataFlowDevice, view: View, caption: str) -> Table:
-    found = data_flow_breakdown(device.live, view)
+def _by(p: DataFlowPeak, view: View, caption: str) -> Table:
+    found = p.views[view]
     columns = (
-        Column("bytes", Unit.BYTES),
-        Column("share", Unit.SHARE, whole=found.total),
+        Column("bytes", Unit.BYTES, adds=True),
+        Column("share", Unit.SHARE, adds=True, whole=found.total),
         Column(view.value, Unit.CODE),
     )
     rows = [
@@ -90,13 +85,14 @@ def _by(device: DataFlowDevice, view: View, caption: str) -> Table:
         *((s.nbytes, s.nbytes, f"({s.key})") for s in found.remainder),
     ]
     rows = sorted(rows, key=lambda row: -row[0])
-    return Table(columns, rows, caption=caption, most=_MOST, folded=True, only="page")
+    detail = view is not View.LINE
+    return Table(columns, rows, caption=caption, most=_MOST, rest="smaller", detail=detail)
 
 
 def _unknown(p: DataFlowPeak) -> Table:
     columns = (Column("bytes", Unit.BYTES), Column("why", fold=True))
     rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
-    return Table(columns, rows, caption="Without a category")
+    return Table(columns, rows, caption="Without a category", detail=True)
 
 
 def _leaks(p: DataFlowPeak) -> Table:
@@ -117,14 +113,15 @@ def _leaks(p: DataFlowPeak) -> Table:
         for leak in p.leaks
         for s in (leak.storage,)
     ]
-    return Table(columns, rows, caption="Outlives its training step, the largest")
+    title = "Outlives its training step, the largest"
+    return Table(columns, rows, caption=title, detail=True)
 
 
-def _live(device: DataFlowDevice, total: int, graphs: Mapping[int, str]) -> Table:
-    live = sorted(device.live, key=lambda s: -s.nbytes)
+def _live(p: DataFlowPeak) -> Table:
+    live, total = p.live[:_MOST], p.nbytes
     columns = (
-        Column("bytes", Unit.BYTES),
-        Column("share", Unit.SHARE, whole=total),
+        Column("bytes", Unit.BYTES, adds=True),
+        Column("share", Unit.SHARE, adds=True, whole=total),
         Column("category", Unit.CATEGORY),
         Column("made by", Unit.CODE),
         Column("graph", Unit.CODE, below=True),
@@ -134,12 +131,13 @@ def _live(device: DataFlowDevice, total: int, graphs: Mapping[int, str]) -> Tabl
     rows = [
         (
             *(s.nbytes, s.nbytes, s.category.value, s.op or "unknown, or made before the run"),
-            *(None if s.graph is None else graphs.get(s.graph), module_name(s.module), s.frame),
+            *(None if s.graph is None else p.graphs.get(s.graph), module_name(s.module), s.frame),
         )
-        for s in live[:_MOST]
+        for s in live
     ]
-    rest = sum(s.nbytes for s in live[_MOST:])
-    smaller = (rest, rest, "", f"{len(live) - _MOST:,} smaller", "", "", None)
+    rest = sum(s.nbytes for s in p.live[_MOST:])
+    smaller = (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None)
     foot = (Foot((total, total, "", "total", "", "", None)),)
-    caption = f"Live on {device.device} at that peak"
-    return Table(columns, rows, (Foot(smaller), *foot) if rest else foot, caption, only="page")
+    caption = f"Live on {p.device} at that peak"
+    below = (Foot(smaller), *foot) if rest else foot
+    return Table(columns, rows, below, caption, rest="smaller", detail=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...model import Growth, GrowthSource
 from ..failure import place
 from ..section import Column, Note, Section, Show, Table, Tone, Unit
 
-_MOST = 5
-"""Findings of a report; ``memprof leaks`` has all."""
+_MOST, _SHORT = 5, 3
+"""Findings of a report, and of a short one; ``memprof leaks`` has all."""
 
 
 def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST) -> Section:
     """What grows, most a step first; nothing where nothing does."""
-    parts = tuple(_finding(n, g, show) for n, g in enumerate(found[:most], 1))
+    parts = tuple(
+        replace(_finding(n, g, show), detail=n > _SHORT) for n, g in enumerate(found[:most], 1)
+    )
     notes = []
     if len(found) > most:
         notes.append(Note(f"{len(found) - most:,} more: memprof leaks FILE", Tone.DIM))
@@ -39,7 +42,9 @@ def _finding(number: int, g: Growth, show: Show) -> Section:
         Column("", Unit.FRAME),
     )
     rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
-    table = Table(columns, rows, caption="What is held", most=4, lines=True, folded=True)
+    table = Table(
+        columns, rows, caption="What is held", most=4, lines=True, folded=True, detail=True
+    )
     return Section("", title, tuple(notes), (table,) if rows else ())
 
 

@@ -64,8 +64,10 @@ def ledger_counts(s: Summary) -> Section:
         table = Table(columns, rows, rest="more reasons: memprof ledger FILE", lines=True)
         if rows:
             count = sum(r.count for r in reasons)
-            parts.append(Section("", f"{title}: {count:,}", tables=(table,), tone=tone))
-    notes = [Note(done)]
+            plain = tone is Tone.PLAIN
+            told = f"{title}: {count:,}"
+            parts.append(Section("", told, tables=(table,), tone=tone, detail=plain))
+    notes = [Note(done, detail=True)]
     if not s.ledger.fallbacks:
-        notes.append(Note("no fallbacks to plain Inductor"))
-    return Section("", "Ledger", tuple(notes), parts=tuple(parts))
+        notes.append(Note("no fallbacks to plain Inductor", detail=True))
+    return Section("", "Ledger", tuple(notes), parts=tuple(parts), name="ledger")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
+from ..section import EVERY, Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 from ..summary import Summary
 from .about import VIEW_TITLES, module_name
 from .trees import why_no_addresses
+from .words import MEANING
 
+_BRIEF = 4
+"""Source lines of a short text."""
+_WAITING, _HELD, _HELD_SHARE = 2, 1 << 20, 0.02
+"""Calls without a backward that are worth a word, bytes that they can hold, and these as a part of
+the peak."""
 _CODE = 100
 """Characters of generated code in a note."""
 
@@ -27,7 +34,7 @@ def peak(s: Summary, show: Show) -> Section:
     if p.line:
         code = p.statement if len(p.statement) <= _CODE else f"{p.statement[:_CODE]}…"
         at = f"after line {p.line} of the generated code"
-        notes.append(Note(at + (f": {code}" if code else "")))
+        notes.append(Note(at + (f": {code}" if code else ""), detail=True))
     elif p.instant == 0:
         notes.append(Note("at the entry of the call"))
     if p.node:
@@ -35,10 +42,18 @@ def peak(s: Summary, show: Show) -> Section:
         notes.append(Note(f"for FX node {p.node}{where}"))
     others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
     if others:
-        notes.append(Note("other devices: " + ", ".join(others)))
+        notes.append(Note("other devices: " + ", ".join(others), detail=True))
     if s.unobserved_calls:
         said = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
         notes.append(Note(said + "is not counted", Tone.WARN))
+    for row in s.table:
+        held = row.waiting * (row.saved or 0)
+        if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
+            said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
+            said += (
+                f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as long "
+            )
+            notes.append(Note(said + "as their outputs are, and is not in this peak", Tone.WARN))
     known = f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)}"
     return Section("peak", f"{known} ({p.nbytes:,} B)", tuple(notes))
 
@@ -154,7 +169,7 @@ def live_templates() -> dict[str, Table]:
     return out
 
 
-def peak_breakdowns(s: Summary) -> Iterator[Section]:
+def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
     """The live set at the peak, for a text; a page shows that of any instant."""
     if s.peak is None:
         return
@@ -167,25 +182,47 @@ def peak_breakdowns(s: Summary) -> Iterator[Section]:
         more: tuple[Cell, ...] = ()
         if view is View.NODE:
             more = (labels.get(-1 if p.graph is None else p.graph, "-"), p.note or "-")
+        elif view is View.CATEGORY:
+            more = (MEANING.get(Category(p.key), ""),)
         elif view is View.LINE:
             more = (p.note,)
         return (p.nbytes, p.nbytes, p.storages, key, *more)
 
-    for view in (View.CATEGORY, View.MODULE, View.NODE, View.LINE):
+    # Where the device has an account, that says what the peak is made of.
+    watched = {a.device for a in s.accounts if not a.present}
+    told = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
+    for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
-        title = f"Live at the peak, by {VIEW_TITLES[view]}"
+        name = VIEW_TITLES[view]
+        detail = view not in told or s.device in told[view]
+        title, name = f"Live at the peak, by {name}", f"compiled code by {name}"
         if view is View.MODULE:
-            yield Section("", title, tables=(_modules(b, s.modules),))
+            tables = (_modules(b, s.modules),)
+            yield Section("", title, tables=tables, detail=detail, name=name)
             continue
         columns = live_columns(view, b.total)
         blank = ("",) * (len(columns) - 4)
-        foot = (
+        foot: tuple[Foot, ...] = (
             Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
             Foot((b.total, b.total, "", "total", *blank)),
         )
         rows = [row(view, p, b.total) for p in b.parts]
+        if view is View.CATEGORY:
+            columns = (*columns, Column("that is"))
+            foot = tuple(replace(f, cells=(*f.cells, "")) for f in foot)
         least = len(Category) if view is View.CATEGORY else 1
-        yield Section("", title, tables=(Table(columns, rows, foot, least=least, rest="smaller"),))
+        brief = EVERY if view is View.CATEGORY else _BRIEF
+        tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
+        notes: tuple[Note, ...] = ()
+        if view is View.LINE and (none := without(b)):
+            share = format_share(none, b.total)
+            notes = (Note(f"{show(none)}, {share}, have no line: compiled code did not make them"),)
+        yield Section("", title, notes, tables, detail=detail, name=name)
+
+
+def without(b: Breakdown) -> int:
+    """Bytes in parts that have no line, module or node: what compiled code has not made."""
+    return sum(p.nbytes for p in b.parts if p.key.startswith("("))
 
 
 def _tone(b: Breakdown) -> Tone:
@@ -255,6 +292,8 @@ def saved(s: Summary, show: Show) -> Section:
         "Saved activations, by bytes x calls until the backward",
         (Note(notes, only="page"),) if rows else (),
         (Table(columns, rows, foot, rest="smaller", empty=none),),
+        detail=True,
+        name="saved activations",
     )
 
 
@@ -293,7 +332,7 @@ def graphs(s: Summary) -> Section:
     if s.unobserved:
         tables.append(missing)
     title = "Graphs; bytes of one call of the most called program"
-    return Section("graphs", title, tables=tuple(tables))
+    return Section("graphs", title, tables=tuple(tables), detail=True, name="graphs")
 
 
 def _others(rows: Sequence[tuple[Cell, ...]]) -> Table:

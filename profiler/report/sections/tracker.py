@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from ...model import (
@@ -19,6 +20,8 @@ from ...model import (
 from ..format import format_ns, format_share
 from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit
 
+_BRIEF = 5
+"""Operations of a short text."""
 _STATES = {
     RunState.RUNNING: "it has not ended: the process runs, or was killed",
     RunState.STOPPED: "stopped",
@@ -34,8 +37,8 @@ def of_tracker(record: TrackerRecord, show: Show, snapshots: int) -> Iterator[Se
     yield _memory(record, snapshots)
     yield _largest(record, show)
     yield _operations(record, show)
-    yield _operators(record, show)
-    yield _sources(record)
+    yield replace(_operators(record, show), detail=True, name="PyTorch operators")
+    yield replace(_sources(record), detail=True, name="what the tracker sees")
 
 
 def _about(record: TrackerRecord) -> Section:
@@ -48,7 +51,7 @@ def _about(record: TrackerRecord) -> Section:
     seen = f"{m.operations_seen:,} operations"
     if m.operations_dropped:
         seen += f" ({m.operations_dropped:,} are no longer recorded one by one)"
-    notes = [
+    about = [
         f"Memory tracker · process {m.pid} on {m.host} · {command}",
         f"memprof {m.memprof} · torch {m.torch} · Python {m.python}",
         f"{span} from {began:%Y-%m-%d %H:%M:%S} UTC, {state}",
@@ -56,13 +59,15 @@ def _about(record: TrackerRecord) -> Section:
         f"{seen}; the tracker's own time {format_ns(m.cost_ns)} "
         f"({format_share(m.cost_ns, m.end_ns - m.start_ns)})",
     ]
+    notes = [Note(text, detail=i in (1, 3)) for i, text in enumerate(about)]
     if m.parent_pid is not None:
-        notes.append(f"forked from process {m.parent_pid}, which was tracked too")
+        notes.append(Note(f"forked from process {m.parent_pid}, which was tracked too"))
     for pause in m.pauses:
         after = format_ns(pause.start_ns - m.start_ns)
-        notes.append(f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in")
+        said = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
+        notes.append(Note(said, detail=True))
     problems = [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
-    return Section("", "", (*map(Note, notes), *problems))
+    return Section("", "", (*notes, *problems))
 
 
 def _memory(record: TrackerRecord, limit: int) -> Section:
@@ -131,10 +136,9 @@ def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
 
 
 def _largest(record: TrackerRecord, show: Show) -> Section:
-    described = [s for s in record.snapshots if s.largest]
-    if not described:
+    s = record.most_described()
+    if s is None:
         return Section("", "")
-    s = max(described, key=lambda s: s.total_bytes)
     after = format_ns(s.time_ns - record.metadata.start_ns)
     columns = [
         Column("bytes", Unit.BYTES, adds=True),
@@ -209,7 +213,7 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
     devices = [d for d in names if d != "cpu"] or list(names)
     what = "resident memory" if devices == ["cpu"] else "allocated on " + " ".join(devices)
     note = Note(f"Memory is {what}; figures are of as many times as `in N` says.")
-    table = Table(columns, rows, depth=depths, least=40)
+    table = Table(columns, rows, depth=depths, least=40, brief=_BRIEF)
     return Section("", "Operations", (note,) if devices else (), (table,))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...model import LedgerKind, Profile
-from ...trees import RecordedNode
-from ..section import Column, Note, Section, Show, Table, Unit
+from ...trees import REST, RecordedNode, pool_rest
+from ..section import Column, Foot, Note, Section, Show, Table, Unit
 from ..summary import Summary
 
 _REASONS = 3
@@ -23,16 +23,16 @@ def trees(s: Summary, show: Show) -> Section:
     if not s.recordings:
         notes.append(Note(_why_none(s), only="page"))
     tables = (_recordings(s.recordings), _functions(s), _reasons(s))
-    return Section(
-        "trees", "Graph trees and arenas", tuple(notes), tuple(t for t in tables if t.rows)
-    )
+    title = "Graph trees and arenas"
+    shown = tuple(t for t in tables if t.rows)
+    return Section("trees", title, tuple(notes), shown, detail=True, name=title.lower())
 
 
 _WHAT_POOLS_ARE = {
     True: "A recording costs by how much it made its pool grow; one that fits into what others "
     "left costs nothing.",
-    False: "Functions have the scratch memory that their arenas planned; the largest pool has "
-    "blocks for their outputs too.",
+    False: "Functions have the scratch memory that their arenas planned; outputs, activations for "
+    "the backward among them, have blocks of their own in the pool.",
 }
 
 
@@ -108,7 +108,13 @@ def _functions(s: Summary) -> Table:
         )
         for f in s.trees
     ]
-    return Table(columns, rows, caption="Functions")
+    blank = ("",) * 6
+    foot = tuple(
+        Foot((name, "CPU arena" if device == "cpu" else device, *blank, nbytes))
+        for device, rest in pool_rest(s.trees, s.pools).items()
+        for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
+    )
+    return Table(columns, rows, foot, caption="Functions")
 
 
 def _reasons(s: Summary) -> Table:

@@ -1,0 +1,146 @@
+"""``memprof top [PID | FILE | FOLDER]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from memprof.profiler.claims import is_locked
+from memprof.profiler.errors import ProfileError
+from memprof.profiler.following import Writer
+from memprof.profiler.present import Present, Watch
+from memprof.profiler.report.sections.top import of_present
+from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.text import render
+
+from ._common import BadFile, print_text
+
+_SUFFIX = ".memprof"
+_OVER = (Writer.ENDED, Writer.DIED)
+_TOP = 6
+"""Rows of a table: a frame is to fit a small terminal."""
+
+
+@click.command()
+@click.argument("target", default=".")
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+def top(target: str, once: bool, interval: float) -> None:
+    """Show what a running job does: its devices now and at most, what grows, steps a second.
+
+    TARGET is the file that memprof.profile(PATH) or a tracker writes, a folder (of the files in it
+    those that are being written; several ranks stand side by side), or the number of a process of
+    yours. It reads that file alone, so the job does no more than without: what is shown is as old
+    as the last that was written, which the first line says. It ends with the job: with 0, or with
+    1 if the job died without an end; Ctrl+C ends it with 130.
+    """
+    watches = [Watch(path) for path in files_of(target)]
+    try:
+        if once:
+            _print(_looked(watches))
+            return
+        show = _live if sys.stdout.isatty() else _plain
+        found = show(watches, interval)
+    except ProfileError as e:
+        raise BadFile(str(e)) from e
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    if any(p.writer is Writer.DIED for p in found):
+        raise click.exceptions.Exit(1)
+
+
+def files_of(target: str) -> list[str]:
+    """The profile files that ``target`` means.
+
+    Raises:
+        BadFile: there are none.
+    """
+    if target.isdecimal() and not os.path.exists(target):
+        found = sorted(_written_by(int(target)))
+        if not found:
+            raise BadFile(
+                f"process {target} writes no profile: memprof.profile(PATH), memprof.track() or "
+                "memprof run makes one; of another user's process it cannot be seen"
+            )
+        return found
+    if not os.path.isdir(target):
+        return [target]
+    every = sorted(str(p) for p in Path(target).glob(f"*{_SUFFIX}") if p.is_file())
+    if not every:
+        raise BadFile(f"{target}: no {_SUFFIX} file is in this folder")
+    written = [path for path in every if is_locked(path)]
+    return written or [max(every, key=lambda path: os.stat(path).st_mtime)]
+
+
+def _written_by(pid: int) -> Iterator[str]:
+    """Profiles that a process has open, as the system tells."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError as e:
+        raise BadFile(f"process {pid}: {e.strerror or e}") from e
+    for name in names:
+        try:
+            path = os.readlink(os.path.join(folder, name))
+        except OSError:  # It has been closed meanwhile.
+            continue
+        if path.endswith(_SUFFIX) and os.path.isfile(path):
+            yield path
+
+
+def _looked(watches: list[Watch]) -> list[Present]:
+    return [watch.look() for watch in watches]
+
+
+def _frame(found: list[Present]) -> str:
+    style = replace(style_of(sys.stdout), top=_TOP)
+    return render(of_present(found, style.show), style)
+
+
+def _print(found: list[Present]) -> None:
+    print_text(_frame(found))
+    sys.stdout.flush()
+
+
+def _over(found: list[Present]) -> bool:
+    return all(p.writer in _OVER for p in found)
+
+
+def _plain(watches: list[Watch], interval: float) -> list[Present]:
+    """A frame after the other, for what is no terminal."""
+    while True:
+        found = _looked(watches)
+        _print(found)
+        if _over(found):
+            return found
+        time.sleep(interval)
+        click.echo()
+
+
+def _live(watches: list[Watch], interval: float) -> list[Present]:
+    """One frame that changes in its place."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    found = _looked(watches)
+    with Live(
+        Text.from_ansi(_frame(found)), console=console, auto_refresh=False, transient=False
+    ) as live:
+        while not _over(found):
+            time.sleep(interval)
+            found = _looked(watches)
+            live.update(Text.from_ansi(_frame(found)), refresh=True)
+    return found

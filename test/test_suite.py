@@ -104,3 +104,16 @@ def test_the_profile_of_hypothesis() -> None:
     assert found.deadline is None
     assert set(found.suppress_health_check) >= {HealthCheck.too_slow, HealthCheck.data_too_large}
     assert found.print_blob
+
+
+def test_what_was_frozen_is_given_back_so_that_the_next_test_freezes_again() -> None:
+    """See ``repetition.thaw``: after a bare ``gc.unfreeze()`` all later tests of the process walk
+    whatever torch has, in each collection."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path in sorted(HERE.rglob("*.py"))
+        if path.name != "repetition.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "unfreeze"
+    ]
+    assert found == []

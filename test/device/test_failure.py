@@ -7,6 +7,7 @@ import sys
 from typing import Any, ClassVar
 
 import pytest
+import repetition
 import torch
 
 from memprof.profiler.device.failure import CONTEXT, Request, explain_failure, reliefs
@@ -111,7 +112,7 @@ class Owner:
 class TestReferrers:
     @pytest.fixture(autouse=True)
     def nothing_kept(self) -> Any:
-        gc.unfreeze()  # test/repetition.py
+        repetition.thaw()  # and not gc.unfreeze(): the next test freezes again
         yield
         kept.clear()
         Owner.shared.clear()

@@ -109,14 +109,18 @@ class Owner:
     shared: ClassVar[dict[str, Any]] = {}
 
 
-class TestReferrers:
-    @pytest.fixture(autouse=True)
-    def nothing_kept(self) -> Any:
-        repetition.thaw()  # and not gc.unfreeze(): the next test freezes again
-        yield
-        kept.clear()
-        Owner.shared.clear()
+@pytest.fixture
+def nothing_kept() -> Any:
+    """What is looked for is seen: the module's own names too."""
+    repetition.thaw()
+    gc.collect()
+    yield
+    kept.clear()
+    Owner.shared.clear()
 
+
+@pytest.mark.usefixtures("nothing_kept")
+class TestReferrers:
     def test_containers_and_attributes(self) -> None:
         kept.append({"a": Owner()})
         thing = Thing()
@@ -239,6 +243,7 @@ class TestHolders:
         mine.clear()
 
 
+@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the walk is the same")
 def test_an_exception_of_an_object_s_own_does_not_stop_the_search() -> None:
     class Hostile:

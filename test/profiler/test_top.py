@@ -249,7 +249,7 @@ class TestCommand:
         assert watching.stdout.readline().startswith(b"run.memprof")
         # WHEN it is interrupted
         watching.send_signal(signal.SIGINT)
-        _, errors = watching.communicate(timeout=60)
+        _, errors = watching.communicate()
         # THEN it ends as a shell expects, without a traceback
         assert watching.returncode == 130
         assert b"Traceback" not in errors

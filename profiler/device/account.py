@@ -47,7 +47,7 @@ from memprof.profiler.model import (
 )
 
 from .replay import Block, Peak, Replay
-from .where import Where, where
+from .where import Where, is_internal, where
 
 
 class Phase(str, Enum):
@@ -316,6 +316,8 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
     buffer = Purpose.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")
+        if "torch/nn/modules/" in path or not is_internal(frame.file):
+            return None  # What a module asked for that FSDP or DDP had called.
         reduces = "reduce" in frame.function
         if path.endswith("torch/nn/parallel/distributed.py"):
             return buffer, "DDP's broadcast" if "sync" in frame.function else BUCKETS

@@ -29,7 +29,7 @@ from . import known
 from .account import Mark, Otherwise, Phase, explain
 from .holders import Holders
 from .replay import Block, Replay
-from .totals import named, peaks
+from .totals import named, outside, peaks
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
@@ -66,6 +66,7 @@ def present_accounts() -> list[DeviceAccount]:
         account.present = True
         account.given_back = torch.cuda.max_memory_reserved(i) - account.reserved
         account.reserved += account.given_back
+        account.outside = outside(i)
         found.append(account)
     return sorted(found, key=lambda a: -a.reserved)
 

@@ -54,7 +54,7 @@ from .known import Known
 from .objects import Objects
 from .replay import Block, Peak, Replay
 from .said import line_of_caller, sizes_of
-from .totals import counted, named, peaks
+from .totals import counted, named, outside, peaks
 
 log = logging.getLogger("memprof")
 
@@ -233,6 +233,7 @@ class Watch:
         )
         account = self._of_explained(device, explained, peak, reserved)
         account.most_allocated = allocated
+        account.outside = outside(device) if self._guest else []
         self._note_faults(account, replay)
         return account
 

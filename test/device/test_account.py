@@ -372,6 +372,17 @@ def test_buffers_of_fsdp1_and_ddp() -> None:
     assert of(f"{SITE}/torch/nn/functional.py", "linear") is None
 
 
+def test_what_a_module_asks_for_that_fsdp_or_ddp_has_called_is_no_buffer(model_file: str) -> None:
+    for outer in (f"{FSDP1}/fully_sharded_data_parallel.py", DDP):
+        calls = [Frame(f"{SITE}/torch/nn/modules/module.py", 9, "_call_impl"), Frame(outer, 1, "f")]
+        assert of_distributed([Frame(model_file, 3, "forward"), *calls]) is None
+        relu = [Frame(f"{SITE}/torch/nn/functional.py", 1, "relu")]
+        assert (
+            of_distributed([*relu, Frame(f"{SITE}/torch/nn/modules/a.py", 1, "f"), *calls]) is None
+        )
+        assert of_distributed(calls[1:]) is not None
+
+
 def test_gradients_that_are_views_of_buckets() -> None:
     run = Run()
     bucket = run.take(1, (DDP, 9, "_ddp_init_helper"), ("/home/me/train.py", 1, "main"))

@@ -59,6 +59,7 @@ class Outcome:
 
     Attributes:
         workload, way: what was run; see above.
+        layers: at most so many; None for as many as published.
         counter: the most that the allocator had reserved, by itself.
         total: the rows of the account, added up.
         allocated: that was handed out at the peak.
@@ -72,6 +73,7 @@ class Outcome:
 
     workload: str
     way: str
+    layers: int | None = None
     counter: int = 0
     total: int = 0
     allocated: int = 0
@@ -127,7 +129,7 @@ def run(name: str, way: str, most_layers: int | None, page: str = "") -> Outcome
         step = workload.build(compiler)
         for i in range(workload.steps):
             step(i)
-    outcome = Outcome(name, way, torch.cuda.max_memory_reserved())
+    outcome = Outcome(name, way, most_layers, torch.cuda.max_memory_reserved())
     if page:
         session.report(top=30)
         session.to_html(page)
@@ -194,7 +196,7 @@ def main() -> None:
                 for text in [*(outcome.largest_unnamed or ()), *(outcome.notes or ())]:
                     print(f"    ! {text}")
             if args.save:
-                save(found, about, args.layers)
+                save(found, about)
 
 
 def in_process(name: str, way: str, args: argparse.Namespace) -> Outcome:
@@ -206,21 +208,22 @@ def in_process(name: str, way: str, args: argparse.Namespace) -> Outcome:
         return Outcome(**json.loads(result.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         last = (result.stderr.strip().splitlines() or [f"exit {result.returncode}"])[-1]
-        return Outcome(name, way, error=last[:200])
+        return Outcome(name, way, args.layers, error=last[:200])
 
 
-def save(found: list[Outcome], about: dict[str, Any], most_layers: int | None) -> None:
+def save(found: list[Outcome], about: dict[str, Any]) -> None:
     """Put outcomes into the file, in the place of those that it has of the same runs."""
     content: dict[str, Any] = {"benchmark": "account_models", "machine": about, "results": []}
-    content["layers"] = most_layers
     if RESULTS.exists():
         before = json.loads(RESULTS.read_text(encoding="utf-8"))
-        if (before["machine"], before["layers"]) == (about, most_layers):
+        if before["machine"] == about:
             content = before
-    every = {(r["workload"], r["way"]): r for r in content["results"]}
-    every |= {(o.workload, o.way): asdict(o) for o in found}
-    order = [(w, way) for w in WORKLOADS for way in WAYS]
-    content["results"] = [every[key] for key in order if key in every]
+    every = {(r["workload"], r["way"], r["layers"]): r for r in content["results"]}
+    every |= {(o.workload, o.way, o.layers): asdict(o) for o in found}
+    order = {key: i for i, key in enumerate((w, way) for w in WORKLOADS for way in WAYS)}
+    content["results"] = [
+        every[key] for key in sorted(every, key=lambda k: (order[k[:2]], k[2] is not None))
+    ]
     new = RESULTS.with_suffix(".new")
     new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(new, RESULTS)

@@ -39,7 +39,7 @@ class Objects:
     def look(self) -> None:
         """See what was written to since the last time."""
         self._looked = True
-        self._written.look(list(self._modules.values()))
+        self._written.look(self._alive())
 
     def look_once(self) -> None:
         """``look``, unless that was done before."""
@@ -49,7 +49,11 @@ class Objects:
     def of_modules(self) -> Known:
         """Parameters, buffers and gradients of every module that was made."""
         self.look()
-        return known.of_modules(list(self._modules.values()), self._written)
+        return known.of_modules(self._alive(), self._written)
+
+    def _alive(self) -> list[torch.nn.Module]:
+        # ``values()`` walks a dictionary that the program's threads may add to meanwhile.
+        return [m for ref in self._modules.valuerefs() if (m := ref()) is not None]
 
     def of_process(self) -> Known:
         """All that is known of modules and optimizers, by asking for those that there are."""

@@ -123,6 +123,7 @@ class Watch:
         self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._marking = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._known: dict[Phase, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
@@ -355,14 +356,15 @@ class Watch:
         return self._replays
 
     def _mark(self, phase: Phase, found: Known | None = None, **said: Any) -> None:
-        for device, counts in self._counts.items():
-            counts.append(compat.allocation_counts(device))
         found = found or {}
         if found:  # Most often what it was at the last such mark: kept once.
             if found == self._known.get(phase):
                 found = self._known[phase]
             self._known[phase] = found
-        self.marks.append(Mark(phase, self.steps, found, **said))
+        with self._marking:  # A DataLoader may be read by a thread of its own.
+            for device, counts in self._counts.items():
+                counts.append(compat.allocation_counts(device))
+            self.marks.append(Mark(phase, self.steps, found, **said))
 
     @property
     def asked(self) -> int:

@@ -22,6 +22,7 @@ class Written:
 
     def look(self, modules: Iterable[torch.nn.Module]) -> None:
         """Take down the counters of these modules' own tensors."""
+        self._seen = {i: seen for i, seen in self._seen.items() if seen.module() is not None}
         for module in modules:
             seen = self._of(module)
             if seen is None:

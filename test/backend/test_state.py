@@ -58,6 +58,31 @@ def test_what_a_graph_writes_to_and_keeps_is_persistent_state() -> None:
     assert written is Category.INPUT
 
 
+def test_a_cache_that_is_let_go_of_is_there_no_more() -> None:
+    """It is no module's, whose memory is watched anyway."""
+
+    def state(profile: Profile, call: int) -> int:
+        live = timelines(profile)["cpu"].live_at(call, 0)
+        parts = Attribution(profile).breakdown(live, View.CATEGORY).parts
+        return {part.key: part.nbytes for part in parts}.get("persistent_state", 0)
+
+    def write(x: Tensor, given: Tensor) -> Tensor:
+        given[2] = x[0]
+        return given + x
+
+    compiled, other = (torch.compile(f, backend="memprof") for f in (write, torch.sin))
+    given = torch.zeros(8, N)
+    torch._dynamo.mark_static_address(given)
+    with memprof.profile() as session, torch.no_grad():
+        for _ in range(3):
+            compiled(torch.ones(8, N), given)
+        other(torch.ones(8, N))
+        del given
+        other(torch.ones(8, N))
+    profile = session.profile()
+    assert [state(profile, i) for i in range(5)] == [4 * 8 * N] * 4 + [0]
+
+
 def test_statistics_that_are_read_alone_are_part_of_the_model() -> None:
     compiled = torch.compile(nn.BatchNorm1d(N).eval(), backend="memprof")
     with memprof.profile() as session, torch.no_grad():

@@ -7,10 +7,9 @@ What a program writes to and keeps from step to step, without training it. It is
 * *running statistics*: buffers of BatchNorm and InstanceNorm. Their kernels write past the
   counter of writes, so what they are is taken from the class;
 * *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
-  code raises as well, has gone up between two looks (``written.py``). A first write, by an
-  initialisation or a checkpoint that is loaded, does not count where it came before the first
-  look. A module's buffer that nobody was seen to write to is a constant of the model, and counts
-  as a parameter;
+  code raises as well, had gone up at two looks (``written.py``), since one write may be a
+  checkpoint that is loaded. A module's buffer that nobody was seen to write to is a constant of
+  the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
   holds and that were seen to be written to, of a module that has the same names and shapes as one
   with parameters in an optimizer. Such a copy that nobody writes to (a teacher, a reference model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import torch
@@ -26,6 +27,7 @@ class Objects:
             weakref.WeakValueDictionary()
         )
         self._written = Written()
+        self._lock = threading.RLock()
         self._looked = False
 
     def module_made(self, module: torch.nn.Module) -> None:
@@ -38,8 +40,9 @@ class Objects:
 
     def look(self) -> None:
         """See what was written to since the last time."""
-        self._looked = True
-        self._written.look(self._alive())
+        with self._lock:  # ``draining`` looks from a thread of its own.
+            self._looked = True
+            self._written.look(self._alive())
 
     def look_once(self) -> None:
         """``look``, unless that was done before."""

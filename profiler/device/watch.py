@@ -419,6 +419,11 @@ class Watch:
         """``drain`` where there is a lot of history, for whoever looks after it."""
         self.drain(DRAIN)
 
+    @_hook
+    def look(self) -> None:
+        """See which buffers were written to, for whoever looks now and then."""
+        self.objects.look()
+
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
@@ -462,6 +467,7 @@ class Watch:
             self._modules_known = True
             found = self.objects.of_modules()
         if self._looks():
+            self.objects.look()
             found = known.of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 

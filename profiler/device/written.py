@@ -9,12 +9,16 @@ import torch
 
 from . import _torch_compat as compat
 
+WRITES = 2
+"""Looks that must have found a tensor written to."""
+
 
 class Written:
     """Compares what modules have with what they had at the last look.
 
-    A tensor counts as written to where the same tensor has a higher
-    ``_version`` than at an earlier look. Modules are told apart by identity; they are not kept.
+    A tensor counts as written to where at two looks it had a higher ``_version`` than at the look
+    before. One write is what a checkpoint that is loaded does. Modules are told apart by identity;
+    they are not kept.
     """
 
     def __init__(self) -> None:
@@ -32,7 +36,7 @@ class Written:
     def was(self, module: torch.nn.Module, name: str) -> bool:
         """Whether a module's own parameter or buffer was seen to be written to."""
         seen = self._of(module)
-        return seen is not None and name in seen.written
+        return seen is not None and seen.rises.get(name, 0) >= WRITES
 
     def anything(self, module: torch.nn.Module) -> bool:
         """Whether a parameter of a module, or of one in it, was seen to be written to."""
@@ -53,7 +57,7 @@ class _Seen:
     def __init__(self, module: weakref.ref[torch.nn.Module]) -> None:
         self.module = module
         self.counters: dict[str, tuple[int, int]] = {}
-        self.written: set[str] = set()
+        self.rises: dict[str, int] = {}
 
     def look(self, module: torch.nn.Module) -> None:
         for kind in ("_parameters", "_buffers"):
@@ -63,7 +67,7 @@ class _Seen:
                     continue
                 before = self.counters.get(name)
                 if before is not None and before[0] == id(tensor) and before[1] < now:
-                    self.written.add(name)
+                    self.rises[name] = self.rises.get(name, 0) + 1
                 elif before is not None and before[0] != id(tensor):
-                    self.written.discard(name)  # Moved to another device, or replaced.
+                    self.rises.pop(name, None)  # Moved to another device, or replaced.
                 self.counters[name] = (id(tensor), now)

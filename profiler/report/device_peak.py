@@ -6,7 +6,8 @@ The allocator's counters say how much was reserved and allocated at most. What c
 its own peak is known from its programs, replays included; what else the process holds from a look
 at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
 workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
-the peak, if it lay in compiled code. What the allocator counts beyond is nobody's: gradients that
+the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
+call needed them its program says.) What the allocator counts beyond is nobody's: gradients that
 eager code holds, temporaries of an eager optimizer, rounding. It is a row of its own.
 
 Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
@@ -50,12 +51,16 @@ class DevicePeak:
     free: int
 
 
-def device_peak(account: DeviceAccount, compiled: Mapping[Category, int]) -> DevicePeak | None:
+def device_peak(
+    account: DeviceAccount, compiled: Mapping[Category, int], kept: int = 0
+) -> DevicePeak | None:
     """The peak of a device of which only the end was looked at.
 
     Args:
         account: with ``present``.
         compiled: bytes live at the peak of compiled code on that device.
+        kept: bytes that libraries allocated in that call and did not give back, of which the live
+            ones know nothing.
 
     Returns:
         None if the sources do not fit together.
@@ -79,6 +84,11 @@ def device_peak(account: DeviceAccount, compiled: Mapping[Category, int]) -> Dev
     counted = sum(compiled.get(c, 0) for c in (Category.INPUT, Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
+    # Some of them may be the same, and all may have been asked for when less was there.
+    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    if beyond <= unattributed:
+        found[Purpose.WORKSPACE.label] += beyond
+        unattributed -= beyond
     if unattributed < 0:
         return None
     parts = sorted((p for p in found.items() if p[1]), key=lambda p: -p[1])

@@ -121,6 +121,8 @@ def static_cache_generation(compiler: Compiler) -> Step:
     )  # fmt: skip
     model: Any = on_device(lambda: transformers.LlamaForCausalLM(config), torch.bfloat16).eval()
     cache = transformers.StaticCache(config=config, max_cache_len=2048)
+    # As ``generate`` does: made inside of compiled code, nobody would mark it as static.
+    cache.early_initialization(8, 8, 64, torch.bfloat16, torch.device("cuda"))
     forward = compiler(model.forward)
     prompt = torch.zeros(8, 512, dtype=torch.long, device="cuda")
     positions = torch.arange(512, device="cuda")

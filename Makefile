@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-simulate bench-trees bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-simulate bench-trees bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -118,6 +118,9 @@ bench-gpu: $(STAMP) ## values, step times and pools beside reduce-overhead, on a
 
 bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside inductor and reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/device_memory.py $(ARGS)
+
+bench-account: $(SIMGPU_STAMP) ## how much of the device the report of real models can name, and whether it adds up (simulated)
+	$(SIMGPU_PY) benchmarks/account_models.py $(ARGS)
 
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)

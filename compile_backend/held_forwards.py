@@ -32,7 +32,14 @@ from memprof.profiler.pairing import forwards_that_wait
 
 from . import _torch_compat
 
-_LASTING = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT})
+_LASTING = frozenset(
+    {
+        Category.PARAMETER,
+        Category.PERSISTENT_STATE,
+        Category.OPTIMIZER_STATE,
+        Category.CONSTANT,
+    }
+)
 
 
 def may_wait(graphs: Iterable[GraphRecord]) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
     AllocationProgram,
+    Category,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
@@ -71,10 +72,12 @@ class Runtime:
             return [self._graphs[i] for i in sorted(self._graphs)]
 
     def note_persistent(self, record: GraphRecord, program: AllocationProgram) -> None:
-        """Watch the release of the parameters, buffers and optimizer state of a new program."""
+        """Watch the release of what stays between calls of a new program: parameters, buffers,
+        optimizer state, caches."""
         for storage in program.storages:
             if storage.identity is not None and any(
                 record.inputs[i].role in _PERSISTENT
+                or record.inputs[i].category is Category.PERSISTENT_STATE
                 for i in storage.inputs
                 if i < len(record.inputs)
             ):

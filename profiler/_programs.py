@@ -24,7 +24,17 @@ from .model import (
 
 Key = int | tuple[int, int] | tuple[str, int, str]
 
-PERSISTENT = frozenset({Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT})
+PERSISTENT = frozenset(
+    {
+        Category.PARAMETER,
+        Category.PERSISTENT_STATE,
+        Category.OPTIMIZER_STATE,
+        Category.CONSTANT,
+    }
+)
+
+SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
+"""What a forward keeps for its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +189,7 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
         for live in surviving:
             s = live.storage
             roles = {graph.outputs[o].role for o in s.outputs}
-            if Role.SAVED_FOR_BACKWARD in roles or s.category is Category.ACTIVATION:
+            if Role.SAVED_FOR_BACKWARD in roles or s.category in SAVED:
                 saved_bytes += s.nbytes
                 if s.at_entry and s.category in PERSISTENT:
                     continue

@@ -103,6 +103,7 @@ class Coverage:
 
 _ENTERED = {
     Category.PARAMETER: "parameter",
+    Category.PERSISTENT_STATE: "persistent state",
     Category.OPTIMIZER_STATE: "optimizer state",
     Category.GRADIENT: "gradient",
     Category.INPUT: "input",
@@ -218,14 +219,14 @@ class Attribution:
         if outside is None:
             reason = (
                 "saved by a forward of which there is no record"
-                if storage.category is Category.ACTIVATION
+                if storage.category in (Category.ACTIVATION, Category.CHECKPOINTED_INPUT)
                 else "an input of unknown category"
             )
             why = dict.fromkeys((View.MODULE, View.LINE, View.GRAPH), reason)
         if storage.category is Category.UNKNOWN:
             why[View.CATEGORY] = "category unknown"
         module = None
-        if storage.category is Category.PARAMETER:
+        if storage.category in (Category.PARAMETER, Category.PERSISTENT_STATE):
             if value is not None and value.fqn:
                 module = value.fqn.rpartition(".")[0]
             else:

@@ -114,6 +114,12 @@ class ViewAndMutationMeta:
         return tuple(i for i, m in enumerate(self.input_info) if m is MutationType.MUTATED_IN_GRAPH)
 
     @property
+    def mutated(self) -> tuple[int, ...]:
+        """Inputs that are written to, by the graph or after the call."""
+        none = MutationType.NOT_MUTATED
+        return tuple(i for i, m in enumerate(self.input_info) if m is not none)
+
+    @property
     def num_mutated_outputs(self) -> int:
         """Inputs that AOTAutograd mutates after the call; each is a graph output."""
         return self.input_info.count(MutationType.MUTATED_OUT_GRAPH)

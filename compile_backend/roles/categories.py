@@ -14,9 +14,11 @@ from ..observation.program_builder import Categorize
 # Where several values share a storage, the one that decides how long it lives wins.
 _PRECEDENCE = (
     Category.PARAMETER,
+    Category.PERSISTENT_STATE,
     Category.OPTIMIZER_STATE,
     Category.CONSTANT,
     Category.GRADIENT,
+    Category.CHECKPOINTED_INPUT,
     Category.ACTIVATION,
     Category.INPUT,
     Category.OUTPUT,
@@ -27,7 +29,13 @@ _PRECEDENCE = (
 
 
 # Memory that no graph makes for itself.
-_OF_OTHERS = (Category.PARAMETER, Category.OPTIMIZER_STATE, Category.CONSTANT, Category.INPUT)
+_OF_OTHERS = (
+    Category.PARAMETER,
+    Category.PERSISTENT_STATE,
+    Category.OPTIMIZER_STATE,
+    Category.CONSTANT,
+    Category.INPUT,
+)
 
 
 def _made_for(value: GraphValue) -> Category:

@@ -111,6 +111,8 @@ def describe_graph(
     backward = kind is GraphKind.BACKWARD
     inputs = graph.backward_inputs() if backward else graph.forward_inputs()
     inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in inputs)
+    written = graph.written_inputs()
+    inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
     outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
     descriptors = {d.text: i for i, d in enumerate(graph.input_descs) if d is not None}
     described = {
@@ -167,6 +169,13 @@ class _Graph:
                 value = replace(value, forward_graph=graph, forward_output=output)
             values.append(value)
         return tuple(values)
+
+    def written_inputs(self) -> frozenset[int]:
+        """Inputs that the graph writes to, or AOTAutograd for it after the call; of a forward."""
+        traced = self._traced_inputs() if self.kind is not GraphKind.BACKWARD else []
+        if not traced or self.metadata is None:
+            return frozenset()
+        return frozenset(traced[i] for i in self.metadata.mutated)
 
     def _forward_input(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
         by_value = without_memory(node, desc, Category.INPUT)
@@ -225,7 +234,10 @@ class _Graph:
                 values.append(absent_value(at))
                 continue
             if at in saved:
-                activation = RoleInfo(Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+                kept_for = (
+                    Category.CHECKPOINTED_INPUT if enters_region(node) else Category.ACTIVATION
+                )
+                activation = RoleInfo(Role.SAVED_FOR_BACKWARD, kept_for)
                 info = without_memory(node, None, _DETAIL) or activation
                 alias = self.position.get(node)
             else:
@@ -351,6 +363,10 @@ class _Graph:
             return by_value
         if desc is not None:  # a forward input, but nothing describes the forward
             return self._user_value(desc)
+        made = self.forward.outputs if self.forward is not None else ()
+        of_region = output is not None and output < len(made)
+        if of_region and made[output or 0].category is Category.CHECKPOINTED_INPUT:
+            return RoleInfo(Role.SAVED_FOR_BACKWARD, Category.CHECKPOINTED_INPUT)
         return RoleInfo(Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
 
     def _backward_extra(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
@@ -395,6 +411,20 @@ class _Graph:
         stack = self.stacks[at] if at < len(self.stacks) else None
         frame = user_frame(stack or node.meta.get("stack_trace"))
         return graph_value(at, node, info, frame=frame, alias_of_input=alias)
+
+
+def _as_state(value: GraphValue) -> GraphValue:
+    """An input that is written to: state, if it is known to stay."""
+    stays = value.role is Role.BUFFER or (value.role is Role.USER_INPUT and value.static)
+    by_value = value.category in (Category.PARAMETER, Category.INPUT)
+    return replace(value, category=Category.PERSISTENT_STATE) if stays and by_value else value
+
+
+def enters_region(node: torch.fx.Node) -> bool:
+    """Whether a value is made outside of a checkpointed region that uses it."""
+    own = node.meta.get("ac_graph_id")
+    regions = (user.meta.get("ac_graph_id") for user in node.users)
+    return any(region is not None and region != own for region in regions)
 
 
 def _aligned(descs: object, count: int) -> list[Descriptor | None]:

@@ -271,7 +271,7 @@ class _Run:
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
                     f"{peak[0] / 2**30:.2f} GiB reserved"
                 )
-            waits = steps == 0 and self._watch.has_optimizer
+            waits = steps == 0 and self._watch.objects.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 ended = f"the peak stood still for {asked - still.asked:,} allocations"
                 on_main_thread(functools.partial(self._finish_once, ended))

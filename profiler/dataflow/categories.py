@@ -50,9 +50,11 @@ CATEGORIES = (
     OPTIMIZER_STATE,
 ) = range(8)
 NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
-    # torch's seven have no word for these two: what a forward returns is one more
-    # activation to whoever goes on with it, and a baked-in tensor is part of the model.
+    # torch's seven have no word for these: what a forward returns is one more activation to
+    # whoever goes on with it, and a baked-in tensor or a buffer is part of the model.
     Category.OUTPUT: ACTIVATION,
+    Category.CHECKPOINTED_INPUT: ACTIVATION,
+    Category.PERSISTENT_STATE: PARAMETER,
     Category.CONSTANT: PARAMETER,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib
 import os
 import re
 import sys
@@ -20,6 +21,10 @@ from memprof.profiler.model import SourceFrame
 
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
+
+
+NormWithStatistics = torch.nn.modules.batchnorm._NormBase
+"""BatchNorm and InstanceNorm: their buffers are running statistics."""
 
 
 Undo = Callable[[], None]
@@ -135,6 +140,7 @@ def _replace(
     and ours does nothing but call the function.
     """
     original = getattr(owners[0], name)
+    own = [vars(owner).get(name, original) for owner in owners]  # a staticmethod as such
     ours: Callable[..., Any] | None = around(original)
 
     @functools.wraps(original)
@@ -147,9 +153,9 @@ def _replace(
     def undo() -> None:
         nonlocal ours
         ours = None
-        for owner in owners:
+        for owner, before in zip(owners, own, strict=True):
             if getattr(owner, name) is standing_in:
-                setattr(owner, name, original)
+                setattr(owner, name, before)
 
     return undo
 
@@ -426,3 +432,58 @@ def saved_by(node: Any) -> list[torch.Tensor]:
             if isinstance(one, torch.Tensor):
                 found.append(one)
     return found
+
+
+def writes_to(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to, by torch's count; None where nobody counts."""
+    try:
+        return int(tensor._version)
+    except Exception:  # Made in inference mode.
+        return None
+
+
+def is_marked_static(tensor: torch.Tensor) -> bool:
+    """Whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
+    try:
+        return "_dynamo_static_input_type" in tensor.__dict__
+    except Exception:  # A weak proxy, or a subclass that forbids a look.
+        return False
+
+
+def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
+    """Call ``do`` with the arguments of each function that is run under activation checkpointing,
+    in either way of ``torch.utils.checkpoint``, by eager code."""
+    module: Any = importlib.import_module("torch.utils.checkpoint")
+
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def with_arguments(*args: Any) -> Any:
+            do(args)
+            return forward(*args)
+
+        return with_arguments
+
+    undone = [
+        _replace([owner], "forward", around)
+        for owner in (module.CheckpointFunction, module._NoopSaveInputs)
+    ]
+
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
+def on_batch(do: Callable[[Any], None]) -> Undo:
+    """Call ``do`` with each batch that an iterator of a ``DataLoader`` returns."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    def around(following: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(self: Any) -> Any:
+            batch = following(self)
+            do(batch)
+            return batch
+
+        return next_batch
+
+    return _replace([_BaseDataLoaderIter], "__next__", around)

@@ -6,10 +6,11 @@ Note [How a purpose is decided]
 does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
 it is known which storages are parameters, gradients and optimizer state. Then, in this order:
 
-1. a block that held one of those at any mark of its life is one;
-2. a block that goes when torch is told to give back cuBLAS's workspaces is one;
-3. what FSDP asked for is a gathered parameter or a reduced gradient, what DDP asked for before a
-   module ran a bucket of gradients;
+1. a block that held one of those at any mark of its life is one, and persistent state if it was
+   that at any (Note [What counts as persistent state] in ``known.py``);
+2. a block that goes when torch is told to give back cuBLAS's workspaces is one; in somebody's
+   program, which keeps them, one of their size that is there at the end and in no tensor;
+3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -31,7 +32,8 @@ from __future__ import annotations
 
 import bisect
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -45,7 +47,7 @@ from memprof.profiler.model import (
 )
 
 from .replay import Block, Peak, Replay
-from .where import Where, where
+from .where import Where, is_internal, where
 
 
 class Phase(str, Enum):
@@ -64,11 +66,17 @@ class Mark:
         phase: what runs from here on.
         step: optimizer steps that have ended.
         known: purposes of storages, by the address of their first byte, as far as looked for.
+        line: of the program that waits in ``backward()`` from here on; None if not known.
+        checkpointed: addresses of what is handed to a checkpointed function here.
+        batch: bytes of each tensor of a batch that a DataLoader returns here.
     """
 
     phase: Phase
     step: int
     known: dict[int, Purpose] = field(default_factory=dict)
+    line: SourceFrame | None = None
+    checkpointed: frozenset[int] = frozenset()
+    batch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ def explain(
     *,
     now: bool = False,
     otherwise: Otherwise | None = None,
+    workspaces: Collection[int] = (),
 ) -> Explained:
     """Say of every byte of a peak what it is for.
 
@@ -106,8 +115,9 @@ def explain(
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
+        workspaces: addresses of blocks at the end of the run that are cuBLAS's.
     """
-    decide = _Decider(marks, last, cut_off, now)
+    decide = _Decider(marks, last, cut_off, now, workspaces)
     grouped: dict[AccountRow, list[int]] = {}
     rounding = awaiting = 0
     for block in peak.blocks:
@@ -122,8 +132,12 @@ def explain(
             purpose, holder = otherwise(block) or (purpose, "")
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
-        line = source_of(at.line)
-        alike = AccountRow(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder)
+        waiting = decide.line_that_waits(block) if at.line is None else None
+        line = source_of(at.line or waiting)
+        waits = waiting is not None
+        alike = AccountRow(
+            *(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder, waits)
+        )
         of_alike = grouped.setdefault(alike, [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
@@ -162,8 +176,21 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
 class _Decider:
     """Note [How a purpose is decided]."""
 
-    def __init__(self, marks: Sequence[Mark], last: int | None, cut_off: bool, now: bool) -> None:
+    def __init__(
+        self,
+        marks: Sequence[Mark],
+        last: int | None,
+        cut_off: bool,
+        now: bool,
+        workspaces: Collection[int],
+    ) -> None:
         self._marks = marks
+        self._workspaces = workspaces
+        self._batches = [i for i, m in enumerate(marks) if m.batch]
+        self._checkpointed: dict[int, list[int]] = {}
+        for i, mark in enumerate(marks):
+            for address in mark.checkpointed:
+                self._checkpointed.setdefault(address, []).append(i)
         self._last = last
         self._cut_off = cut_off
         self._now = now
@@ -178,19 +205,20 @@ class _Decider:
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
         known = self._of_storage(block)
+        if known is None and self._is_workspace(block):
+            return Purpose.WORKSPACE, "cuBLAS"
         if block.event == 0:
             return known or Purpose.UNKNOWN, BEFORE
+        distributed = of_distributed(block.frames) if at.inside else None
+        if distributed is not None and known in (None, Purpose.GRADIENT):
+            purpose, detail = distributed
+            if known is None:
+                return distributed
+            if detail == BUCKETS:
+                return purpose, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
-        if self._last is not None and block.freed_after == self._last:
-            return Purpose.WORKSPACE, "cuBLAS"
         phase = self._marks[block.mark].phase
-        if "torch/distributed/fsdp" in at.inside:
-            if phase is Phase.BACKWARD and self._reduces(block):
-                return Purpose.GRADIENT, "reduced by FSDP"
-            return Purpose.PARAMETER, "all-gathered by FSDP"
-        if "torch/nn/parallel" in at.inside and phase is Phase.FORWARD and not at.modules:
-            return Purpose.GRADIENT, "DDP's buckets"
         if not self._backwards:
             return self._without_backward(block, at)
         end = block.freed_after
@@ -210,19 +238,26 @@ class _Decider:
     def _of_forward(
         self, block: Block, at: Where, end: int | None, within: bool
     ) -> tuple[Purpose, str]:
+        if self._is_batch(block, at):
+            return Purpose.DATALOADER_BATCH, ""
         if within:
             return Purpose.TEMPORARY, ""
+        activation = (
+            Purpose.CHECKPOINTED_INPUT if self._is_checkpointed(block) else Purpose.ACTIVATION
+        )
         later = bisect.bisect_right(self._backwards, block.mark)
         if later >= self._ended and self._cut_off and at.modules:
-            return Purpose.ACTIVATION, ""
+            return activation, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
-            return Purpose.ACTIVATION, ""
+            return activation, ""
         return (Purpose.OUTPUT if at.modules else Purpose.INPUT), ""
 
     def _without_backward(self, block: Block, at: Where) -> tuple[Purpose, str]:
+        if self._is_batch(block, at):
+            return Purpose.DATALOADER_BATCH, ""
         if not at.modules:
             return Purpose.INPUT, ""
-        return (Purpose.STATE if block.freed_after is None else Purpose.TEMPORARY), ""
+        return (Purpose.PERSISTENT_STATE if block.freed_after is None else Purpose.TEMPORARY), ""
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Whether no phase began between two marks, the first's own aside."""
@@ -230,6 +265,7 @@ class _Decider:
         return all(m.phase is phase for m in self._marks[begin : end + 1])
 
     def _of_storage(self, block: Block) -> Purpose | None:
+        found: Purpose | None = None
         for i, known in self._known:
             if block.mark >= i:
                 continue
@@ -238,12 +274,74 @@ class _Decider:
             addresses = self._addresses[i]
             at = bisect.bisect_left(addresses, block.address)
             if at < len(addresses) and addresses[at] < block.address + block.size:
-                return known[addresses[at]]
-        return None
+                found = found or known[addresses[at]]
+                # That something is written to may be seen later than that it is a module's.
+                if known[addresses[at]] is Purpose.PERSISTENT_STATE:
+                    return Purpose.PERSISTENT_STATE
+        return found
 
-    @staticmethod
-    def _reduces(block: Block) -> bool:
-        return any("reduce" in f.function for f in block.frames)
+    def _is_workspace(self, block: Block) -> bool:
+        if self._last is not None and block.freed_after == self._last:
+            return True
+        return block.freed_after is None and block.address in self._workspaces
+
+    def _is_checkpointed(self, block: Block) -> bool:
+        marks = self._checkpointed.get(block.address, ())
+        at = bisect.bisect_right(marks, block.mark)
+        return at < len(marks) and (block.freed_after is None or marks[at] <= block.freed_after)
+
+    def _is_batch(self, block: Block, at: Where) -> bool:
+        last = bisect.bisect_right(self._batches, block.mark) - 1
+        if last < 0 or at.modules or at.line is None or block.frames[0] != at.line:
+            return False
+        returned = self._marks[self._batches[last]].batch
+        return block.requested in returned and _copies(at.line)
+
+    def line_that_waits(self, block: Block) -> SourceFrame | None:
+        """The line in whose ``backward()`` a block was asked for, None if in none."""
+        mark = self._marks[block.mark]
+        return mark.line if mark.phase is Phase.BACKWARD else None
+
+
+BUCKETS = "DDP's buckets"
+BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
+
+
+def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
+    """What FSDP or DDP asked for; None if neither did. Note [Buffers of FSDP and DDP].
+
+    Args:
+        frames: innermost first.
+    """
+    buffer = Purpose.COMMUNICATION_BUFFER
+    for frame in frames:
+        path = frame.file.replace("\\", "/")
+        if "torch/nn/modules/" in path or not is_internal(frame.file):
+            return None  # What a module asked for that FSDP or DDP had called.
+        reduces = "reduce" in frame.function
+        if path.endswith("torch/nn/parallel/distributed.py"):
+            return buffer, "DDP's broadcast" if "sync" in frame.function else BUCKETS
+        if "torch/distributed/fsdp/_fully_shard/" in path:
+            if path.endswith("/_fsdp_collectives.py") and frame.function == "allocate":
+                continue  # For whoever called that.
+            if reduces:
+                return buffer, "reduce-scatter of FSDP"
+            if path.endswith("/_fsdp_collectives.py"):
+                return buffer, "all-gather of FSDP"
+            return Purpose.PARAMETER, "all-gathered by FSDP"
+        if "torch/distributed/fsdp/" in path:
+            if reduces:
+                return buffer, "reduce-scatter of FSDP1"
+            return buffer, "parameters gathered by FSDP1"
+    return None
+
+
+_COPY = re.compile(r"\.(to|cuda)\(")
+
+
+def _copies(line: SourceFrame) -> bool:
+    """Whether the text of a line asks for a copy on a device."""
+    return _COPY.search(linecache.getline(line.file, line.line)) is not None
 
 
 def _pools(peak: Peak) -> list[PoolShare]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from .watch import DRAIN, Watch
@@ -13,6 +14,9 @@ log = logging.getLogger("memprof")
 
 _PERIOD = 0.2
 """Seconds between two looks at how much there is."""
+
+_LOOKS = 100
+"""The time between two looks at modules, in times that a look takes."""
 
 _Call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _waiting: list[object] = []
@@ -65,8 +69,13 @@ class Drains:
             self._thread.join()
 
     def _run(self) -> None:
+        look_at = 0.0
         while not self._stop.wait(_PERIOD):
             watch = self._watch
+            begun = time.monotonic()
+            if watch.follows and begun >= look_at:
+                watch.look()
+                look_at = begun + _LOOKS * (time.monotonic() - begun)
             if watch.follows and not self._asked and watch.undrained >= DRAIN:
                 self._asked = on_main_thread(self._drain)
 

@@ -129,7 +129,9 @@ _BY_PURPOSE = {
     Purpose.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
     Purpose.OUTPUT: "let go of outputs that are not needed any more",
     Purpose.TENSOR: "let go of tensors that are not needed any more",
-    Purpose.STATE: "smaller caches",
+    Purpose.PERSISTENT_STATE: "smaller caches, moving averages on the host",
+    Purpose.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
+    Purpose.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }
 """What makes room, by what the memory is for."""
 

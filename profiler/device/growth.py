@@ -20,7 +20,9 @@ SAMPLES = 6
 WINDOWS = 32
 """Spans of equally many allocations that stand for steps, where there are none."""
 
-_LASTS = frozenset({Purpose.PARAMETER, Purpose.GRADIENT, Purpose.OPTIMIZER_STATE})
+_LASTS = frozenset(
+    {Purpose.PARAMETER, Purpose.GRADIENT, Purpose.OPTIMIZER_STATE, Purpose.PERSISTENT_STATE}
+)
 
 
 @dataclass(slots=True)

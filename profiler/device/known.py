@@ -1,15 +1,37 @@
-"""Memory whose purpose is known from the objects that hold it: modules and optimizers."""
+"""Memory whose purpose is known from the objects that hold it: modules and optimizers.
+
+Note [What counts as persistent state]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What a program writes to and keeps from step to step, without training it. It is known by any of:
+
+* *running statistics*: buffers of BatchNorm and InstanceNorm. Their kernels write past the
+  counter of writes, so what they are is taken from the class;
+* *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
+  code raises as well, had gone up at two looks (``written.py``), since one write may be a
+  checkpoint that is loaded. A module's buffer that nobody was seen to write to is a constant of
+  the model, and counts as a parameter;
+* *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
+  holds and that were seen to be written to, of a module that has the same names and shapes as one
+  with parameters in an optimizer. Such a copy that nobody writes to (a teacher, a reference model)
+  is made of parameters;
+* *static tensors*: marked by ``torch._dynamo.mark_static_address``, as caches of transformers
+  are, and neither a parameter nor of an optimizer. The program says itself that they stay.
+
+Without looks, as at the end of a session without ``eager=True``, the first and the last of these,
+and ``AveragedModel``, remain. Of compiled code the graph tells (Note [How a category is decided]).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from memprof.profiler.model import Purpose
 
 from . import _torch_compat as compat
+from .written import Written
 
 log = logging.getLogger("memprof")
 
@@ -24,16 +46,75 @@ def modules_and_optimizers() -> tuple[list[torch.nn.Module], list[torch.optim.Op
     return [x for x in found if issubclass(type(x), torch.nn.Module)], optimizers
 
 
-def of_modules(modules: Iterable[torch.nn.Module]) -> Known:
-    """Parameters, buffers and gradients of modules."""
+def of_modules(modules: Iterable[torch.nn.Module], written: Written | None = None) -> Known:
+    """Parameters, buffers and gradients of modules; of buffers, which are state.
+
+    Args:
+        modules: all to look at.
+        written: what was seen to be written to.
+    """
     known: Known = {}
     for module in modules:
-        for tensor in list(module.__dict__.get("_buffers", {}).values()):
+        statistics = isinstance(module, compat.NormWithStatistics)
+        for name, tensor in list(module.__dict__.get("_buffers", {}).items()):
             if isinstance(tensor, torch.Tensor):
-                _add(known, tensor, Purpose.PARAMETER)
+                state = statistics or (written is not None and written.was(module, name))
+                _add(known, tensor, Purpose.PERSISTENT_STATE if state else Purpose.PARAMETER)
         for tensor in list(module.__dict__.get("_parameters", {}).values()):
             if isinstance(tensor, torch.Tensor):
                 _add_with_gradient(known, tensor)
+    return known
+
+
+def of_averages(
+    modules: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    written: Written | None = None,
+) -> Known:
+    """Copies of models that are kept up to date, and trained by no optimizer."""
+    modules = list(modules)
+    trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+    known: Known = {}
+    for module in modules:
+        if isinstance(module, torch.optim.swa_utils.AveragedModel):
+            for tensor in _tensors_of(module):
+                _add(known, tensor, Purpose.PERSISTENT_STATE)
+    if written is None or not trained:
+        return known
+    of_trained = set()
+    candidates = []
+    for module in modules:
+        named = list(module.named_parameters())
+        if not named:
+            continue
+        shapes = tuple((name, tuple(p.shape)) for name, p in named)
+        held = sum(id(p) in trained for _, p in named)
+        if held:
+            of_trained.add(shapes)
+        elif written.anything(module):
+            candidates.append((module, shapes))
+    for module, shapes in candidates:
+        if shapes in of_trained:
+            for tensor in module.parameters():
+                _add(known, tensor, Purpose.PERSISTENT_STATE)
+    return known
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def of_static() -> Known:
+    """Tensors that the program has marked as staying where they are.
+
+    Dynamo marks parameters, buffers and state of optimizers itself: what is known of them goes
+    before this.
+    """
+    known: Known = {}
+    for tensor in compat.existing(torch.Tensor):
+        if compat.is_marked_static(tensor):
+            _add(known, tensor, Purpose.PERSISTENT_STATE)
     return known
 
 
@@ -57,13 +138,23 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_process() -> Known:
+def of_process(written: Written | None = None) -> Known:
     """All of the above, of everything in the process that the collector knows."""
     modules, optimizers = modules_and_optimizers()
-    known = of_modules(modules)
+    return of_all(modules, optimizers, written)
+
+
+def of_all(
+    modules: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    written: Written | None = None,
+) -> Known:
+    """All of the above, of these modules and optimizers."""
+    modules, optimizers = list(modules), list(optimizers)
+    known = of_modules(modules, written)
     for optimizer in optimizers:
         known = of_state(optimizer) | of_parameters(optimizer) | known
-    return known
+    return of_static() | known | of_averages(modules, optimizers, written)
 
 
 def _add_with_gradient(known: Known, p: torch.Tensor) -> None:

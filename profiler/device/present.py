@@ -29,10 +29,13 @@ from . import known
 from .account import Mark, Otherwise, Phase, explain
 from .holders import Holders
 from .replay import Block, Replay
-from .totals import named, peaks
+from .totals import named, outside, peaks
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
+
+WORKSPACE = "(cuBLAS, by its size; no tensor has it)"
+"""The same of a block that has one of the sizes of its workspaces."""
 
 IN_POOL = "(a private pool: CUDA graphs)"
 """The same in a pool of its own."""
@@ -63,6 +66,7 @@ def present_accounts() -> list[DeviceAccount]:
         account.present = True
         account.given_back = torch.cuda.max_memory_reserved(i) - account.reserved
         account.reserved += account.given_back
+        account.outside = outside(i)
         found.append(account)
     return sorted(found, key=lambda a: -a.reserved)
 
@@ -71,11 +75,14 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     """Says of a block of these segments what its holder has it for."""
     private = [s for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
     starts = [(s["address"], s["address"] + s["total_size"]) for s in private]
+    sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
     def otherwise(block: Block) -> tuple[Purpose, str]:
         found = holders.purpose(block)
         if found is not None:
             return found
+        if block.requested in sizes:
+            return Purpose.WORKSPACE, WORKSPACE
         pool = any(begin <= block.address < end for begin, end in starts)
         return Purpose.UNKNOWN, IN_POOL if pool else NOBODY
 

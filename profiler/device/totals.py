@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import DeviceAccount, DeviceTotals
+from memprof.profiler.model import DeviceAccount, DeviceTotals, Outside
 
 
 def named(device: int, steps: int = 0) -> DeviceAccount:
@@ -37,6 +37,22 @@ def counted(steps: int) -> list[DeviceAccount]:
         )
         found.append(account)
     return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
+
+
+def outside(device: int) -> list[Outside]:
+    """What is gone of a device beside torch's allocator now; nothing where CUDA does not say.
+
+    Measured as one figure: whether the context, a library or another process has it, CUDA does not
+    tell.
+    """
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:
+        return []
+    nbytes = total - free - torch.cuda.memory_reserved(device)
+    what = "CUDA context, NCCL, other libraries and processes"
+    source = "measured when the session ended: used on the device, less what the allocator had"
+    return [Outside(what, nbytes, False, source)] if nbytes > 0 else []
 
 
 def counters() -> dict[str, dict[str, int]]:

@@ -34,8 +34,7 @@ import functools
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,15 +43,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Growth, Purpose
+from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 
 from . import _torch_compat as compat
 from . import known
 from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
 from .growth import growth_of, steps_of
+from .holders import Holders
 from .known import Known
+from .objects import Objects
 from .replay import Block, Peak, Replay
-from .totals import counted, named, peaks
+from .said import line_of_caller, sizes_of
+from .totals import counted, named, outside, peaks
 
 log = logging.getLogger("memprof")
 
@@ -89,7 +91,7 @@ class Watch:
     Attributes:
         marks: so far; the first one is the beginning.
         steps: optimizer steps that have ended, of the optimizer that has made most.
-        has_optimizer: whether one was made.
+        objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
         why_not: why there will be no account, in words; empty if there will be.
     """
@@ -121,6 +123,7 @@ class Watch:
         self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._marking = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._known: dict[Phase, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
@@ -135,12 +138,7 @@ class Watch:
         self._started = False
         self._draining = False
         self._modules_known = False
-        # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
-        # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
-        self._modules: weakref.WeakValueDictionary[int, torch.nn.Module] = (
-            weakref.WeakValueDictionary()
-        )
-        self.has_optimizer = False
+        self.objects = Objects()
 
     def install(self) -> None:
         """Begin with CUDA, which this does not start; now, if it has started."""
@@ -148,10 +146,12 @@ class Watch:
         if self._phases:
             self._undo += [
                 compat.wrap_backward(self._around_backward),
-                compat.on_module_tensors(self._module_made),
-                compat.on_optimizer(self._optimizer_made),
+                compat.on_module_tensors(self.objects.module_made),
+                compat.on_optimizer(self.objects.optimizer_made),
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
+                compat.on_checkpoint(self._checkpointed),
+                compat.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
 
@@ -196,7 +196,7 @@ class Watch:
         """
         self._ending = True
         if self._replays and not self.why_not:
-            self._mark(self.marks[-1].phase, self._of_modules() | self.marks[-1].known)
+            self._mark(self.marks[-1].phase, self.objects.of_process())
             self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
@@ -219,7 +219,8 @@ class Watch:
     ) -> DeviceAccount:
         replay = self._replays[device]
         peak = replay.peak
-        explained = explain(peak, self.marks, last, cut_off)
+        workspaces = self._workspaces(device) if self._guest else ()
+        explained = explain(peak, self.marks, last, cut_off, workspaces=workspaces)
         # A script may set the counters back (reset_peak_memory_stats), the history has no such end.
         # And what they had before this began they may have from an earlier peak.
         reserved, allocated = (
@@ -233,6 +234,7 @@ class Watch:
         )
         account = self._of_explained(device, explained, peak, reserved)
         account.most_allocated = allocated
+        account.outside = outside(device) if self._guest else []
         self._note_faults(account, replay)
         return account
 
@@ -281,7 +283,7 @@ class Watch:
             self.drain()
         if not self.follows or device not in self._replays:
             raise LookupError(f"cuda:{device} is not followed")
-        self._mark(self.marks[-1].phase, known.of_process())
+        self._mark(self.marks[-1].phase, self.objects.of_process())
         replay = self._replays[device]
         peak = replay.now()
         explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
@@ -295,7 +297,7 @@ class Watch:
         """What is held across steps and grows, on all devices, most a step first."""
         if not self.follows:
             return []
-        self._mark(self.marks[-1].phase, known.of_process())
+        self._mark(self.marks[-1].phase, self.objects.of_process())
         self.drain()
         last = self.marks[-1].known
         addresses = sorted(last)
@@ -310,12 +312,6 @@ class Watch:
             steps = steps_of(self.marks, replay.events)
             found += growth_of(f"cuda:{device}", list(replay.live), steps, purpose)
         return sorted(found, key=lambda g: -g.a_step)
-
-    def _module_made(self, module: torch.nn.Module) -> None:
-        self._modules[id(module)] = module
-
-    def _optimizer_made(self) -> None:
-        self.has_optimizer = True
 
     @_hook
     def _start(self) -> None:
@@ -346,15 +342,8 @@ class Watch:
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self._taken = self.asked
         if self._phases and any(asked for asked, _ in begun.values()):
-            self._look_around()
-
-    def _look_around(self) -> None:
-        """Find what the memory of a program is for that runs already."""
-        modules, optimizers = known.modules_and_optimizers()
-        for module in modules:
-            self._module_made(module)
-        self.has_optimizer |= bool(optimizers)
-        self._mark(Phase.FORWARD, known.of_process())
+            # What the memory of a program is for that runs already.
+            self._mark(Phase.FORWARD, self.objects.of_process())
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number, that of all devices."""
@@ -366,15 +355,16 @@ class Watch:
         """What was followed until the last ``drain``, by device."""
         return self._replays
 
-    def _mark(self, phase: Phase, found: Known | None = None) -> None:
-        for device, counts in self._counts.items():
-            counts.append(compat.allocation_counts(device))
+    def _mark(self, phase: Phase, found: Known | None = None, **said: Any) -> None:
         found = found or {}
         if found:  # Most often what it was at the last such mark: kept once.
             if found == self._known.get(phase):
                 found = self._known[phase]
             self._known[phase] = found
-        self.marks.append(Mark(phase, self.steps, found))
+        with self._marking:  # A DataLoader may be read by a thread of its own.
+            for device, counts in self._counts.items():
+                counts.append(compat.allocation_counts(device))
+            self.marks.append(Mark(phase, self.steps, found, **said))
 
     @property
     def asked(self) -> int:
@@ -406,6 +396,7 @@ class Watch:
                 self._draining = False
 
     def _follow(self) -> None:
+        self.objects.look()
         if self._guest and not compat.history_enabled():
             self.why_not = "somebody else has ended the allocator's history"
             self._history_is_ours = False
@@ -428,12 +419,17 @@ class Watch:
         """``drain`` where there is a lot of history, for whoever looks after it."""
         self.drain(DRAIN)
 
+    @_hook
+    def look(self) -> None:
+        """See which buffers were written to, for whoever looks now and then."""
+        self.objects.look()
+
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._between(Phase.BACKWARD)
+            self._between(Phase.BACKWARD, line_of_caller())
             try:
                 return run(*args, **kwargs)
             finally:
@@ -444,8 +440,21 @@ class Watch:
         return run_backward
 
     @_hook
-    def _between(self, phase: Phase) -> None:
-        self._mark(phase)
+    def _between(self, phase: Phase, line: SourceFrame | None = None) -> None:
+        if phase is Phase.BACKWARD:
+            self.objects.look_once()
+        self._mark(phase, line=line)
+
+    @_hook
+    def _checkpointed(self, arguments: Sequence[Any]) -> None:
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        found = {a for t in tensors for a, _ in compat.memory_of(t, "cuda")}
+        if found:
+            self._mark(self.marks[-1].phase, checkpointed=frozenset(found))
+
+    @_hook
+    def _batch(self, batch: Any) -> None:
+        self._mark(self.marks[-1].phase, batch=sizes_of(batch))
 
     def _looks(self) -> bool:
         """Whether to look for parameters and state at this step: they stay where they are."""
@@ -456,8 +465,9 @@ class Watch:
         found: Known = {}
         if not self._modules_known:
             self._modules_known = True
-            found = self._of_modules()
+            found = self.objects.of_modules()
         if self._looks():
+            self.objects.look()
             found = known.of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 
@@ -472,9 +482,16 @@ class Watch:
         if self._on_step is not None:
             self._on_step(min(self._steps_of.values()), self.steps)
 
-    def _of_modules(self) -> Known:
-        """Parameters, buffers and gradients of every module that there is."""
-        return known.of_modules(list(self._modules.values()))
+    def _workspaces(self, device: int) -> set[int]:
+        """Addresses of what cuBLAS works in: of one of its sizes, there now, and in no tensor."""
+        sizes = compat.workspace_sizes(device)
+        found = [
+            b for b in self._replays[device].live if b.freed_after is None and b.requested in sizes
+        ]
+        if not found:
+            return set()
+        holders = Holders()
+        return {b.address for b in found if holders.of(b) is None}
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -1,18 +1,23 @@
 """What a byte is for.
 
-The first seven names are the vocabulary of ``torch.profiler``'s data-flow memory
-profile; ``OUTPUT`` and ``CONSTANT`` exist only for compiled code, whose call
-boundaries make both visible, and ``UNKNOWN`` is the honest remainder.
+Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory
+profile; ``OUTPUT``, ``CONSTANT``, ``PERSISTENT_STATE`` and ``CHECKPOINTED_INPUT`` exist only for
+compiled code, whose call boundaries make them visible, and ``UNKNOWN`` is the honest remainder.
 
 Note [How a category is decided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 From what AOTAutograd and Dynamo know of a value, never from its name:
 
-* a graph input that is a module parameter or buffer is PARAMETER, one that lives
+* a buffer of a module that the graph writes to is PERSISTENT_STATE: running statistics, a cache
+  of keys and values; so is an input that it writes to and that the program has marked as
+  staying where it is (``torch._dynamo.mark_static_address``), as caches of transformers are;
+* a graph input that is another module parameter or buffer is PARAMETER, one that lives
   in an optimizer's state is OPTIMIZER_STATE, a parameter's ``.grad`` handed to a
   compiled optimizer step is GRADIENT; any other user input is INPUT;
 * memory that a forward returns for its backward is ACTIVATION, also where the
-  user holds it too: it cannot be released before the backward has run;
+  user holds it too: it cannot be released before the backward has run; of it, what a region
+  under ``torch.utils.checkpoint`` begins with is CHECKPOINTED_INPUT: made outside of the region
+  and used in it, by the numbers that Dynamo and AOTAutograd give regions (``ac_graph_id``);
 * memory returned to the user is OUTPUT, except a parameter's gradient: GRADIENT;
 * what exists only so that autograd can go from one graph to the next (incoming
   tangents, gradients of values that are not parameters, random-number state,
@@ -21,7 +26,7 @@ From what AOTAutograd and Dynamo know of a value, never from its name:
 * memory allocated and released within one call is TEMPORARY, scratch memory
   inside a library kernel included.
 
-Buffers (BatchNorm statistics, position tables) are module state and count as
+Buffers that no graph writes to (position tables, statistics that inference reads) count as
 PARAMETER; ``GraphValue.role`` keeps the two apart.
 """
 
@@ -42,6 +47,8 @@ class Category(str, Enum):
     AUTOGRAD_DETAIL = "autograd_detail"
     OUTPUT = "output"
     CONSTANT = "constant"
+    PERSISTENT_STATE = "persistent_state"
+    CHECKPOINTED_INPUT = "checkpointed_input"
     UNKNOWN = "unknown"
 
     @property

@@ -26,8 +26,15 @@ class Purpose(str, Enum):
     TEMPORARY = "temporary"
     INPUT = "input"
     OUTPUT = "output"
-    STATE = "state"
-    """Made while a module ran, and kept: caches of keys and values, static buffers."""
+    PERSISTENT_STATE = "persistent_state"
+    """Written to and kept from step to step: caches of keys and values, running statistics, moving
+    averages of a model. Note [What counts as persistent state] in ``profiler/device/known.py``."""
+    CHECKPOINTED_INPUT = "checkpointed_input"
+    """Handed to a checkpointed function, and kept so that the backward can run it again."""
+    DATALOADER_BATCH = "dataloader_batch"
+    """A copy on the device of what a DataLoader returned."""
+    COMMUNICATION_BUFFER = "communication_buffer"
+    """What DDP and FSDP send from and receive into."""
     TENSOR = "tensor"
     """Of a tensor that the program holds, where nobody watched what it was made for."""
     WORKSPACE = "workspace"
@@ -50,11 +57,13 @@ class AccountRow:
         count: blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
         frame: innermost frame of the program; None where no Python was running, or nobody watched.
+            Of autograd's threads it is the line that waits for them in ``backward()``.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;
             mostly empty.
+        waits: whether ``frame`` did not ask itself but waits for autograd's threads.
     """
 
     purpose: Purpose
@@ -66,6 +75,7 @@ class AccountRow:
     compiled: bool = False
     detail: str = ""
     holder: str = ""
+    waits: bool = False
 
     @property
     def what(self) -> str:

@@ -4,10 +4,16 @@ Note [A peak from two sources]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The allocator's counters say how much was reserved and allocated at most. What compiled code had at
 its own peak is known from its programs, replays included; what else the process holds from a look
-at its end (``profiler/device/present.py``). Parameters and optimizer state are there all the time,
-so both are of the peak, if it lay in compiled code. What the allocator counts beyond is nobody's:
-gradients that eager code holds, temporaries of an eager optimizer, libraries' workspaces. It is a
-row of its own. Where the two sources say more than the counter they cannot be of one instant, and
+at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
+workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
+the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
+call needed them its program says.) What the allocator counts beyond is nobody's: gradients that
+eager code holds, temporaries of an eager optimizer, rounding. It is a row of its own.
+
+Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
+counts it as a parameter. So the two are one sum, which is divided as the better informed says.
+
+Where the two sources say more than the counter they cannot be of one instant, and
 no sum is made of them.
 """
 
@@ -20,6 +26,7 @@ from ..model import Category, DeviceAccount, Purpose
 
 _LASTING = {
     Purpose.PARAMETER: Category.PARAMETER,
+    Purpose.PERSISTENT_STATE: Category.PERSISTENT_STATE,
     Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
 }
 """What is there all the time, under the names of both sources."""
@@ -44,12 +51,16 @@ class DevicePeak:
     free: int
 
 
-def device_peak(account: DeviceAccount, compiled: Mapping[Category, int]) -> DevicePeak | None:
+def device_peak(
+    account: DeviceAccount, compiled: Mapping[Category, int], kept: int = 0
+) -> DevicePeak | None:
     """The peak of a device of which only the end was looked at.
 
     Args:
         account: with ``present``.
         compiled: bytes live at the peak of compiled code on that device.
+        kept: bytes that libraries allocated in that call and did not give back, of which the live
+            ones know nothing.
 
     Returns:
         None if the sources do not fit together.
@@ -58,14 +69,26 @@ def device_peak(account: DeviceAccount, compiled: Mapping[Category, int]) -> Dev
     found: dict[str, int] = {}
     for purpose, category in _LASTING.items():
         found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
+    state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
+    both = max(
+        now.get(state, 0) + now.get(parameter, 0),
+        sum(compiled.get(_LASTING[p], 0) for p in (state, parameter)),
+    )
+    found[parameter.label] = both - found[state.label]
+    found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
     for category, nbytes in compiled.items():
         if category not in _LASTING.values():
             found[category.label] = nbytes
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.STATE))
+    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
     counted = sum(compiled.get(c, 0) for c in (Category.INPUT, Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
+    # Some of them may be the same, and all may have been asked for when less was there.
+    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    if beyond <= unattributed:
+        found[Purpose.WORKSPACE.label] += beyond
+        unattributed -= beyond
     if unattributed < 0:
         return None
     parts = sorted((p for p in found.items() if p[1]), key=lambda p: -p[1])

@@ -308,8 +308,14 @@ def _device_peaks(
             continue
         live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
-        if peak := device_peak(account, compiled):
+        if peak := device_peak(account, compiled, _kept_at(profile, at.call)):
             yield peak
+
+
+def _kept_at(profile: Profile, call: int) -> int:
+    """Bytes that libraries allocated in a call and kept."""
+    calls = profile.calls
+    return profile.graph(calls.graph[call]).programs[calls.program[call]].kept_bytes
 
 
 def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:

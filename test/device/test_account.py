@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memprof.profiler.device.account import Mark, Phase, explain, failed_requests
+from memprof.profiler.device.account import Mark, Phase, explain, failed_requests, of_distributed
 from memprof.profiler.device.replay import Replay
 from memprof.profiler.device.where import where
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import AccountRow, Purpose
 from memprof.profiler.model import SourceFrame as Frame
 
 MIB = 1 << 20
@@ -54,20 +54,29 @@ class Run:
 
     def mark(self, phase: Phase, step: int = 0, **known: int) -> None:
         by_address = {address: Purpose(name) for name, address in known.items()}
-        self.marks.append(Mark(phase, step, by_address))
+        self.say(Mark(phase, step, by_address))
+
+    def say(self, mark: Mark) -> None:
+        self.marks.append(mark)
         self.counts.append((self.asked, self.let_go))
 
     def purposes(
-        self, last: int | None = None, cut_off: bool = False
+        self, last: int | None = None, cut_off: bool = False, workspaces: Collection[int] = ()
     ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
+        rows = self.rows(last, cut_off, workspaces)
+        return {r.nbytes // MIB: (r.purpose, r.detail) for r in rows}
+
+    def rows(
+        self, last: int | None = None, cut_off: bool = False, workspaces: Collection[int] = ()
+    ) -> list[AccountRow]:
         replay = Replay()
         replay.feed(self.events, self.counts)
         assert not replay.strange
-        found = explain(replay.peak, self.marks, last, cut_off)
+        found = explain(replay.peak, self.marks, last, cut_off, workspaces=workspaces)
         total = sum(r.nbytes for r in found.rows) + found.rounding + found.awaiting
         assert total + sum(p.free for p in found.pools) == replay.peak.reserved
-        return {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows}
+        return found.rows
 
 
 @pytest.fixture
@@ -131,8 +140,8 @@ def test_every_purpose_at_one_instant(model_file: str) -> None:
     recomputed = run.take(
         7, forward, (f"{SITE}/torch/utils/checkpoint.py", 5, "recompute_fn"), script
     )
-    gathered = run.take(8, (f"{SITE}/torch/distributed/fsdp/_param.py", 9, "all_gather"))
-    reduced = run.take(9, (f"{SITE}/torch/distributed/fsdp/_param.py", 9, "foreach_reduce"))
+    gathered = run.take(8, (f"{FSDP2}/_fsdp_param.py", 9, "alloc_all_gather_outputs"))
+    reduced = run.take(9, (f"{FSDP2}/_fsdp_collectives.py", 9, "foreach_reduce"))
     scratch = run.take(10)
     for address in (saved, recomputed, gathered, reduced, scratch):
         run.drop(address)
@@ -147,7 +156,7 @@ def test_every_purpose_at_one_instant(model_file: str) -> None:
         6: (Purpose.GRADIENT, ""),
         7: (Purpose.ACTIVATION, "recomputed"),
         8: (Purpose.PARAMETER, "all-gathered by FSDP"),
-        9: (Purpose.GRADIENT, "reduced by FSDP"),
+        9: (Purpose.COMMUNICATION_BUFFER, "reduce-scatter of FSDP"),
         10: (Purpose.TEMPORARY, ""),
     }
 
@@ -190,7 +199,7 @@ def test_inference_keeps_its_state(model_file: str) -> None:
     run.drop(workspace)
     assert run.purposes(last=1) == {
         2: (Purpose.INPUT, ""),
-        3: (Purpose.STATE, ""),
+        3: (Purpose.PERSISTENT_STATE, ""),
         6: (Purpose.WORKSPACE, "cuBLAS"),
     }
 
@@ -229,6 +238,160 @@ def test_where_names_line_modules_and_nodes(tmp_path: Path, model_file: str) -> 
     assert found.nodes == "w (aten.mm)"
     assert where((Frame(str(generated), 3, "call"),)).nodes == "y, z (aten.add, aten.mul)"
     assert where(()).line is None
+
+
+def test_what_is_written_to_is_state_whenever_that_is_seen() -> None:
+    """At the first look it is a buffer like any other."""
+    run = Run()
+    cache, constant = run.take(1), run.take(2)
+    run.say(Mark(Phase.FORWARD, 0, {cache: Purpose.PARAMETER, constant: Purpose.PARAMETER}))
+    run.take(4)
+    run.mark(Phase.FORWARD, persistent_state=cache)
+    assert run.purposes() == {
+        1: (Purpose.PERSISTENT_STATE, ""),
+        2: (Purpose.PARAMETER, ""),
+        4: (Purpose.INPUT, ""),
+    }
+
+
+def test_workspaces_that_stay_in_somebodys_program() -> None:
+    run = Run()
+    workspace = run.take(32, ("/home/me/train.py", 1, "step"))
+    gone = run.take(33, ("/home/me/train.py", 1, "step"))
+    run.drop(gone)
+    assert run.purposes(workspaces=[workspace])[32] == (Purpose.WORKSPACE, "cuBLAS")
+    # Another block that lay at the address of one and is gone is none.
+    assert run.purposes(workspaces=[workspace, gone])[33] == (Purpose.INPUT, "")
+
+
+def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:
+    forward = (model_file, 3, "forward")
+    run = Run()
+    earlier = run.take(1, forward)
+    run.say(Mark(Phase.FORWARD, 0, checkpointed=frozenset({earlier})))
+    run.drop(earlier)
+    saved = run.take(2, forward)  # at the same address
+    assert saved == earlier
+    inputs = run.take(4, forward)
+    scratch = run.take(8, forward)
+    run.say(Mark(Phase.FORWARD, 0, checkpointed=frozenset({inputs, scratch})))
+    run.drop(scratch)
+    run.take(16, ("/home/me/data.py", 1, "load"))
+    run.mark(Phase.BACKWARD)
+    run.drop(inputs)
+    run.drop(saved)
+    run.mark(Phase.FORWARD, step=1)
+    found = run.purposes()
+    assert found[4] == (Purpose.CHECKPOINTED_INPUT, "")
+    assert found[2] == (Purpose.ACTIVATION, "")
+    assert found[16] == (Purpose.INPUT, "")
+
+
+def test_a_batch_is_known_by_its_bytes_and_by_the_line_that_copies_it(
+    tmp_path: Path, model_file: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("x = x.to(device)\nmask = torch.ones(n, device=device)\n")
+    copy, fill = (str(script), 1, "main"), (str(script), 2, "main")
+    run = Run()
+    run.take(1, copy)  # before any loader returned anything
+    run.say(Mark(Phase.FORWARD, 0, batch=(2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)))
+    run.take(2, copy)
+    run.take(3, copy)  # of other bytes: another type, or none of the batch
+    run.take(4, fill)
+    run.take(8, (model_file, 3, "forward"), copy)
+    run.take(16, (f"{SITE}/torch/nn/modules/module.py", 3, "convert"), copy)
+    run.mark(Phase.BACKWARD)
+    assert run.purposes() == {
+        2: (Purpose.DATALOADER_BATCH, ""),
+        1 + 3 + 16: (Purpose.INPUT, ""),
+        4: (Purpose.INPUT, ""),
+        8: (Purpose.OUTPUT, ""),
+    }
+
+
+def test_a_block_of_a_backward_has_the_line_that_waits_for_it(model_file: str) -> None:
+    calls = Frame("/home/me/train.py", 7, "step")
+    run = Run()
+    run.say(Mark(Phase.BACKWARD, 0, line=calls))
+    run.take(1)
+    run.take(2, (model_file, 3, "forward"))  # a hook of the program's
+    run.mark(Phase.FORWARD)
+    run.take(4)
+    lines = {r.nbytes // MIB: (r.frame, r.waits) for r in run.rows()}
+    assert lines[1] == (calls, True)
+    frame, waits = lines[2]
+    assert frame is not None
+    assert frame.file == model_file
+    assert not waits
+    assert lines[4] == (None, False)
+
+
+FSDP2 = f"{SITE}/torch/distributed/fsdp/_fully_shard"
+FSDP1 = f"{SITE}/torch/distributed/fsdp"
+DDP = f"{SITE}/torch/nn/parallel/distributed.py"
+BUFFER = Purpose.COMMUNICATION_BUFFER
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ([("_fsdp_collectives.py", "foreach_all_gather")], (BUFFER, "all-gather of FSDP")),
+        (
+            [("_fsdp_collectives.py", "allocate"), ("_fsdp_collectives.py", "foreach_all_gather")],
+            (BUFFER, "all-gather of FSDP"),
+        ),
+        (
+            [("_fsdp_collectives.py", "allocate"), ("_fsdp_collectives.py", "foreach_reduce")],
+            (BUFFER, "reduce-scatter of FSDP"),
+        ),
+        (
+            [
+                ("_fsdp_param.py", "alloc_all_gather_outputs"),
+                ("_fsdp_collectives.py", "foreach_all_gather_copy_out"),
+            ],
+            (Purpose.PARAMETER, "all-gathered by FSDP"),
+        ),
+    ],
+)
+def test_buffers_of_fsdp2(stack: list[tuple[str, str]], expected: tuple[Purpose, str]) -> None:
+    frames = [Frame(f"{FSDP2}/{file}", 1, function) for file, function in stack]
+    assert of_distributed([*frames, Frame("/home/me/train.py", 1, "main")]) == expected
+
+
+def test_buffers_of_fsdp1_and_ddp() -> None:
+    def of(file: str, function: str) -> tuple[Purpose, str] | None:
+        return of_distributed([Frame(file, 1, function), Frame("/home/me/train.py", 1, "main")])
+
+    gathers = of(f"{FSDP1}/_flat_param.py", "_alloc_padded_unsharded_flat_param")
+    assert gathers == (BUFFER, "parameters gathered by FSDP1")
+    reduces = of(f"{FSDP1}/_runtime_utils.py", "_get_reduce_scatter_tensors")
+    assert reduces == (BUFFER, "reduce-scatter of FSDP1")
+    assert of(DDP, "_ddp_init_helper") == (BUFFER, "DDP's buckets")
+    assert of(DDP, "_sync_module_states") == (BUFFER, "DDP's broadcast")
+    assert of(f"{SITE}/torch/nn/functional.py", "linear") is None
+
+
+def test_what_a_module_asks_for_that_fsdp_or_ddp_has_called_is_no_buffer(model_file: str) -> None:
+    for outer in (f"{FSDP1}/fully_sharded_data_parallel.py", DDP):
+        calls = [Frame(f"{SITE}/torch/nn/modules/module.py", 9, "_call_impl"), Frame(outer, 1, "f")]
+        assert of_distributed([Frame(model_file, 3, "forward"), *calls]) is None
+        relu = [Frame(f"{SITE}/torch/nn/functional.py", 1, "relu")]
+        assert (
+            of_distributed([*relu, Frame(f"{SITE}/torch/nn/modules/a.py", 1, "f"), *calls]) is None
+        )
+        assert of_distributed(calls[1:]) is not None
+
+
+def test_gradients_that_are_views_of_buckets() -> None:
+    run = Run()
+    bucket = run.take(1, (DDP, 9, "_ddp_init_helper"), ("/home/me/train.py", 1, "main"))
+    run.take(2, (DDP, 9, "_ddp_init_helper"), ("/home/me/train.py", 1, "main"))
+    run.mark(Phase.OPTIMIZER, gradient=bucket)
+    assert run.purposes() == {
+        1: (BUFFER, "DDP's buckets: gradients are views of them"),
+        2: (BUFFER, "DDP's buckets"),
+    }
 
 
 def test_failed_requests_of_one_place_are_one() -> None:

@@ -44,6 +44,26 @@ def test_the_peak_is_the_sum_of_what_both_sources_know() -> None:
     assert "not attributed: eager code, libraries, rounding" in text
 
 
+def test_state_and_workspaces_are_of_the_peak_as_well() -> None:
+    rows = [
+        AccountRow(Purpose.PARAMETER, 70, 3),  # with a cache of 30 that graphs write to
+        AccountRow(Purpose.PERSISTENT_STATE, 10, 1),  # running statistics, in eager code
+        AccountRow(Purpose.WORKSPACE, 32, 1),
+    ]
+    account = DeviceAccount("cuda:0", reserved=400, most_allocated=200, rows=rows, present=True)
+    compiled = {Category.PARAMETER: 40, Category.PERSISTENT_STATE: 30, Category.ACTIVATION: 50}
+    peak = device_peak(account, compiled, kept=33)
+    assert peak is not None
+    assert peak.parts == (
+        ("parameter", 50), ("activation", 50), ("workspace", 33), ("persistent state", 30),
+    )  # fmt: skip
+    assert peak.unattributed == 200 - 163
+    # What a library kept need not have been there at the peak: not more than there was.
+    peak = device_peak(account, compiled, kept=32 + 39)
+    assert peak is not None
+    assert dict(peak.parts)["workspace"] == 32
+
+
 def test_no_sum_is_made_of_sources_that_do_not_fit_together() -> None:
     assert device_peak(_account(200), {Category.ACTIVATION: 100}) is None
     assert "at the peak" not in render_accounts([_account(200)])

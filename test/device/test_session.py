@@ -286,6 +286,7 @@ assert [f.nbytes for f in account.failed] == [1 << 40]
 @simgpu
 def test_a_fault_of_ours_costs_the_account_and_not_the_training() -> None:
     program = """
+from memprof.profiler.device.objects import Objects
 from memprof.profiler.device.watch import Watch
 
 
@@ -295,14 +296,17 @@ def fails(*_):
 
 entry = torch.autograd.graph._engine_run_backward
 training = Training()
-for name in ("_of_modules", "_follow", "_account", "_start"):
-    works = getattr(Watch, name)
-    setattr(Watch, name, fails)
+for owner, name in (
+    (Objects, "of_modules"), (Watch, "_follow"), (Watch, "_account"), (Watch, "_start"),
+    (Objects, "look"),
+):
+    works = getattr(owner, name)
+    setattr(owner, name, fails)
     try:
         with memprof.profile(eager=True) as session:
             training.step()
     finally:
-        setattr(Watch, name, works)
+        setattr(owner, name, works)
     assert session.profile().accounts == []
     (why,) = refusals(session)
     assert "ZeroDivisionError: ours" in why, why

@@ -127,9 +127,9 @@ def test_roles_of_a_module() -> None:
         ("parameter", "parameter", "0.weight", None),
         ("parameter", "parameter", "0.bias", None),
         ("user_input", "input", "L['args'][0]", None),
-        ("buffer", "parameter", "1.num_batches_tracked", None),
-        ("buffer", "parameter", "1.running_mean", None),
-        ("buffer", "parameter", "1.running_var", None),
+        ("buffer", "persistent_state", "1.num_batches_tracked", None),
+        ("buffer", "persistent_state", "1.running_mean", None),
+        ("buffer", "persistent_state", "1.running_var", None),
         ("parameter", "parameter", "1.weight", None),
         ("parameter", "parameter", "1.bias", None),
     ]

@@ -220,7 +220,8 @@ def _blocks(a: DeviceAccount) -> Section:
     )
     rows: list[tuple[Cell, ...]] = []
     for r in a.rows:
-        code = "compiled" if r.compiled else "eager" if r.frame is not None else "autograd"
+        eager = r.frame is not None and not r.waits
+        code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
     title = f"Live {_when(a)}, largest first"

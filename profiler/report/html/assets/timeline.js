@@ -10,10 +10,12 @@
   // From the bottom: what stays for the whole run first, so that its level is easy to see.
   const STACK = [
     "parameter",
+    "persistent_state",
     "optimizer_state",
     "constant",
     "gradient",
     "activation",
+    "checkpointed_input",
     "input",
     "output",
     "autograd_detail",

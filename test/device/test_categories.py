@@ -1,0 +1,284 @@
+"""What people call memory by name, in a session that follows the allocator: state, checkpointed
+inputs, batches, buffers of DDP and FSDP, workspaces; and the lines of backwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.profiler.device.said import line_of_caller, sizes_of
+from memprof.profiler.device.written import Written
+
+from .programs import script
+
+simgpu = pytest.mark.simgpu
+
+_BEGIN = """
+import copy, sys
+import torch, memprof
+from memprof.profiler.model import Purpose
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+N = 512
+WEIGHT = 4 * N * N
+
+
+def account_of(session):
+    (account,) = session.profile().accounts
+    assert account.unexplained == 0, account.unexplained
+    assert account.live + account.rounding + account.awaiting + account.free == account.reserved
+    assert not account.notes, account.notes
+    return account
+
+
+def lines(account, purpose, detail=""):
+    found = {}
+    for r in account.rows:
+        if r.purpose is purpose and detail in r.detail:
+            found[r.frame.code if r.frame else None] = r.nbytes
+    return found
+"""
+
+_TRAINING = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(N, N, bias=False) for _ in range(3))
+        self.norm = nn.BatchNorm1d(N)
+        self.register_buffer("cache", torch.zeros(64, N))
+        self.register_buffer("table", torch.ones(128, N).mul_(2))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.cache[:4].copy_(x[:4])
+        y = self.norm(x).exp()  # first
+        y = checkpoint(self.a, y, use_reentrant=False)
+        y = y.sin()  # second
+        y = checkpoint(self.b, y, use_reentrant=True)
+        return self.c(y.cos()).relu() + self.table[0]
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        return {"x": torch.zeros(1000, N), "y": [torch.zeros(7)]}
+
+
+from torch.utils.checkpoint import CheckpointFunction
+
+entry = vars(CheckpointFunction)["forward"]
+with memprof.profile(eager=True) as session:
+    net = Net().cuda()  # model
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    average = copy.deepcopy(net)  # average
+    teacher = copy.deepcopy(net)  # teacher
+    for i, batch in zip(range(4), torch.utils.data.DataLoader(Data(), batch_size=None)):
+        x = batch["x"].to("cuda")
+        mask = torch.ones(1000, N, device="cuda")
+        net(x).sum().backward()  # backward
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for kept, p in zip(average.parameters(), net.parameters()):
+                kept.lerp_(p, 0.1)
+account = account_of(session)
+STATISTICS = 2 * 4 * N + 8
+OWN = 3 * WEIGHT + 2 * 4 * N
+CONSTANT = 128 * N * 4
+
+state = lines(account, Purpose.PERSISTENT_STATE)
+assert state.pop("net = Net().cuda()  # model") == 64 * N * 4 + STATISTICS
+assert state.pop("average = copy.deepcopy(net)  # average") == OWN + STATISTICS
+assert state.pop("teacher = copy.deepcopy(net)  # teacher") == STATISTICS
+assert not state, state
+parameters = lines(account, Purpose.PARAMETER)
+assert parameters["net = Net().cuda()  # model"] == OWN + CONSTANT
+assert parameters["teacher = copy.deepcopy(net)  # teacher"] == OWN + CONSTANT + 64 * N * 4
+
+inputs = lines(account, Purpose.CHECKPOINTED_INPUT)
+assert set(inputs) == {"y = self.norm(x).exp()  # first", "y = y.sin()  # second"}, inputs
+assert set(inputs.values()) == {4 * 1000 * N}
+assert lines(account, Purpose.DATALOADER_BATCH) == {'x = batch["x"].to("cuda")': 4 * 1000 * N}
+assert lines(account, Purpose.INPUT)['mask = torch.ones(1000, N, device="cuda")'] == 4 * 1000 * N
+workspaces = [r for r in account.rows if r.purpose is Purpose.WORKSPACE]
+assert workspaces and {r.detail for r in workspaces} == {"cuBLAS"}
+assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+waits = {r.frame.code for r in account.rows if r.waits}
+assert waits == {"net(x).sum().backward()  # backward"}, waits
+(outside,) = account.outside
+assert outside.nbytes > 0 and not outside.estimated
+assert vars(CheckpointFunction)["forward"] is entry
+"""
+
+
+@simgpu
+def test_a_training_with_all_of_them(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _TRAINING)
+
+
+_DISTRIBUTED = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+kind = sys.argv[1]
+BUFFER = Purpose.COMMUNICATION_BUFFER
+with memprof.profile(eager=True) as session:
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(N, N), nn.ReLU()) for _ in range(4))).cuda()
+    if kind.startswith("ddp"):
+        model = nn.parallel.DistributedDataParallel(
+            model, device_ids=[0], bucket_cap_mb=1, gradient_as_bucket_view=kind == "ddp-view"
+        )
+
+        def reduce(_, bucket):  # a fake group has no result
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        model.register_comm_hook(None, reduce)
+    elif kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        for i in range(4):
+            model[i] = FullyShardedDataParallel(model[i], device_id=0)
+        model = FullyShardedDataParallel(model, device_id=0)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.init_device_mesh("cuda", (4,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for i in range(4):
+        model(torch.ones(16, N, device="cuda")).sum().backward()
+        optimizer.step()
+account = account_of(session)
+WHOLE = 4 * (WEIGHT + 4 * N)
+found = {}
+for r in account.rows:
+    found[r.what] = found.get(r.what, 0) + r.nbytes
+buffers = {what: n for what, n in found.items() if what.startswith("communication buffer")}
+if kind == "ddp":
+    assert buffers["communication buffer (DDP's buckets)"] == WHOLE, found
+    assert found["gradient"] == WHOLE, found
+elif kind == "ddp-view":
+    # Two sets until the first ones go: gradients of the first step are views of them.
+    held = buffers["communication buffer (DDP's buckets: gradients are views of them)"]
+    assert held in (WHOLE, 2 * WHOLE), found
+    assert "gradient" not in found, found
+elif kind == "fsdp1":
+    assert buffers["communication buffer (parameters gathered by FSDP1)"] >= WHOLE // 4, found
+    assert found["parameter"] == WHOLE // 4, found
+else:
+    assert buffers["communication buffer (all-gather of FSDP)"] >= WHOLE // 4, found
+    assert found["parameter"] == WHOLE // 4, found
+    assert found["parameter (all-gathered by FSDP)"] >= WHOLE // 4, found
+assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+# What modules asked for that FSDP or DDP had called is theirs.
+assert all(r.purpose is not BUFFER for r in account.rows if "ReLU" in r.modules)
+"""
+
+
+@simgpu
+@pytest.mark.parametrize("kind", ["ddp", "ddp-view", "fsdp1", "fsdp2"])
+def test_buffers_of_distributed_training(tmp_path: Path, kind: str) -> None:
+    script(tmp_path / "program.py", _BEGIN + _DISTRIBUTED, kind)
+
+
+_CACHE = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(N, N)
+
+    def forward(self, x, cache):
+        cache.keys[:4] = x[:4]
+        return self.linear(x) + cache.keys.sum()
+
+
+class Cache:
+    def __init__(self):
+        self.keys = torch.zeros(1000, N, device="cuda")  # cache
+        torch._dynamo.mark_static_address(self.keys)
+
+
+def serve():
+    model = torch.compile(Attention().cuda(), backend="memprof")
+    cache = Cache()
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(8, N, device="cuda"), cache)
+    return cache
+
+
+with memprof.profile(eager=True) as session:
+    cache = serve()
+state = lines(account_of(session), Purpose.PERSISTENT_STATE)
+assert state['self.keys = torch.zeros(1000, N, device="cuda")  # cache'] == 4000 * N, state
+
+with memprof.profile() as session:
+    cache = serve()
+from memprof.profiler.report.summary import summarize
+(account,) = session.profile().accounts
+(peak,) = summarize(session.profile()).at_peak
+assert account.present
+assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 4000 * N
+parts = dict(peak.parts)
+assert parts["persistent state"] == 4000 * N, parts
+assert sum(parts.values()) + peak.unattributed + peak.free == peak.reserved
+assert account.reserved == torch.cuda.max_memory_reserved()
+assert account.outside
+"""
+
+
+@simgpu
+def test_a_static_cache_that_is_no_buffer_of_a_module(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _CACHE)
+
+
+def test_writes_are_seen_at_two_looks() -> None:
+    module = nn.Linear(4, 4)
+    module.register_buffer("cache", torch.zeros(4))
+    module.register_buffer("table", torch.zeros(4).add_(1))
+    written = Written()
+    written.look([module])
+    assert not written.was(module, "cache")
+    with torch.no_grad():
+        module.cache.add_(1)
+        module.weight.mul_(0.5)
+    written.look([module])
+    assert not written.was(module, "cache")  # once: a checkpoint that was loaded
+    with torch.no_grad():
+        module.cache.add_(1)
+        module.weight.mul_(0.5)
+    written.look([module])
+    written.look([module])
+    assert written.was(module, "cache")
+    assert not written.was(module, "table")
+    assert written.anything(nn.Sequential(module))
+    # Another tensor under the same name has been written to by nobody.
+    module.cache = torch.zeros(4).add_(1).add_(1).add_(1)
+    written.look([module])
+    assert not written.was(module, "cache")
+    assert not written.was(nn.Linear(4, 4), "weight")
+
+
+def test_sizes_of_a_batch() -> None:
+    batch = {"x": torch.zeros(3), "more": [torch.zeros(3), (torch.zeros(2, dtype=torch.int8),)]}
+    assert sorted(sizes_of(batch)) == [2, 12]
+    assert sizes_of([1, "text", None]) == ()
+
+
+def test_who_waits_is_the_innermost_line_of_the_program() -> None:
+    code = compile("def calls(f):\n    return f()\n", "/home/me/train.py", "exec")
+    names: dict[str, object] = {}
+    exec(code, names)
+    line = names["calls"](line_of_caller)  # type: ignore[operator]
+    assert (line.file, line.line, line.function) == ("/home/me/train.py", 2, "calls")

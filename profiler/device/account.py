@@ -86,6 +86,9 @@ class Explained:
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
 
+Decide = Callable[[Block], AccountRow]
+"""The row that a block belongs to, as one of no bytes and no blocks."""
+
 
 def explain(
     peak: Peak,
@@ -108,13 +111,8 @@ def explain(
         otherwise: asked for blocks of which the history does not tell the purpose.
     """
     decide = _Decider(marks, last, cut_off, now)
-    grouped: dict[AccountRow, list[int]] = {}
-    rounding = awaiting = 0
-    for block in peak.blocks:
-        if block.address in peak.awaiting:
-            awaiting += block.size
-            continue
-        rounding += block.size - block.requested
+
+    def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
         purpose, detail = decide(block, at)
         holder = ""
@@ -123,22 +121,32 @@ def explain(
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
         line = source_of(at.line)
-        alike = AccountRow(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder)
-        of_alike = grouped.setdefault(alike, [0, 0])
+        return AccountRow(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder)
+
+    mark = marks[-1 if now else peak.mark]
+    trained = any(m.phase is not Phase.FORWARD for m in marks)
+    return replace(
+        add_up(peak, row_of),
+        step=mark.step + 1 if trained else 0,
+        phase=mark.phase.value if trained else "",
+    )
+
+
+def add_up(peak: Peak, row_of: Decide) -> Explained:
+    """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
+    grouped: dict[AccountRow, list[int]] = {}
+    rounding = awaiting = 0
+    for block in peak.blocks:
+        if block.address in peak.awaiting:
+            awaiting += block.size
+            continue
+        rounding += block.size - block.requested
+        of_alike = grouped.setdefault(row_of(block), [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
     rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
     rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    mark = marks[-1 if now else peak.mark]
-    trained = any(m.phase is not Phase.FORWARD for m in marks)
-    return Explained(
-        rows,
-        rounding,
-        awaiting,
-        _pools(peak),
-        mark.step + 1 if trained else 0,
-        mark.phase.value if trained else "",
-    )
+    return Explained(rows, rounding, awaiting, _pools(peak), 0, "")
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:

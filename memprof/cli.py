@@ -28,6 +28,7 @@ COMMANDS = (
     "merge",
     "gantt",
     "export",
+    "enrich",
     "run",
     "simulate",
     "config",

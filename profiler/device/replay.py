@@ -46,7 +46,7 @@ SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
 
-_MOST_LOOKS = 50_000_000
+_MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, in all, for those that memory given back lies in."""
 
 

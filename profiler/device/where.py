@@ -66,6 +66,7 @@ class Where:
 _PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpoint")
 
 
+@functools.lru_cache(maxsize=8192)
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
     return (
@@ -80,6 +81,7 @@ def is_python(file: str, line: int) -> bool:
     return line > 0 and _NO_PYTHON.search(file) is None
 
 
+@functools.lru_cache(maxsize=8192)
 def is_generated(file: str) -> bool:
     """Whether a file is of Inductor's code."""
     return _GENERATED.search(file) is not None

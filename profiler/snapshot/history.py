@@ -5,9 +5,9 @@ Note [A history that begins late]
 ``device_traces`` has the last so many events (``max_entries``), or those since somebody began to
 record; what was there before the first of them stands nowhere. But the segments of the snapshot are
 the state after the last one: going back from it, what an event made goes, and what it let go of
-comes again. From what is there in the end ``Replay`` follows the history as any other. Of blocks that
-went within the history their size is not known, but what was asked for, so it is rounded up, as
-far as there is room.
+comes again. From what is there in the end ``Replay`` follows the history as any other. Of blocks
+that went within the history their size is not known, but what was asked for, so it is rounded up,
+as far as there is room.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def follow(snapshot: Snapshot, device: int) -> Followed:
     whole = Replay(snapshot.settings, take_down=False)
     whole.take_over(begin)
     whole.feed(trace, _NO_MARKS)
-    until = Replay(snapshot.settings)
+    until = Replay(snapshot.settings, take_down=False)
     until.take_over(begin)
     until.assign_pools(begin)
     until.feed(trace[: whole.peak.event], _NO_MARKS)
@@ -71,9 +71,7 @@ def follow(snapshot: Snapshot, device: int) -> Followed:
 
 def totals(segments: Sequence[Json]) -> tuple[int, int]:
     """Bytes that are reserved, and bytes of blocks that are allocated, by a snapshot."""
-    used = (
-        b["size"] for s in segments for b in s["blocks"] if b["state"] == "active_allocated"
-    )
+    used = (b["size"] for s in segments for b in s["blocks"] if b["state"] == "active_allocated")
     return sum(s["total_size"] for s in segments), sum(used)
 
 

@@ -1,4 +1,4 @@
-"""Whether a pickle may be loaded: it is data alone, and takes memory and time in proportion to itself.
+"""Whether a pickle may be loaded: is it data alone, that takes what it has bytes for?
 
 Note [Who may load a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -10,9 +10,10 @@ machine's stack or as often as 2 to the power of their depth. So two steps:
 
 1. ``check`` walks over the opcodes without doing them. What one of them is long is looked up for
    all bytes at once (``bytes.translate``), so that a step is an addition: 4 s for a snapshot of
-   252 MB, whose loading takes 1.6 s more. Refused is every opcode that ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2 to 5:
-   those that name or make objects, the persistent, the extension registry, sets, byte arrays,
-   buffers, and the text of protocol 0.
+   252 MB, whose loading takes 1.6 s more. Refused is every opcode that
+   ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2 to 5: those that name
+   or make objects, the persistent, the extension registry, sets, byte arrays, buffers, and the text
+   of protocol 0.
 2. What is left goes to C's unpickler, whose ``find_class`` and ``persistent_load`` refuse all the
    same.
 
@@ -21,8 +22,8 @@ With that the following holds of every file, damaged, invented or hostile:
 * Nothing is imported, called or executed, and no class is looked up.
 * Every length (of text, bytes, frames) ends within the file, so that nothing is made ready for what
   never comes. Whole numbers have at most 64 bits and a sign.
-* A memo's index is at most ``SPARE`` larger than twice the objects that were put by number: torch and
-  memprof number them from 0 or 256 on.
+* A memo's index is at most ``SPARE`` larger than twice the objects that were put by number: torch
+  and memprof number them from 0 or 256 on.
 * A dictionary or list comes on at most every ``SPARSE`` bytes (snapshots have one in 20 or more),
   beyond the first ``SPARE``: a byte that makes an empty dictionary takes 64 in memory.
   The values of a file take at most some 35 times its size; a real snapshot's took 3 to 8.

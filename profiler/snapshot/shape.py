@@ -2,20 +2,21 @@
 
 Note [The shape of a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-``torch.cuda.memory._snapshot()`` of torch 2.11 to 2.15, ``torch.xpu``'s, what memprof itself exports,
-and those of older torch are dictionaries of ``segments`` and ``device_traces`` (or a list of segments
-alone). Fields that are used here must have their type where they are; those that are not used
-(``external_annotations``, whatever a later torch adds) are let alone and stay in an enriched file.
+``torch.cuda.memory._snapshot()`` of torch 2.11 to 2.15, ``torch.xpu``'s, what memprof itself
+exports, and those of older torch are dictionaries of ``segments`` and ``device_traces`` (or a list
+of segments alone). Fields that are used here must have their type where they are; those that are
+not used (``external_annotations``, whatever a later torch adds) are let alone and stay in an
+enriched file.
 
 torch makes one object of each stack and of each frame, and lets many events have it; so does a
-snapshot that is loaded. Segments, blocks and events it makes each for itself, and a file in which one
-of these stands twice is refused: what is checked and counted here is then never more than what the
-file has bytes for.
+snapshot that is loaded. Segments, blocks and events it makes each for itself, and a file in which
+one of these stands twice is refused: what is checked and counted here is then never more than what
+the file has bytes for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import SnapshotInvalidError
@@ -30,6 +31,8 @@ _TEXTS = ("name", "filename", "fx_node_op", "fx_node_name", "fx_node_target", "f
 ROLE, MODULE, GRAPH = "memprof_role", "memprof_module", "memprof_graph"
 """Fields that ``enrich`` adds to frames beside torch's ``fx_``."""
 _OURS = (ROLE, MODULE, GRAPH)
+_WORKSPACE = ("WorkspaceForHandle", "BlasLtWorkspace")
+"""In names of the functions of C++ that ask for the workspaces of cuBLAS."""
 _WITHOUT_ADDRESS = ("oom", "snapshot")
 
 
@@ -135,10 +138,10 @@ class Snapshot:
             history = block.get("history")
             if "frames" not in block and isinstance(history, list) and history:
                 self._check_history(block, history[0], where)
-            requested = 0 if state == "inactive" else block["size"]
-            if self._number(block, "requested_size", where, default=requested) > block["size"]:
-                if state != "inactive":
-                    self._fail(f"{where}.requested_size", "at most its size", block)
+            most = 0 if state == "inactive" else block["size"]
+            requested = self._number(block, "requested_size", where, default=most)
+            if requested > block["size"] and state != "inactive":
+                self._fail(f"{where}.requested_size", "at most its size", requested)
             self._check_frames(block, where)
             address = block["address"] + block["size"]
         if blocks and address > s["address"] + s["total_size"]:
@@ -242,3 +245,10 @@ def _settings(found: Any) -> Json:
             if type(n) is int and 0 <= n <= 64
         }
     return settings
+
+
+def is_workspace(frames: Iterable[Json]) -> bool:
+    """Whether a stack asked for a workspace of cuBLAS, which stays for later calls. Stacks of
+    Python alone do not tell."""
+    native = (f["name"] for f in frames if f["line"] == 0 or ".so" in f["filename"])
+    return any(word in name for name in native for word in _WORKSPACE)

@@ -1,9 +1,9 @@
-"""From a snapshot to a profile: the account of each device, at the snapshot and at its history's peak.
+"""From a snapshot to a profile: the account of each device, then and at the peak of its history.
 
 Note [What a snapshot is not asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of a
-line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
+Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of
+a line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
 secret that a report is not to show.
 """
 
@@ -26,7 +26,7 @@ from memprof.profiler.model import (
 from ..errors import SnapshotInvalidError
 from ..validate_parts import account_findings
 from .history import follow, totals
-from .shape import MODULE, ROLE, Json, Snapshot
+from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
@@ -155,22 +155,17 @@ _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
 
 
 def _row(raw: Sequence[Json]) -> AccountRow:
-    frames = frames_of(raw)
     named = next((f for f in raw if f.get("fx_node_name")), None)
-    purpose, nodes, modules = Purpose.ALLOCATED, "", ""
+    purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
     said = next((f for f in raw if f.get(ROLE)), None)
     if said is not None:
         purpose = _PURPOSES.get(said[ROLE], Purpose.ALLOCATED)
         modules = said.get(MODULE, "")
+    if is_workspace(raw):
+        purpose, detail = Purpose.WORKSPACE, "cuBLAS"
     if named is not None:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
-    return AccountRow(
-        purpose,
-        0,
-        0,
-        modules,
-        user_line(frames),
-        nodes,
-        compiled=any(is_generated(f.file) for f in frames) or said is not None,
-    )
+    compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
+    line = user_line(one for f in raw for one in frames_of((f,)))
+    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail)

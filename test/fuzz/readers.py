@@ -1,4 +1,4 @@
-"""Fuzzes whatever reads profiles: of one process and several.
+"""Fuzzes whatever reads profiles, of one process and several, and snapshots of torch's allocator.
 
 python -m fuzz.readers --help          # with test/ on PYTHONPATH; or make fuzz-readers
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
@@ -40,6 +41,7 @@ from memprof.profiler.reading import LIMIT_VARIABLE
 
 from .documents import everything
 from .hostile import CORPUS
+from .hostile_snapshots import mutated_snapshot, rewired, snapshot
 from .hostile_tracker import grown
 from .mutations import corrupted, mutated, mutated_file
 from .views import read_and_show
@@ -84,6 +86,7 @@ class Maker:
         profile = everything()
         self.document = json.loads(to_json(profile))
         self.files = _files()
+        self.snapshot = pickle.dumps(snapshot(), 4)
         self.corpus = [make() for make in CORPUS.values()]
 
     def file(self, seed: int) -> bytes:
@@ -96,6 +99,9 @@ class Maker:
             (8, lambda r: mutated_file(r, r.choice(self.files))),
             (2, lambda r: corrupted(r, packed(r.choice(self.files)))),
             (1, lambda r: corrupted(r, r.choice(self.corpus)[:200_000])),
+            (4, lambda r: mutated_snapshot(r, mutated)),
+            (2, lambda r: corrupted(r, self.snapshot)),
+            (4, rewired),
         ]
         weights, makers = zip(*kinds, strict=True)
         return rng.choices(makers, weights)[0](rng)

@@ -187,7 +187,7 @@ def _deep_pickle(depth: int = 200_000) -> bytes:
     return _proto(b"}(\x8c\x08segments]\x8c\x01y" + filler + b"\x8c\x01x" + lists + b"u.")
 
 
-def _holes(n: int = 30_000) -> bytes:
+def _holes(n: int = 5_000) -> bytes:
     """Free ranges and events that fit none of them."""
     blocks = []
     for i in range(n):
@@ -196,7 +196,7 @@ def _holes(n: int = 30_000) -> bytes:
     return pickle.dumps({"segments": [segment(0, blocks)], "device_traces": [events]}, 4)
 
 
-def _sawtooth(n: int = 20_000) -> bytes:
+def _sawtooth(n: int = 4_000) -> bytes:
     """A history that is at its highest after every other event."""
     events = [event("segment_alloc", 0, 1 << 34)]
     for i in range(n):

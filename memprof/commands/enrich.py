@@ -10,8 +10,10 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
+from memprof.profiler.snapshot.named import in_words
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
+from memprof.profiler.snapshot.recordings import replayed
 
 from ._common import BadFile, OutputPath, keep_apart, print_line, read_all
 
@@ -53,12 +55,12 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
     _keep_other_files(output)
     try:
         found = read_snapshot(snapshot)
-        names = CodeNames(p for path in profiles for p in read_all(path))
-        done = enrich_snapshot(found, names, fields=not mosaic)
+        known = [p for path in profiles for p in read_all(path)]
+        done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
         write_snapshot(found, output)
     except ProfileError as e:
         raise BadFile(str(e)) from e
-    for line in _said(done):
+    for line in [*_said(done), *map(in_words, replayed(found, known))]:
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
 

@@ -383,7 +383,11 @@ SNAPSHOT_ENDS = {
 def mutated_snapshot(rng: random.Random, mutate: Callable[[random.Random, Any], Any]) -> bytes:
     """A snapshot with some values changed, as a pickle of any protocol."""
     value = mutate(rng, copy.deepcopy(snapshot()))
-    return pickle.dumps(value, rng.choice([2, 3, 4, 4, 4, 5]))
+    protocol = rng.choice([2, 3, 4, 4, 4, 5])
+    try:
+        return pickle.dumps(value, protocol)
+    except RecursionError:  # It has become deeper than pickle goes.
+        return pickle.dumps(snapshot(), protocol)
 
 
 _OPCODES = bytes(range(256))

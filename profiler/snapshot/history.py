@@ -83,11 +83,26 @@ class _Ranges:
     known: dict[int, tuple[int, Json]] = field(default_factory=dict)
 
     def add(self, address: int, size: int, of: Json) -> None:
-        if size and address not in self.known:
-            bisect.insort(self.starts, address)
-            self.known[address] = size, of
+        """A range, as one with those of growing segments that it touches."""
+        if not size or address in self.known:
+            return
+        at = bisect.bisect_left(self.starts, address)
+        if of["is_expandable"]:
+            after = self.known.get(address + size)
+            if after is not None and after[1]["is_expandable"]:
+                size += after[0]
+                del self.known[self.starts.pop(at)]
+            before = self.starts[at - 1] if at else None
+            if before is not None:
+                nbytes, whose = self.known[before]
+                if before + nbytes == address and whose["is_expandable"]:
+                    self.known[before] = nbytes + size, whose
+                    return
+        self.starts.insert(at, address)
+        self.known[address] = size, of
 
     def remove(self, address: int, size: int) -> None:
+        """What of a range was, if one range has all of it."""
         at = bisect.bisect_right(self.starts, address) - 1
         if at < 0:
             return

@@ -10,12 +10,12 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import in_words
+from memprof.profiler.snapshot.named import in_words, read_names
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 from memprof.profiler.snapshot.recordings import replayed
 
-from ._common import BadFile, OutputPath, keep_apart, print_line, read_all
+from ._common import BadFile, OutputPath, keep_apart, print_line
 
 _FILES = 5
 """Files of generated code that no profile knows, named one by one."""
@@ -55,7 +55,7 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
     _keep_other_files(output)
     try:
         found = read_snapshot(snapshot)
-        known = [p for path in profiles for p in read_all(path)]
+        known = read_names(profiles)
         done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
         write_snapshot(found, output)
     except ProfileError as e:

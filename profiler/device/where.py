@@ -31,7 +31,8 @@ _INTERNAL = re.compile(
     r"|[/\\]simulated_cuda[/\\]runtime[/\\]|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
 _NO_PYTHON = re.compile(
-    r"\.(c|cc|cpp|cxx|cu|cuh|h|hpp)$|\.so(\.|$)|^(\?\?)?$|[/\\]python3?(\.\d+)?$", re.IGNORECASE
+    r"\.(c|cc|cpp|cxx|cu|cuh|h|hpp|inc|s|asm|rs)$|\.so(\.|$)|^(\?\?)?$|[/\\]python3?(\.\d+)?$",
+    re.IGNORECASE,
 )
 """Files of frames of C++, which a history with ``stacks="all"`` has among those of Python."""
 _OWN = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep

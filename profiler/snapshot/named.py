@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from ..errors import ProfileForeignError
 from ..file import read_profiles
 from ..model import DeviceAccount, Profile
 from ..reading import StrPath
@@ -27,12 +28,32 @@ def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
         ProfileError: one of them cannot be read, or is something else.
     """
     snapshot = read_snapshot(path)
-    profiles = [p for one in by for p in read_profiles(one)]
+    profiles = read_names(by)
     enrich(snapshot, CodeNames(profiles))
     found = profile_of(snapshot, os.fspath(path))
     for pool in replayed(snapshot, profiles):
         for account in found.accounts:
             _note(account, pool)
+    return found
+
+
+def read_names(paths: Sequence[StrPath]) -> list[Profile]:
+    """Profiles that are to name what generated code asked for.
+
+    Raises:
+        ProfileError: one cannot be read.
+        ProfileForeignError: one is a snapshot.
+    """
+    found: list[Profile] = []
+    for path in paths:
+        profiles = read_profiles(path)
+        if any(a.snapshot for p in profiles for a in p.accounts):
+            raise ProfileForeignError(
+                path,
+                "a snapshot, which names nothing: give the profile of a run of the same code by "
+                "torch.compile(backend='memprof')",
+            )
+        found += profiles
     return found
 
 

@@ -139,7 +139,7 @@ def test_code_is_known_by_its_name_in_any_folder_and_by_its_function() -> None:
     # A line of another function of the file makes nothing that is known.
     made["name"] = "benchmark_compiled_module"
     raw, done = named(value)
-    assert generated(raw)[1]["name"] == "benchmark_compiled_module" or True
+    assert [f["name"] for f in generated(raw) if "/zz/" in f["filename"]] == [made["name"]]
     assert done.frames == {"0/0 forward": 1}
 
 
@@ -261,8 +261,11 @@ def test_what_is_there_is_kept(files: Path) -> None:
         result = invoke(files, "enrich", "s.pickle", "--profile", "p.memprof", "-o", output)
         assert result.exit_code == 2
         assert words in " ".join(result.stderr.split())
-    for args in (["s.pickle", "--profile", "s.pickle"], ["p.memprof", "--profile", "p.memprof"]):
+    for args, words in (
+        (["s.pickle", "--profile", "s.pickle"], "a snapshot, which names nothing"),
+        (["p.memprof", "--profile", "p.memprof"], "no snapshot of torch's allocator"),
+    ):
         result = invoke(files, "enrich", *args, "-o", "o.pickle")
-        assert result.exit_code == (0 if args[0] == "s.pickle" else 2)
-    (files / "o.pickle").unlink()
+        assert result.exit_code == 2
+        assert words in result.stderr
     assert {p.name: p.read_bytes() for p in files.iterdir()} == before

@@ -375,3 +375,19 @@ def test_generated_code_is_no_line_of_the_program() -> None:
     (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
     assert row.frame is None
     assert row.compiled
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("??", 0), ("", 0), ("Allocator.cpp", 0), ("/x/sysdeps/clone3.S", 81),
+        ("/x/Python-3.11.7/Python/ceval.c", 7352), ("./Include/pycore_ceval.h", 73),
+        ("/x/lib/libpython3.11.so.1.0", 1038786), ("/x/torch/lib/libtorch_cpu.so", 5),
+        ("/x/bin/python3.11", 4224), ("/x/site-packages/torch/nn/modules/module.py", 9),
+    ],
+)  # fmt: skip
+def test_frames_of_c_and_of_torch_are_no_line_of_the_program(file: str, line: int) -> None:
+    frames = [frame("f", file, line), frame("main", "/usr/bin/train", 3)]
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
+    assert row.frame is not None
+    assert row.frame.location == "/usr/bin/train:3"

@@ -33,6 +33,8 @@ from .names import CodeNames, Name
 from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
 
 _WORKSPACE = "workspace"
+_NEW: tuple[str, Name | None] = ("", None)
+"""Of a frame that was not looked at yet."""
 _PROTOCOL = 4
 """The latest that MemoryViz.js reads."""
 
@@ -124,7 +126,8 @@ class _Work:
         self._names = names
         self._fields = fields
         self._stacks: dict[int, _Stack] = {}
-        self._frames: dict[int, tuple[str, Name | None]] = {}
+        self._told: dict[int, tuple[str, Name | None] | None] = {}
+        self._workspaces: set[int] = set()
         self.roles: dict[int, str] = {}
         """Of events, by id."""
 
@@ -168,24 +171,31 @@ class _Work:
         known = self._stacks.get(id(frames))
         if known is None:
             known = self._stacks[id(frames)] = _Stack()
-            for frame in frames:
-                file, name = self._frames.get(id(frame)) or self._of_frame(frame)
-                known.file = known.file or file
-                known.name = known.name or name
+            told = self._told
+            # A stack has a hundred frames, and few that tell anything: known ones cost a look.
+            for frame in [f for f in frames if told.get(id(f), _NEW) is not None]:
+                found = self._of_frame(frame)
+                if found is not None:
+                    known.file = known.file or found[0]
+                    known.name = known.name or found[1]
             if known.name is not None:
-                workspace = is_workspace(frames)
+                workspace = any(id(f) in self._workspaces for f in frames)
                 category = known.name.category
                 known.role = _WORKSPACE if workspace else category.value if category else ""
                 known.words = known.name.words(_WORKSPACE if workspace else None)
         return known
 
-    def _of_frame(self, frame: Json) -> tuple[str, Name | None]:
-        file = frame["filename"]
-        if is_generated(file) or self._names.knows(file):
-            found = file, self._name(frame)
-        else:
-            found = "", None
-        self._frames[id(frame)] = found
+    def _of_frame(self, frame: Json) -> tuple[str, Name | None] | None:
+        """File and name of a frame of generated code, None of any other one."""
+        found = self._told.get(id(frame), _NEW)
+        if found is _NEW:
+            file = frame["filename"]
+            found = None
+            if is_generated(file) or self._names.knows(file):
+                found = file, self._name(frame)
+            if is_workspace((frame,)):
+                self._workspaces.add(id(frame))
+            self._told[id(frame)] = found
         return found
 
     def _name(self, frame: Json) -> Name | None:

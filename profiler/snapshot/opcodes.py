@@ -26,7 +26,7 @@ With that the following holds of every file, damaged, invented or hostile:
   and memprof number them from 0 or 256 on.
 * A dictionary or list comes on at most every ``SPARSE`` bytes (snapshots have one in 20 or more),
   beyond the first ``SPARE``: a byte that makes an empty dictionary takes 64 in memory.
-  The values of a file take at most some 35 times its size; a real snapshot's took 3 to 8.
+  The values of a file take at most some 35 times its size; a real snapshot's took 5.
 * Tuples are pairs of whole numbers of at most 32 bits (``segment_pool_id``), or empty. So no
   hash is deeper than one level, and whoever wants keys that collide finds but a few, as among
   numbers of 64 bits; text and bytes are hashed with the process's own secret.

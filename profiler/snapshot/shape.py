@@ -16,8 +16,8 @@ the file has bytes for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 from ..errors import SnapshotInvalidError
 
@@ -211,13 +211,14 @@ class Snapshot:
             self._fail(at, "a list", value)
 
     def _number(self, of: Json, name: str, at: str, default: int | None = None) -> int:
-        value = of.get(name, default)
+        value: Any = of.get(name, default)
         if type(value) is not int or not 0 <= value <= MOST:
             self._fail(f"{at}.{name}", "a number from 0 to 2**64 - 1", value)
         of[name] = value
-        return int(value)
+        number: int = value
+        return number
 
-    def _fail(self, where: str, wanted: str, found: Any) -> None:
+    def _fail(self, where: str, wanted: str, found: Any) -> NoReturn:
         shown = "nothing" if found is None else f"a {type(found).__name__}"
         if type(found) in (int, bool):
             shown = str(found)
@@ -247,7 +248,7 @@ def _settings(found: Any) -> Json:
     return settings
 
 
-def is_workspace(frames: Iterable[Json]) -> bool:
+def is_workspace(frames: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a stack asked for a workspace of cuBLAS, which stays for later calls. Stacks of
     Python alone do not tell."""
     native = (f["name"] for f in frames if f["line"] == 0 or ".so" in f["filename"])

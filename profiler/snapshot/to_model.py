@@ -9,8 +9,9 @@ secret that a report is not to show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from memprof.profiler.device.account import add_up
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
@@ -154,7 +155,7 @@ class _Rows:
 _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
 
 
-def _row(raw: Sequence[Json]) -> AccountRow:
+def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
     named = next((f for f in raw if f.get("fx_node_name")), None)
     purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
     said = next((f for f in raw if f.get(ROLE)), None)

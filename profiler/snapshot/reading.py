@@ -33,7 +33,7 @@ def read_snapshot(path: StrPath) -> Snapshot:
     """Read and check a snapshot that ``torch.cuda.memory._dump_snapshot`` wrote, or anybody.
 
     Nothing of it is executed: Note [Who may load a snapshot]. It takes at most some 35 times the
-    file's size in memory, and time in proportion to it: a snapshot of 252 MB took 10 s and 4.6 times
+    file's size in memory, and time in proportion: a snapshot of 252 MB took 10 s and 4.6 times
     its size.
 
     Raises:

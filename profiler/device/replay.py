@@ -326,6 +326,9 @@ class Replay:
     # What the allocator can do.
 
     def _grow(self, address: int, size: int, expandable: bool) -> None:
+        if address in self._segments:
+            self.strange += 1
+            return
         self.reserved += size
         before = self._segment_of(address - 1) if expandable else None
         if before is not None and before.expandable and before.address + before.size == address:
@@ -375,7 +378,9 @@ class Replay:
         segment.size = address - segment.address
         if segment.size == 0:
             self._forget(segment)
-        if tail < end:
+        if tail < end and tail in self._segments:
+            self.strange += 1
+        elif tail < end:
             rest = Segment(tail, end - tail, segment.expandable, segment.pool)
             segment.free = FreeRanges()
             for at, nbytes in free:

@@ -84,9 +84,12 @@ class _Ranges:
 
     def add(self, address: int, size: int, of: Json) -> None:
         """A range, as one with those of growing segments that it touches."""
-        if not size or address in self.known:
-            return
         at = bisect.bisect_left(self.starts, address)
+        beyond = self.starts[at] if at < len(self.starts) else address + size
+        begins = self.starts[at - 1] if at else address
+        until = begins + self.known[begins][0] if at else address
+        if not size or beyond < address + size or until > address or address in self.known:
+            return  # Or it contradicts what is there.
         if of["is_expandable"]:
             after = self.known.get(address + size)
             if after is not None and after[1]["is_expandable"]:

@@ -281,6 +281,23 @@ def test_expandable_segments_and_unmapped_ranges() -> None:
     assert account.peak.notes == ["after event 3 of 4 of the history"]
 
 
+def test_segments_that_contradict_each_other_cost_a_note() -> None:
+    # Each of these once left two segments at one address.
+    grown = [event("segment_alloc", 0, 4 * MIB), event("segment_alloc", 0, 4 * MIB)]
+    cut = [
+        event("segment_alloc", 0, 4 * MIB),
+        event("segment_alloc", MIB, MIB),
+        event("segment_free", 0, MIB),
+    ]
+    given_back = [event("segment_unmap", 512 * i, 1000) for i in range(50)]
+    gone = [event("segment_free", 0, 4 * MIB), event("segment_free", 0, 4 * MIB)]
+    for events in (grown + gone, cut + gone, given_back + gone, gone + grown):
+        found = accounts({"segments": [], "device_traces": [events]})["cuda:0"]
+        assert found.peak is not None
+        assert any("contradict" in n for n in found.peak.notes)
+        assert found.reserved == 0
+
+
 def test_workspaces_of_cublas_are_told_by_the_names_of_c() -> None:
     frames = [
         frame("at::cuda::setWorkspaceForHandle(cublasContext*)", "", 0),

@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "gantt",
     "export",
+    "enrich",
     "run",
     "simulate",
     "fit",

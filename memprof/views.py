@@ -20,6 +20,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.section import EVERY, Section
 from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.text import render_diff, render_profile, render_ranks
+from memprof.profiler.snapshot.named import read_named_snapshot
 
 StrPath = str | os.PathLike[str]
 
@@ -131,15 +132,15 @@ class Views:
 
 
 class LoadedProfile(Views):
-    """A profile that was read from a file; see ``load``.
+    """A profile, or a snapshot, that was read from a file; see ``load``.
 
     Attributes:
         path: of the file.
     """
 
-    def __init__(self, path: StrPath) -> None:
+    def __init__(self, path: StrPath, names: Sequence[StrPath] = ()) -> None:
         self.path = os.fspath(path)
-        self._profiles = read_profiles(path)
+        self._profiles = [read_named_snapshot(path, names)] if names else read_profiles(path)
 
     def profiles(self) -> list[Profile]:
         return self._profiles
@@ -175,15 +176,21 @@ class Comparison:
         return _in_notebook(render_diff(self.result))
 
 
-def load(path: StrPath) -> LoadedProfile:
-    """Read a profile file, that of a tracker or a merged one too.
+def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
+    """Read a profile file, that of a tracker or a merged one too, or a snapshot of torch's
+    allocator (``torch.cuda.memory._dump_snapshot``), of which nothing is executed.
 
     What of it cannot be used is left out, named in ``Profile.left_out`` and logged.
+
+    Args:
+        path: of the file.
+        profile: for a snapshot: path of the profile of a run of the same code, which names the FX
+            nodes of what generated code asked for.
 
     Raises:
         ProfileError: there is none, or nothing of it can be used; the message says which.
     """
-    return LoadedProfile(path)
+    return LoadedProfile(path, [profile] if profile is not None else [])
 
 
 def report_data(profiles: Sequence[Profile], device: str | None = None) -> Summary | RankSummary:

@@ -46,4 +46,6 @@ def _place(row: AccountRow) -> str:
     # Not the nodes: names of FX count from the start of the graph.
     if row.frame is not None:
         return place_of(row.frame)
+    if row.holder:
+        return row.holder
     return f"({BEFORE})" if row.detail == BEFORE else "(autograd)"

@@ -19,6 +19,8 @@ __all__ = [
     "ProfileTruncatedError",
     "ProfileUnreadableError",
     "ProfileVersionError",
+    "SnapshotInvalidError",
+    "SnapshotRefusedError",
 ]
 
 
@@ -66,6 +68,16 @@ class ProfileInvalidError(ProfileError):
     def __init__(self, path: str | os.PathLike[str] | None, message: str, where: str = "$") -> None:
         self.where = where
         super().__init__(path, message)
+
+
+class SnapshotRefusedError(ProfileError):
+    """The file is a pickle that is not loaded: it is damaged, or holds what no snapshot of torch's
+    allocator holds, such as the name of a function to call. Nothing of it was executed."""
+
+
+class SnapshotInvalidError(ProfileInvalidError):
+    """The file is a pickle of plain data that is no snapshot of torch's allocator, or one that
+    contradicts itself; ``where`` is the path of the offending value."""
 
 
 class ProfileMergedError(ProfileError):

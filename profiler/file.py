@@ -33,6 +33,8 @@ from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
 from .repair import Notes, repair
+from .snapshot.reading import decode_snapshot, is_pickle
+from .snapshot.to_model import profile_of
 from .writing import check_writable, create_for_streaming, replacing, write_whole
 
 __all__ = [
@@ -122,6 +124,8 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         ProfileTooLargeError: it holds none; ``path`` is named in the message.
     """
     name = None if path is None else os.fspath(path)
+    if is_pickle(data):
+        return [profile_of(decode_snapshot(data, name), name)]
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []

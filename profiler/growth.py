@@ -46,7 +46,7 @@ def looked(profile: Profile) -> list[str]:
     """What of a profile could have shown growth, in words; empty if nothing could."""
     words = []
     for account in profile.accounts:
-        if account.failure is None and not account.present:
+        if account.failure is None and not (account.present or account.snapshot):
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
     if profile.dataflow is not None:
         words.append("the data-flow profile")

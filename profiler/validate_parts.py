@@ -41,6 +41,11 @@ def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
+    if account.peak is not None:
+        if account.peak.peak is not None:
+            yield f"{at}.peak.peak", "an instant of an instant"
+        else:
+            yield from account_findings(account.peak, f"{at}.peak")
 
 
 def pool_findings(pool: GraphPool, at: str) -> Iterator[Finding]:

@@ -32,6 +32,13 @@ from ._common import (
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
 @table_options
 @page_option(required=False)
+@click.option(
+    "--profile",
+    "names",
+    type=click.Path(),
+    multiple=True,
+    help="Of a run of the same code: names the FX nodes of a snapshot. May be given again.",
+)
 def report(
     file: str,
     full: bool,
@@ -40,20 +47,27 @@ def report(
     device: str | None,
     exact: bool,
     output: str | None,
+    names: tuple[str, ...],
 ) -> None:
     """Print what is in a profile: the peak, what it is made of and what to change.
 
     The last line says what else --full prints; a page (-o) and --json have all of it, too.
 
-    FILE is a profile written by memprof, or by a tracker. Of a file of several ranks it compares
-    the ranks; --rank chooses one.
+    FILE is a profile written by memprof, or by a tracker, or a snapshot of torch's allocator
+    (torch.cuda.memory._dump_snapshot), of which nothing is executed. Of a file of several ranks it
+    compares the ranks; --rank chooses one.
     """
     if output is not None and as_json:
         raise click.UsageError("--output and --json exclude each other: run the command twice.")
     if output is not None:
-        keep_apart([output], [file], "--output")
-    profiles = read_all(file) if chosen_rank() is None else [read(file)]
+        keep_apart([output], [file, *names], "--output")
     try:
+        if names:
+            from memprof.profiler.snapshot.named import read_named_snapshot
+
+            profiles = [read_named_snapshot(file, names)]
+        else:
+            profiles = read_all(file) if chosen_rank() is None else [read(file)]
         if output is not None:
             # Its assets are of no use to the terminal's report.
             from memprof.profiler.report.html import write_report

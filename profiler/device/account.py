@@ -94,6 +94,9 @@ class Explained:
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
 
+Decide = Callable[[Block], AccountRow]
+"""The row that a block belongs to, as one of no bytes and no blocks."""
+
 
 def explain(
     peak: Peak,
@@ -118,13 +121,8 @@ def explain(
         workspaces: addresses of blocks at the end of the run that are cuBLAS's.
     """
     decide = _Decider(marks, last, cut_off, now, workspaces)
-    grouped: dict[AccountRow, list[int]] = {}
-    rounding = awaiting = 0
-    for block in peak.blocks:
-        if block.address in peak.awaiting:
-            awaiting += block.size
-            continue
-        rounding += block.size - block.requested
+
+    def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
         purpose, detail = decide(block, at)
         holder = ""
@@ -135,24 +133,34 @@ def explain(
         waiting = decide.line_that_waits(block) if at.line is None else None
         line = source_of(at.line or waiting)
         waits = waiting is not None
-        alike = AccountRow(
+        return AccountRow(
             *(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder, waits)
         )
-        of_alike = grouped.setdefault(alike, [0, 0])
+
+    mark = marks[-1 if now else peak.mark]
+    trained = any(m.phase is not Phase.FORWARD for m in marks)
+    return replace(
+        add_up(peak, row_of),
+        step=mark.step + 1 if trained else 0,
+        phase=mark.phase.value if trained else "",
+    )
+
+
+def add_up(peak: Peak, row_of: Decide) -> Explained:
+    """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
+    grouped: dict[AccountRow, list[int]] = {}
+    rounding = awaiting = 0
+    for block in peak.blocks:
+        if block.address in peak.awaiting:
+            awaiting += block.size
+            continue
+        rounding += block.size - block.requested
+        of_alike = grouped.setdefault(row_of(block), [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
     rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
     rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    mark = marks[-1 if now else peak.mark]
-    trained = any(m.phase is not Phase.FORWARD for m in marks)
-    return Explained(
-        rows,
-        rounding,
-        awaiting,
-        _pools(peak),
-        mark.step + 1 if trained else 0,
-        mark.phase.value if trained else "",
-    )
+    return Explained(rows, rounding, awaiting, _pools(peak), 0, "")
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:

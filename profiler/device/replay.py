@@ -37,12 +37,17 @@ from typing import Any
 
 from memprof.profiler.model import SourceFrame
 
+from .free_ranges import FreeRanges
+
 ROUNDING = 512
 """Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
 
 SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
+
+_MOST_LOOKS = 5_000_000
+"""Free ranges that are looked at, in all, for those that memory given back lies in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +103,14 @@ class Segment:
         expandable: whether it grows.
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
             ``torch.cuda.MemPool``); None if it was gone before anybody asked.
-        free: sizes of free blocks by address.
+        free: its free ranges.
     """
 
     address: int
     size: int
     expandable: bool
     pool: tuple[int, int] | None = None
-    free: dict[int, int] = field(default_factory=dict)
+    free: FreeRanges = field(default_factory=FreeRanges)
 
 
 @dataclass(slots=True)
@@ -148,12 +153,17 @@ class Replay:
         self,
         settings: Mapping[str, Any] | None = None,
         made: Callable[[Block], None] | None = None,
+        *,
+        take_down: bool = True,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
             made: called with every block that is handed out; what becomes of it is noted in it.
+            take_down: whether ``peak`` is to have its blocks and segments, not bytes and event
+                alone: a history in which each step is the highest so far takes long with them.
         """
+        self._takes_down = take_down
         settings = settings or {}
         self._made = made
         self.reserved = 0
@@ -176,6 +186,7 @@ class Replay:
         self._mark = 0
         self._asked = 0
         self._let_go = 0
+        self._looks = 0
         self._peak_pending = False
 
     @property
@@ -259,7 +270,7 @@ class Replay:
             self.reserved += segment.size
             for b in s["blocks"]:
                 if b["state"] == "inactive":
-                    segment.free[b["address"]] = b["size"]
+                    segment.free.add(b["address"], b["size"])
                 else:
                     self._take_over_block(b, s.get("stream", 0), followed.get(b["address"]))
         for block in followed.values():
@@ -315,6 +326,9 @@ class Replay:
     # What the allocator can do.
 
     def _grow(self, address: int, size: int, expandable: bool) -> None:
+        if address in self._segments:
+            self.strange += 1
+            return
         self.reserved += size
         before = self._segment_of(address - 1) if expandable else None
         if before is not None and before.expandable and before.address + before.size == address:
@@ -328,8 +342,17 @@ class Replay:
         if after is not None and after.expandable:  # A hole between the two is filled.
             self._forget(after)
             segment.size += after.size
-            segment.free |= after.free
-        _give(segment, address, size)
+            for at, nbytes in after.free:
+                segment.free.add(at, nbytes)
+        segment.free.give(address, size)
+
+    def _hole(self, free: FreeRanges, address: int, end: int) -> int | None:
+        """``free.around``, unless that has been a lot of work: histories of other people's making
+        can have many holes and many events that fit none of them."""
+        if self._looks > _MOST_LOOKS:
+            return None
+        self._looks += len(free)
+        return free.around(address, end)
 
     def _forget(self, segment: Segment) -> None:
         del self._segments[segment.address]
@@ -343,22 +366,25 @@ class Replay:
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = segment.free
-        hole = next((a for a in free if a <= address and tail <= a + free[a]), None)
-        if hole is not None:
-            whole = free.pop(hole)
+        hole = self._hole(free, address, tail)
+        whole = None if hole is None else free.take(hole)
+        if hole is not None and whole is not None:
             if hole < address:
-                free[hole] = address - hole
+                free.add(hole, address - hole)
             if tail < hole + whole:
-                free[tail] = hole + whole - tail
+                free.add(tail, hole + whole - tail)
         else:
             self.strange += 1
         segment.size = address - segment.address
         if segment.size == 0:
             self._forget(segment)
-        if tail < end:
+        if tail < end and tail in self._segments:
+            self.strange += 1
+        elif tail < end:
             rest = Segment(tail, end - tail, segment.expandable, segment.pool)
-            rest.free = {a: n for a, n in free.items() if a >= tail}
-            segment.free = {a: n for a, n in free.items() if a < tail}
+            segment.free = FreeRanges()
+            for at, nbytes in free:
+                (rest if at >= tail else segment).free.add(at, nbytes)
             self._segments[tail] = rest
             bisect.insort(self._starts, tail)
 
@@ -366,14 +392,13 @@ class Replay:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segment_of(address)
-        if segment is None or address not in segment.free:
+        there = None if segment is None else segment.free.take(address)
+        if segment is None or there is None:
             self.strange += 1
+        elif self._is_cut(there, size, segment.expandable):
+            segment.free.add(address + size, there - size)
         else:
-            there = segment.free.pop(address)
-            if self._is_cut(there, size, segment.expandable):
-                segment.free[address + size] = there - size
-            else:
-                size = there
+            size = there
         frames, stream = e.get("frames", ()), e.get("stream", 0)
         block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
         self._live[address] = block
@@ -430,14 +455,15 @@ class Replay:
         block.ended = self.events
         segment = self._segment_of(address)
         if segment is not None:
-            _give(segment, address, block.size)
+            segment.free.give(address, block.size)
 
     def _keep_peak(self) -> None:
         """Take down who is there before the first of them goes."""
         if not self._peak_pending:
             return
         self._peak_pending = False
-        self._take_down(self.peak)
+        if self._takes_down:
+            self._take_down(self.peak)
 
     def _take_down(self, peak: Peak) -> None:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
@@ -457,20 +483,6 @@ def is_cut(rest: int, size: int) -> bool:
     """Whether a block of so many bytes is cut off where ``rest`` would remain: c10's
     ``should_split`` for a segment that does not grow."""
     return rest >= ROUNDING if size <= SMALL else rest > SMALL
-
-
-def _give(segment: Segment, address: int, size: int) -> None:
-    """Make a range free, as one with the free blocks beside it."""
-    free = segment.free
-    after = free.pop(address + size, None)
-    if after is not None:
-        size += after
-    # Blocks of a segment are few hundreds at most: looking through them is cheaper than an index.
-    before = next((a for a, n in free.items() if a + n == address), None)
-    if before is not None:
-        free[before] += size
-    else:
-        free[address] = size
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

@@ -17,7 +17,7 @@ import functools
 import linecache
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,14 @@ _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
 
 _INTERNAL = re.compile(
-    r"[/\\]site-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
+    r"[/\\](site|dist)-packages[/\\](torch|triton|memprof)[/\\]|^<frozen "
     r"|[/\\]simulated_cuda[/\\]runtime[/\\]|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)"
 )
+_NO_PYTHON = re.compile(
+    r"\.(c|cc|cpp|cxx|cu|cuh|h|hpp|inc|s|asm|rs)$|\.so(\.|$)|^(\?\?)?$|[/\\]python3?(\.\d+)?$",
+    re.IGNORECASE,
+)
+"""Files of frames of C++, which a history with ``stacks="all"`` has among those of Python."""
 _OWN = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
 """Where memprof is, installed or not."""
 
@@ -62,6 +67,7 @@ class Where:
 _PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpoint")
 
 
+@functools.lru_cache(maxsize=8192)
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
     return (
@@ -71,6 +77,12 @@ def is_internal(file: str) -> bool:
     )
 
 
+def is_python(file: str, line: int) -> bool:
+    """Whether a frame is one of Python, not of C++."""
+    return line > 0 and _NO_PYTHON.search(file) is None
+
+
+@functools.lru_cache(maxsize=8192)
 def is_generated(file: str) -> bool:
     """Whether a file is of Inductor's code."""
     return _GENERATED.search(file) is not None
@@ -92,7 +104,7 @@ def where(frames: Sequence[SourceFrame]) -> Where:
         frames: innermost first.
     """
     generated = next((f for f in frames if _GENERATED.search(f.file)), None)
-    line = next((f for f in frames if not is_internal(f.file)), None)
+    line = user_line(frames)
     modules: list[str] = []
     for frame in reversed(frames):
         ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file
@@ -108,6 +120,11 @@ def where(frames: Sequence[SourceFrame]) -> Where:
         _nodes(generated) if generated is not None else "",
         frozenset(inside),
     )
+
+
+def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
+    """The innermost frame that is of the program itself; None if there is none."""
+    return next((f for f in frames if is_python(f.file, f.line) and not is_internal(f.file)), None)
 
 
 def _nodes(generated: SourceFrame) -> str:

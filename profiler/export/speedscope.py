@@ -77,7 +77,8 @@ def write_speedscope(
             )
     for account in profile.accounts:
         if account.device in devices and not account.present:
-            add(f"{account.device}: reserved at the peak", account_stacks(account))
+            when = "at the snapshot" if account.snapshot else "at the peak"
+            add(f"{account.device}: reserved {when}", account_stacks(account))
     if not profiles:
         add("no calls", Counter())
     document = {

@@ -37,6 +37,8 @@ class Purpose(str, Enum):
     """What DDP and FSDP send from and receive into."""
     TENSOR = "tensor"
     """Of a tensor that the program holds, where nobody watched what it was made for."""
+    ALLOCATED = "allocated"
+    """Of a block in a snapshot of the allocator, which says who asked for it and not what for."""
     WORKSPACE = "workspace"
     """Of cuBLAS, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"
@@ -156,7 +158,8 @@ class DeviceAccount:
     """The account of one device at its peak: the rows add up to what was reserved.
 
     Where an allocation failed, that is the instant, and not the peak; and where nobody watched the
-    device it is the one at which the account was made (``present``).
+    device it is the one at which the account was made (``present``), or a snapshot of the allocator
+    was taken (``snapshot``).
 
     Attributes:
         device: e.g. ``cuda:0``.
@@ -185,6 +188,9 @@ class DeviceAccount:
         present: the instant is that at which the account was made, of a device that nobody had
             watched; then ``phase`` and the rows' lines are empty.
         given_back: bytes of ``reserved`` that had gone back to the device by that instant.
+        snapshot: the instant is that of a snapshot of torch's allocator, of which the account was
+            made; ``most_allocated`` is then as far back as its history goes.
+        peak: of a snapshot with a history: the account of the fullest instant of that.
     """
 
     device: str
@@ -211,6 +217,8 @@ class DeviceAccount:
     failure: Failure | None = None
     present: bool = False
     given_back: int = 0
+    snapshot: bool = False
+    peak: DeviceAccount | None = None
 
     @property
     def live(self) -> int:

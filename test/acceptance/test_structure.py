@@ -40,6 +40,7 @@ TORCH_FREE = [
     "profiler/model",
     "profiler/ranks.py",
     "profiler/report",
+    "profiler/snapshot",
     "profiler/stack_text.py",
     "profiler/encoding.py",
     "profiler/frames.py",

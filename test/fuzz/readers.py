@@ -1,4 +1,4 @@
-"""Fuzzes whatever reads profiles: of one process and several.
+"""Fuzzes whatever reads profiles, of one process and several, and snapshots of torch's allocator.
 
 python -m fuzz.readers --help          # with test/ on PYTHONPATH; or make fuzz-readers
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import logging
 import os
+import pickle
 import random
 import resource
 import signal
@@ -40,9 +41,10 @@ from memprof.profiler.reading import LIMIT_VARIABLE
 
 from .documents import everything
 from .hostile import CORPUS
+from .hostile_snapshots import mutated_snapshot, rewired, snapshot
 from .hostile_tracker import grown
 from .mutations import corrupted, mutated, mutated_file
-from .views import read_and_show
+from .views import read_and_name, read_and_show
 
 MEMORY = 1 << 30
 """Bytes that reading and showing one file may take; files have at most some megabytes."""
@@ -51,7 +53,7 @@ CPU_S = 60
 MAX_READ = "64MiB"
 """What may be read and unpacked meanwhile."""
 
-_BATCH = 50
+_BATCH = 200
 
 
 class Hang(Exception):
@@ -78,25 +80,39 @@ def _files() -> list[list[Record]]:
 
 
 class Maker:
-    """Makes files, each from a number."""
+    """Makes files, each from a number.
 
-    def __init__(self) -> None:
+    Args:
+        snapshots_alone: no profiles.
+    """
+
+    def __init__(self, snapshots_alone: bool) -> None:
+        self.snapshots_alone = snapshots_alone
         profile = everything()
         self.document = json.loads(to_json(profile))
         self.files = _files()
-        self.corpus = [make() for make in CORPUS.values()]
+        self.snapshot = pickle.dumps(snapshot(), 4)
+        self.corpus = list(CORPUS.values())  # Some take seconds to make: only what is asked for.
 
     def file(self, seed: int) -> bytes:
         """The file of a seed."""
         if seed < len(self.corpus):
-            return self.corpus[seed]
+            return self.corpus[seed]()
         rng = random.Random(seed)
-        kinds: list[tuple[int, Callable[[random.Random], bytes]]] = [
+        snapshots: list[tuple[int, Callable[[random.Random], bytes]]] = [
+            (4, lambda r: mutated_snapshot(r, mutated)),
+            (2, lambda r: corrupted(r, self.snapshot)),
+            (4, rewired),
+        ]
+        kinds = [
             (8, lambda r: _framed(mutated(r, self.document))),
             (8, lambda r: mutated_file(r, r.choice(self.files))),
             (2, lambda r: corrupted(r, packed(r.choice(self.files)))),
-            (1, lambda r: corrupted(r, r.choice(self.corpus)[:200_000])),
+            (1, lambda r: corrupted(r, r.choice(self.corpus)()[:200_000])),
+            *snapshots,
         ]
+        if self.snapshots_alone:
+            kinds = snapshots
         weights, makers = zip(*kinds, strict=True)
         return rng.choices(makers, weights)[0](rng)
 
@@ -109,11 +125,12 @@ def _framed(document: Any) -> bytes:
         return encoded(document)
 
 
-def child(first: int, count: int) -> None:
+def child(first: int, count: int, snapshots_alone: bool) -> None:
     """Try files; prints a line before each, so that whoever waits knows where this died."""
+    try_one = read_and_name if snapshots_alone else read_and_show
     logging.disable(logging.CRITICAL)
     os.fsync = _no_disk
-    maker = Maker()
+    maker = Maker(snapshots_alone)
     resident = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (resident + MEMORY, resident + MEMORY))
     signal.signal(signal.SIGPROF, _hang)
@@ -126,7 +143,7 @@ def child(first: int, count: int) -> None:
             path.write_bytes(maker.file(seed))
             begin = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            ended = read_and_show(path)
+            ended = try_one(path)
             signal.setitimer(signal.ITIMER_PROF, 0)
             most = max(most, time.process_time() - begin)
             found[ended or "shown"] += 1
@@ -147,17 +164,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="0: the corpus alone")
     parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument(
+        "--snapshots", action="store_true", help="snapshots alone, in the views that only they have"
+    )
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.seed, options.child)
+        child(options.seed, options.child, options.snapshots)
         return
     begin, seed = time.monotonic(), options.seed
     found: Counter[str] = Counter()
     slowest, highest = 0.0, 0
     while seed == options.seed or time.monotonic() - begin < options.seconds:
-        count = len(CORPUS) if seed < len(CORPUS) else _BATCH
-        counts, most, peak = _batch(seed, count)
+        count = len(CORPUS) if seed < len(CORPUS) else _BATCH * (10 if options.snapshots else 1)
+        counts, most, peak = _batch(seed, count, options.snapshots)
         found.update(counts)
         slowest, highest = max(slowest, most), max(highest, peak)
         seed += count
@@ -170,14 +190,16 @@ def main() -> None:
     )
 
 
-def _batch(seed: int, count: int) -> tuple[dict[str, int], float, int]:
+def _batch(seed: int, count: int, snapshots: bool) -> tuple[dict[str, int], float, int]:
     command = [sys.executable, "-m", "fuzz.readers", "--seed", str(seed), "--child", str(count)]
+    command += ["--snapshots"] * snapshots
     environment = {**os.environ, LIMIT_VARIABLE: MAX_READ}
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, text=True)
     lines = done.stdout.splitlines()
     if done.returncode or not lines or not lines[-1].startswith("done "):
         at = next((x for x in reversed(lines) if x.startswith("seed ")), "no seed")
-        again = f"make fuzz-readers ARGS='--seconds 0 --{at}'"
+        alone = " --snapshots" * snapshots
+        again = f"make fuzz-readers ARGS='--seconds 0{alone} --{at}'"
         sys.exit(f"{at}: ended with {done.returncode}; again: {again}")
     counts, most, peak = json.loads(lines[-1].removeprefix("done "))
     return counts, most, peak

@@ -12,7 +12,12 @@ from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
 from memprof.profiler.devices import devices_of
 from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.errors import ProfileError, ProfileNotWritableError
+from memprof.profiler.errors import (
+    ProfileError,
+    ProfileNotWritableError,
+    ProfileWithoutTimeError,
+    SnapshotInvalidError,
+)
 from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.model import Profile
@@ -20,9 +25,19 @@ from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
 from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.text import render_diff, render_ranks, render_tracker_record
+from memprof.profiler.report.text import (
+    render_accounts,
+    render_diff,
+    render_ranks,
+    render_tracker_record,
+)
+from memprof.profiler.snapshot.enrich import enrich, write_snapshot
+from memprof.profiler.snapshot.names import CodeNames
+from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 
+from .documents import everything
 from .hostile import CONTROLS
+from .hostile_snapshots import CODE
 
 _OBEYED = frozenset(CONTROLS) - {"\n"}
 
@@ -43,10 +58,30 @@ def read_and_show(path: Path) -> str | None:
         error = e
     if error is None:
         show(profiles)
+        if is_pickle(path.read_bytes()):
+            enriched(path)
         return None
     check_text(str(error))
     assert "\n" not in str(error)
     return type(error).__name__
+
+
+def read_and_name(path: Path) -> str | None:
+    """Read a snapshot, print it, name it and write it; as ``read_and_show``."""
+    error: ProfileError | None = None
+    try:
+        (profile,) = read_profiles(path)
+    except ProfileError as e:
+        error = e
+    if error is not None:
+        check_text(str(error))
+        assert "\n" not in str(error)
+        return type(error).__name__
+    assert not findings(profile), findings(profile)[0]
+    check_text(render_accounts(profile.accounts))
+    if is_pickle(path.read_bytes()):
+        enriched(path)
+    return None
 
 
 def show(profiles: list[Profile]) -> None:
@@ -66,6 +101,30 @@ def show(profiles: list[Profile]) -> None:
         assert [p.left_out for p in read_profiles(again)] == [p.left_out for p in profiles]
 
 
+def enriched(path: Path) -> None:
+    """A snapshot that is named, written and read again: all that it has but names stays."""
+    snapshot = read_snapshot(path)
+    profile = everything()
+    for graph in profile.graphs[:1]:
+        graph.code_path = CODE
+    enrich(snapshot, CodeNames([profile]))
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder, "named.pickle")
+        refused = ""
+        try:
+            write_snapshot(snapshot, again)
+        except SnapshotInvalidError as e:
+            refused = str(e)
+        if refused:
+            assert "nested too deeply" in refused
+            assert not list(Path(folder).iterdir())
+            return
+        before, after = read_profiles(path), read_profiles(again)
+    for old, new in zip(before[0].accounts, after[0].accounts, strict=True):
+        for name in ("device", "reserved", "allocated", "live", "rounding", "awaiting", "free"):
+            assert getattr(old, name) == getattr(new, name), name
+
+
 def texts(profile: Profile) -> Iterator[str]:
     """What is printed of a profile."""
     summary = summarize(profile)
@@ -75,6 +134,8 @@ def texts(profile: Profile) -> Iterator[str]:
         yield render_diff(compare(profile, profile))
     if profile.tracker is not None:
         yield render_tracker_record(profile.tracker)
+    if profile.accounts:
+        yield render_accounts(profile.accounts)
     check_json(visible_json(to_json(summary).decode()))
 
 
@@ -92,6 +153,9 @@ def exports(profile: Profile) -> None:
                 export_profile(profile, format, Path(folder, format), devices_of(profile))
             except ProfileNotWritableError as e:
                 refused = str(e)
+            except ProfileWithoutTimeError:
+                assert profile.accounts
+                assert format in ("perfetto", "memory-viz")
             assert not refused or (format == "parquet" and "does not fit 64 bits" in refused)
 
 

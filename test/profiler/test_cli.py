@@ -74,6 +74,7 @@ Commands:
   merge     Put the profiles of several ranks into one file.
   gantt     Write the page of a report, opened at operations and calls over...
   export    Write a profile in another tool's format.
+  enrich    Name what generated code allocated in a snapshot of torch's...
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
   fit       Find what fits: the largest batch, the smallest GPU, the...
@@ -95,8 +96,10 @@ Usage: memprof report [OPTIONS] FILE
   The last line says what else --full prints; a page (-o) and --json have all of
   it, too.
 
-  FILE is a profile written by memprof, or by a tracker. Of a file of several
-  ranks it compares the ranks; --rank chooses one.
+  FILE is a profile written by memprof, or by a tracker, or a snapshot of
+  torch's allocator (torch.cuda.memory._dump_snapshot), of which nothing is
+  executed. Of a file of several ranks it compares the ranks; --rank chooses
+  one.
 
 Options:
   --rank INTEGER RANGE  Whose profile, in a file of several ranks.  [x>=0]
@@ -109,6 +112,8 @@ Options:
   --bytes               Bytes with all digits.
   -o, --output PATH     Write a page for the browser here instead: one file, no
                         network.
+  --profile PATH        Of a run of the same code: names the FX nodes of a
+                        snapshot. May be given again.
   -h, --help            Show this message and exit.
 """,
         )

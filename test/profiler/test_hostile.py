@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from counting import lines_run
 from framing import records_of
 from fuzz.hostile import CONTROLS, CORPUS, ESCAPES, with_every_text
+from fuzz.hostile_snapshots import SNAPSHOT_ENDS
 from fuzz.views import check_json, check_text, read_and_show
 from profile_builder import MIB, training
 from test_frames import steady
@@ -56,6 +57,7 @@ ENDS = {
     "nothing but magic numbers": "ProfileInvalidError",
     "noise": "ProfileForeignError",
     "noise in gzip": "ProfileForeignError",
+    **SNAPSHOT_ENDS,
 }
 """Files of the corpus of which nothing can be shown. All others lose a part at most."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ...model import BEFORE, AccountRow, DeviceAccount, Failure
+from ...model import BEFORE, AccountRow, DeviceAccount, Failure, PoolShare
 from .. import failure as words
 from ..device_peak import DevicePeak
 from ..format import format_ns, shorten_path
@@ -41,6 +41,8 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
         every = (_peak(peak), now, _outside(a))
     if a.present:
         every += (_holders(a),)
+    elif a.snapshot:
+        every += (*_of_snapshot(a), *_peak_of_history(a, show))
     else:
         every += (
             replace(
@@ -52,12 +54,52 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
-    parts = tuple(p for p in every if p.tables)
+    parts = tuple(p for p in every if p.tables or p.parts)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     title = f"{a.name or a.device}, {show(a.total)}{simulated}"
+    if a.snapshot:
+        title = f"Snapshot of {a.device}"
     if a.failure is None:
         return Section("", title, *_about(a, show), parts=parts)
     return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
+
+
+def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
+    """What a snapshot tells of the blocks of an instant, as far as it does."""
+    parts = [_pools(a)]
+    if any(r.modules for r in a.rows):
+        parts.append(_groups(a, "module", lambda r: r.modules or "(not known)"))
+    if any(r.nodes for r in a.rows):
+        parts.append(_groups(a, "FX node", lambda r: r.nodes or "(no FX node known)"))
+    return (*parts, _groups(a, "source line", _location), _blocks(a))
+
+
+def _pools(a: DeviceAccount) -> Section:
+    columns = (
+        Column("reserved", Unit.BYTES, adds=True),
+        Column("free", Unit.BYTES, "In no block", adds=True),
+        Column("largest", Unit.BYTES, "The largest free range: what fits without a new segment"),
+        Column("in pieces", Unit.FIGURE, "Free bytes that are not in the largest range"),
+        Column("segments", Unit.COUNT, adds=True),
+        Column("pool"),
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (p.reserved, p.free, p.largest_free, _pieces(p), p.segments, p.name) for p in a.pools
+    ]
+    return Section("", f"Pools {_when(a)}", tables=(Table(columns, rows),) if rows else ())
+
+
+def _pieces(p: PoolShare) -> str | None:
+    return f"{(p.free - p.largest_free) / p.free:.0%}" if p.free else None
+
+
+def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
+    if a.peak is None:
+        return ()
+    notes, tables = _about(a.peak, show)
+    parts = (_purposes(a.peak), *_of_snapshot(a.peak))
+    title = f"The fullest instant of the history of {a.device}"
+    return (Section("", title, notes, tables, tuple(p for p in parts if p.tables)),)
 
 
 def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
@@ -100,10 +142,17 @@ def _helps(f: Failure) -> Section:
 
 
 def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
-    notes = [
-        Note(f"Peak reserved on {a.device}: {show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"),
-        Note(f"{show(a.most_allocated)} allocated at most{_more_than_now(a, show)}"),
-    ]
+    if a.snapshot:
+        notes = [
+            Note(f"Reserved when it was taken: {show(a.reserved)} ({a.reserved:,} B)"),
+            Note(f"{show(a.allocated)} ({a.allocated:,} B) of it allocated"),
+        ]
+    else:
+        reserved = f"{show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"
+        notes = [
+            Note(f"Peak reserved on {a.device}: {reserved}"),
+            Note(f"{show(a.most_allocated)} allocated at most{_more_than_now(a, show)}"),
+        ]
     if a.outside:
         notes.append(Note(f"{show(a.needed)} with what is outside of torch's allocator"))
     if a.elapsed_ns:
@@ -178,6 +227,8 @@ def _when(a: DeviceAccount) -> str:
     """The instant that the account is of."""
     if a.present:
         return "now"
+    if a.snapshot:
+        return "at the snapshot"
     return "at the peak" if a.failure is None else "at that moment"
 
 

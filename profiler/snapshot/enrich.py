@@ -1,0 +1,244 @@
+"""A snapshot whose frames of generated code say what they are, where its viewers show it.
+
+Note [Where viewers of snapshots look]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+* memory_viz (torch's MemoryViz.js) prints of a frame ``filename:line:name``, and in a line below
+  ``fx_node_name``, ``fx_node_op``, ``fx_node_target`` and the lines of ``fx_original_trace``, which
+  torch itself adds for code of FX graphs (``augment_with_fx_traces``) and not for Inductor's; of an
+  event ``compile_context`` and ``user_metadata``; and it colours by ``category`` if one event has
+  one. Then one must be ``unknown``, or it draws nothing: Note [Categories in MemoryViz.js].
+* ``torch.cuda._memory_viz`` and oomscope print ``filename``, ``line`` and ``name``; oomscope puts
+  the innermost file outside of ``site-packages`` on a row, which is the generated one.
+* mosaic prints the three as well, matches rules of its user against ``name`` and ``filename``,
+  tells forwards from backwards by words in ``name``, and groups by ``compile_context``. Its
+  profiles take no frame with a fourth field (seen in 2026-06), torch's own ``fx_`` ones included.
+
+So a name stands in all of these: behind ``name`` in brackets, in the ``fx_`` fields, and in what an
+event has. For mosaic the fields can be left out.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+
+from memprof.profiler.device.where import is_generated
+
+from ..errors import SnapshotInvalidError
+from ..export.files import output
+from ..model import Category
+from ..reading import StrPath
+from .names import CodeNames, Name
+from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
+
+_WORKSPACE = "workspace"
+_NEW: tuple[str, Name | None] = ("", None)
+"""Of a frame that was not looked at yet."""
+_PROTOCOL = 4
+"""The latest that MemoryViz.js reads."""
+
+
+@dataclass(slots=True)
+class Enriched:
+    """What was named and what was not. Bytes are those that blocks of the snapshot's end had been
+    asked for.
+
+    Attributes:
+        frames: distinct frames that have a name now, by graph.
+        blocks, nbytes: blocks with such a frame, by graph.
+        events: of the history with such a frame, by graph.
+        unnamed_frames: frames of generated code that no profile knows, by file.
+        unnamed_blocks, unnamed_bytes: blocks whose generated code no profile knows, by file.
+        eager_blocks, eager_bytes: blocks without a frame of generated code.
+        bare_blocks, bare_bytes: blocks without any frame.
+    """
+
+    frames: Counter[str] = field(default_factory=Counter)
+    blocks: Counter[str] = field(default_factory=Counter)
+    nbytes: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    unnamed_frames: Counter[str] = field(default_factory=Counter)
+    unnamed_blocks: Counter[str] = field(default_factory=Counter)
+    unnamed_bytes: Counter[str] = field(default_factory=Counter)
+    eager_blocks: int = 0
+    eager_bytes: int = 0
+    bare_blocks: int = 0
+    bare_bytes: int = 0
+
+
+def enrich(snapshot: Snapshot, names: CodeNames, *, fields: bool = True) -> Enriched:
+    """Name the frames of generated code that some profiles know, in place.
+
+    A frame that they do not know stays as it is, and so does one that has a name already.
+
+    Args:
+        snapshot: to be changed.
+        names: of the profiles.
+        fields: whether frames may have further fields than name, file and line.
+    """
+    work = _Work(names, fields)
+    for holder, is_block in snapshot.holders():
+        work.add(holder, is_block)
+    for trace in snapshot.traces:
+        _colour(trace, work)
+    return work.found
+
+
+def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
+    """Write a snapshot as torch does, whole or not at all; packed if ``path`` ends in ``.gz``.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+        SnapshotInvalidError: something in it that memprof does not look at is nested too deeply.
+    """
+    try:
+        with output(path) as file:
+            pickle.Pickler(file, _PROTOCOL).dump(snapshot.raw)
+    except RecursionError as e:
+        raise SnapshotInvalidError(
+            path, "nothing was written: a field of the snapshot is nested too deeply"
+        ) from e
+
+
+@dataclass(slots=True)
+class _Stack:
+    """What is known of a stack.
+
+    Attributes:
+        file: the innermost of generated code, "" if there is none.
+        name: the innermost; None if there is none.
+        role: what the memory is for, "" if that is not known.
+        words: all of it.
+    """
+
+    file: str = ""
+    name: Name | None = None
+    role: str = ""
+    words: str = ""
+
+
+class _Work:
+    """Names frames, and counts."""
+
+    def __init__(self, names: CodeNames, fields: bool) -> None:
+        self.found = Enriched()
+        self._names = names
+        self._fields = fields
+        self._stacks: dict[int, _Stack] = {}
+        self._told: dict[int, tuple[str, Name | None] | None] = {}
+        self._workspaces: set[int] = set()
+        self.roles: dict[int, str] = {}
+        """Of events, by id."""
+
+    def add(self, holder: Json, is_block: bool) -> None:
+        """Name the frames of a block or an event, and it."""
+        frames = holder.get("frames")
+        stack = self._of_stack(frames) if frames else None
+        if is_block:
+            self._count(holder, stack)
+        if stack is None or stack.name is None:
+            return
+        if not is_block:
+            self.found.events[stack.name.graph] += 1
+            if stack.role:
+                self.roles[id(holder)] = stack.role
+            if holder.get("compile_context", "N/A") in ("N/A", "", None):
+                holder["compile_context"] = stack.name.graph
+        said = f"memprof: {stack.words}"
+        already = holder.get("user_metadata")
+        if already in (None, ""):
+            holder["user_metadata"] = said
+        elif type(already) is str and said not in already:
+            holder["user_metadata"] = f"{already}; {said}"
+
+    def _count(self, block: Json, stack: _Stack | None) -> None:
+        found, nbytes = self.found, block["requested_size"]
+        if stack is None:
+            found.bare_blocks += 1
+            found.bare_bytes += nbytes
+        elif stack.name is not None:
+            found.blocks[stack.name.graph] += 1
+            found.nbytes[stack.name.graph] += nbytes
+        elif stack.file:
+            found.unnamed_blocks[stack.file] += 1
+            found.unnamed_bytes[stack.file] += nbytes
+        else:
+            found.eager_blocks += 1
+            found.eager_bytes += nbytes
+
+    def _of_stack(self, frames: list[Json]) -> _Stack:
+        known = self._stacks.get(id(frames))
+        if known is None:
+            known = self._stacks[id(frames)] = _Stack()
+            told = self._told
+            # A stack has a hundred frames, and few that tell anything: known ones cost a look.
+            for frame in [f for f in frames if told.get(id(f), _NEW) is not None]:
+                found = self._of_frame(frame)
+                if found is not None:
+                    known.file = known.file or found[0]
+                    known.name = known.name or found[1]
+            if known.name is not None:
+                workspace = any(id(f) in self._workspaces for f in frames)
+                category = known.name.category
+                known.role = _WORKSPACE if workspace else category.value if category else ""
+                known.words = known.name.words(_WORKSPACE if workspace else None)
+        return known
+
+    def _of_frame(self, frame: Json) -> tuple[str, Name | None] | None:
+        """File and name of a frame of generated code, None of any other one."""
+        found = self._told.get(id(frame), _NEW)
+        if found is _NEW:
+            file = frame["filename"]
+            found = None
+            if is_generated(file) or self._names.knows(file):
+                found = file, self._name(frame)
+            if is_workspace((frame,)):
+                self._workspaces.add(id(frame))
+            self._told[id(frame)] = found
+        return found
+
+    def _name(self, frame: Json) -> Name | None:
+        function, _, has_name = frame["name"].partition(" [")
+        name = self._names.name(frame["filename"], frame["line"], function)
+        if name is None:
+            if not self._names.knows(frame["filename"]):
+                self.found.unnamed_frames[frame["filename"]] += 1
+            return None
+        self.found.frames[name.graph] += 1
+        if not has_name:
+            frame["name"] = f"{function} [{name.words()}]"
+        if self._fields:
+            _add_fields(frame, name)
+        return name
+
+
+def _add_fields(frame: Json, name: Name) -> None:
+    frame[GRAPH] = name.graph
+    if name.category is not None:
+        frame[ROLE] = name.category.value
+    if name.module is not None:
+        frame[MODULE] = name.module
+    if name.node is not None:
+        frame["fx_node_name"] = name.node
+        frame["fx_node_op"] = "call_function"
+    if name.target is not None:
+        frame["fx_node_target"] = name.target
+    if name.trace:
+        frame["fx_original_trace"] = name.trace
+
+
+def _colour(trace: list[Json], work: _Work) -> None:
+    """Give events a category if one is known; Note [Categories in MemoryViz.js]."""
+    unknown = Category.UNKNOWN.value
+    allocations = [e for e in trace if e["action"] == "alloc"]
+    if any("category" in e for e in trace) or not any(id(e) in work.roles for e in allocations):
+        return
+    for e in allocations:
+        e["category"] = work.roles.get(id(e), unknown)
+    if all(e["category"] != unknown for e in allocations):
+        other = next((e for e in trace if e["action"] != "alloc"), None)
+        if other is None:
+            trace.append({"action": "snapshot", "size": 0, "stream": 0, "category": unknown})
+        else:
+            other["category"] = unknown

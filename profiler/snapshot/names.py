@@ -1,0 +1,197 @@
+"""What a line of generated code makes, by the profiles of runs of that code.
+
+Note [Whose generated code]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Inductor names a file of its code cache after what it contains, so a frame of a snapshot and a graph
+of a profile with the same file name have the same text, on whatever machine and in whatever run,
+and a line of it allocates the same buffer. Several graphs can have one text: layers that were
+compiled each for itself, or the same graph in two ranks. Then what they agree on is said (mostly
+the nodes), and the graphs are all named.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..attribution import Attribution
+from ..model import (
+    Category,
+    EventKind,
+    GraphRecord,
+    NodeProvenance,
+    Profile,
+    StatementKind,
+    Storage,
+)
+
+_FILE = re.compile(r"[^/\\]*$")
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+_LABELS = 3
+"""Graphs of the same code that are named before it says how many more there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a line allocates; None is not known.
+
+    Attributes:
+        graph: label of the graph, or of several with the same code.
+        node: the FX node.
+        category: what the memory is for, if it was observed and is one thing only.
+        module: path of the node's module, "" is the root.
+        target: of the node, e.g. ``aten.mm.default``.
+        trace: user frames of the node as Python prints them, outermost first; "" if there are none.
+    """
+
+    graph: str
+    node: str | None
+    category: Category | None
+    module: str | None
+    target: str | None
+    trace: str
+
+    def words(self, role: str | None = None) -> str:
+        """In a few words, for a viewer that has no fields for these.
+
+        Args:
+            role: what the memory is for, where that is not ``category``.
+        """
+        role = role or (self.category.label if self.category is not None else "")
+        module = "(root)" if self.module == "" else self.module
+        known = (self.node, role, module, self.graph)
+        return ", ".join(part for part in known if part).replace(";", ",")
+
+
+class CodeNames:
+    """Names of the lines of all generated code that some profiles know."""
+
+    def __init__(self, profiles: Iterable[Profile]) -> None:
+        self._graphs: dict[str, list[tuple[GraphRecord, Attribution]]] = {}
+        self._known: dict[tuple[str, int, str], Name | None] = {}
+        for profile in profiles:
+            attribution = Attribution(profile)
+            for graph in profile.graphs:
+                if graph.code_path:
+                    of_file = self._graphs.setdefault(_file(graph.code_path), [])
+                    of_file.append((graph, attribution))
+
+    def __len__(self) -> int:
+        """Files that are known."""
+        return len(self._graphs)
+
+    def knows(self, file: str) -> bool:
+        """Whether a file is one of theirs, in whatever folder."""
+        return _file(file) in self._graphs
+
+    def name(self, file: str, line: int, function: str) -> Name | None:
+        """What a line of a file allocates, None if that is not known.
+
+        Args:
+            file: path of generated code.
+            line: from 1.
+            function: that the line stands in.
+        """
+        key = (_file(file), line, function)
+        if key not in self._known:
+            found = [
+                name
+                for graph, attribution in self._graphs.get(key[0], ())
+                if (name := _name(graph, attribution, line, function)) is not None
+            ]
+            self._known[key] = _together(found)
+        return self._known[key]
+
+
+def _file(path: str) -> str:
+    found = _FILE.search(path)
+    return found[0] if found is not None else path
+
+
+def _name(graph: GraphRecord, attribution: Attribution, line: int, function: str) -> Name | None:
+    """What a line of one graph allocates."""
+    at = bisect_right(graph.statements, line, key=lambda s: s.line) - 1
+    if at < 0 or graph.statements[at].function.rpartition(".")[2] != function:
+        return None
+    line = graph.statements[at].line  # A statement of several lines is known by its first.
+    made = _allocated(graph, line)
+    sites = [attribution.site(graph.id, storage, owner, line) for storage, owner in made]
+    node = _agreed(sites, lambda s: s.node) or _node_of_line(graph, line)
+    if node is None and graph.statements[at].kind is StatementKind.DELETE:
+        deleted = [n for s in graph.statements if s.line == line for n in s.targets]
+        node = _node_of(graph, deleted[0]) if len(deleted) == 1 else None
+    known = graph.nodes.get(node) if node is not None else None
+    category = _agreed(sites, lambda s: s.category)
+    if known is None and category is None:
+        return None
+    return Name(
+        graph.label,
+        node,
+        None if category is Category.UNKNOWN else category,
+        known.module_path if known is not None else None,
+        (known.original_aten or known.target) if known is not None else None,
+        _trace(known),
+    )
+
+
+def _allocated(graph: GraphRecord, line: int) -> list[tuple[Storage, str | None]]:
+    """What a line allocates in any observed program: buffers, or where there are none scratch."""
+    found = [
+        (program.storages[e.storage], e.owner)
+        for program in graph.programs
+        for e in program.events
+        if e.kind is EventKind.ALLOC and e.line == line
+    ]
+    return [pair for pair in found if pair[1] is not None] or found
+
+
+def _node_of_line(graph: GraphRecord, line: int) -> str | None:
+    """Of the buffer that a line computes, in whose kernel memory was asked for."""
+    owner = graph.buffer_of_line(line)
+    return _node_of(graph, owner) if owner is not None else None
+
+
+def _node_of(graph: GraphRecord, owner: str) -> str | None:
+    buffer = graph.buffers.get(owner)
+    if buffer is None:
+        return None
+    return buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)
+
+
+def _trace(node: NodeProvenance | None) -> str:
+    if node is None:
+        return ""
+    lines = []
+    for f in node.stack:
+        lines.append(f'  File "{f.file}", line {f.line}, in {f.function}')
+        if f.code:
+            lines.append(f"    {f.code.strip()}")
+    return "\n".join(lines)
+
+
+def _agreed(of: Iterable[_T], what: Callable[[_T], _V]) -> _V | None:
+    """What all of some have in common; None where they differ, or there are none."""
+    found = {what(one) for one in of}
+    return found.pop() if len(found) == 1 else None
+
+
+def _together(names: Sequence[Name]) -> Name | None:
+    """One name for what several graphs of the same code allocate."""
+    if len(names) < 2:
+        return names[0] if names else None
+    labels = list(dict.fromkeys(n.graph for n in names))
+    graph = ", ".join(labels[:_LABELS])
+    if len(labels) > _LABELS:
+        graph += f" and {len(labels) - _LABELS} more"
+    return Name(
+        graph,
+        _agreed(names, lambda n: n.node),
+        _agreed(names, lambda n: n.category),
+        _agreed(names, lambda n: n.module),
+        _agreed(names, lambda n: n.target),
+        _agreed(names, lambda n: n.trace) or "",
+    )

@@ -1,0 +1,172 @@
+"""From a snapshot to a profile: the account of each device, then and at the peak of its history.
+
+Note [What a snapshot is not asked]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of
+a line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
+secret that a report is not to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memprof.profiler.device.account import add_up
+from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
+from memprof.profiler.device.where import is_generated, user_line
+from memprof.profiler.model import (
+    AccountRow,
+    DeviceAccount,
+    FailedRequest,
+    Profile,
+    Purpose,
+)
+
+from ..errors import SnapshotInvalidError
+from ..validate_parts import account_findings
+from .history import follow, totals
+from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
+
+NO_STACK = "(no stack was recorded)"
+"""Holder of blocks that were there before the history began, or where none was on."""
+
+_PURPOSES = {p.value: p for p in Purpose}
+
+
+def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
+    """The accounts of a snapshot's devices, the one with most reserved first.
+
+    Args:
+        snapshot: a checked one; where it was enriched, its frames say what blocks are for.
+        path: of the file, for messages.
+
+    Raises:
+        SnapshotInvalidError: its numbers add up to more than 64 bits.
+    """
+    accounts = [_account(snapshot, device) for device in snapshot.devices]
+    for account in accounts:
+        for where, said in account_findings(account, f"the account of {account.device}"):
+            raise SnapshotInvalidError(path, f"no valid snapshot: {where}: {said}", where)
+    return Profile(
+        accounts=sorted(accounts, key=lambda a: -a.reserved), created_ns=_taken_at(snapshot)
+    )
+
+
+def _taken_at(snapshot: Snapshot) -> int:
+    """Time of the last event, ns since 1970; 0 where there is none."""
+    last = [t[-1].get("time_us") for t in snapshot.traces if t]
+    return max((n * 1000 for n in last if type(n) is int and 0 < n < 1 << 52), default=0)
+
+
+def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
+    rows = _Rows()
+    segments = snapshot.of_device(device)
+    replay = Replay(snapshot.settings)
+    replay.take_over(segments)
+    replay.assign_pools(segments)
+    account = _of_peak(device, replay.now(), rows)
+    account.snapshot = True
+    account.notes += _notes(account, rows, bool(snapshot.trace_of(device)))
+    if snapshot.trace_of(device):
+        _add_history(account, snapshot, device)
+    return account
+
+
+def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
+    added = add_up(peak, rows.row)
+    account = DeviceAccount(
+        f"cuda:{device}",
+        reserved=peak.reserved,
+        allocated=peak.allocated,
+        most_allocated=peak.allocated,
+        rows=added.rows,
+        rounding=added.rounding,
+        awaiting=added.awaiting,
+        pools=added.pools,
+    )
+    account.unexplained = account.reserved - account.explained
+    return account
+
+
+def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
+    found = follow(snapshot, device)
+    peak = _of_peak(device, found.peak, _Rows())
+    account.most_allocated = peak.most_allocated = max(found.most_allocated, account.allocated)
+    account.failed = _failed(found.failed)
+    peak.notes.append(f"after event {found.peak.event:,} of {found.events:,} of the history")
+    if found.strange or not found.agrees:
+        reserved, allocated = totals(snapshot.of_device(device))
+        peak.notes.append(
+            f"{found.strange:,} events contradict the others or the snapshot "
+            f"({reserved:,} B reserved, {allocated:,} B allocated), as they do where the history "
+            "was off for a while: sizes may be off"
+        )
+    account.peak = peak
+
+
+def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
+    notes = []
+    without = sum(r.nbytes for r in account.rows if r.holder == NO_STACK)
+    if without and without == account.live:
+        notes.append(
+            "no block has a stack: the history of the allocator was off when they were asked for "
+            "(torch.cuda.memory._record_memory_history)"
+        )
+    elif without:
+        notes.append(f"{without:,} B have no stack: from before the history began")
+    if not has_history:
+        notes.append("it has no history: what was live before is not known")
+    compiled = sum(r.nbytes for r in account.rows if r.compiled and not r.nodes)
+    if compiled:
+        notes.append(
+            f"{compiled:,} B were asked for by generated code: the profile of a run of it names "
+            "their FX nodes (memprof report SNAPSHOT --profile PROFILE)"
+        )
+    return notes
+
+
+def _failed(requests: Sequence[tuple[int, Sequence[Json]]]) -> list[FailedRequest]:
+    """Requests that failed, those of one line together, in order of the first."""
+    found: dict[tuple[object, ...], FailedRequest] = {}
+    for nbytes, frames in requests:
+        line = user_line(frames_of(frames))
+        one = found.get((nbytes, line), FailedRequest(nbytes, "", line, 0))
+        found[nbytes, line] = replace(one, count=one.count + 1)
+    return list(found.values())
+
+
+class _Rows:
+    """The row of each block; stacks that many blocks have are looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, AccountRow] = {}
+
+    def row(self, block: Block) -> AccountRow:
+        """Of a block."""
+        frames = block.raw_frames
+        found = self._known.get(id(frames)) if frames else _NO_STACK
+        if found is None:
+            found = self._known[id(frames)] = _row(frames)
+        return found
+
+
+_NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
+
+
+def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
+    named = next((f for f in raw if f.get("fx_node_name")), None)
+    purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
+    said = next((f for f in raw if f.get(ROLE)), None)
+    if said is not None:
+        purpose = _PURPOSES.get(said[ROLE], Purpose.ALLOCATED)
+        modules = said.get(MODULE, "")
+    if is_workspace(raw):
+        purpose, detail = Purpose.WORKSPACE, "cuBLAS"
+    if named is not None:
+        target = named.get("fx_node_target")
+        nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
+    compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
+    line = user_line(one for f in raw for one in frames_of((f,)))
+    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail)

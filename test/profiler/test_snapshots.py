@@ -1,0 +1,410 @@
+"""Snapshots of torch's allocator: what is read of them, and that nothing of them is executed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import linecache
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fuzz.hostile_snapshots import (
+    CODE,
+    INVALID,
+    MIB,
+    REFUSED,
+    block,
+    edited,
+    event,
+    frame,
+    segment,
+    settings,
+    snapshot,
+)
+
+import memprof
+from memprof.cli import main
+from memprof.profiler.diff import compare
+from memprof.profiler.errors import (
+    ProfileTooLargeError,
+    ProfileUnreadableError,
+    SnapshotInvalidError,
+    SnapshotRefusedError,
+)
+from memprof.profiler.file import decode_profile, read_profile, write_profile
+from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.report.text import render_accounts
+from memprof.profiler.snapshot.opcodes import Refused, Unpickler, check
+from memprof.profiler.snapshot.reading import read_snapshot
+
+
+def accounts(value: Any) -> dict[str, DeviceAccount]:
+    """The accounts of a snapshot, by device."""
+    return {a.device: a for a in decode_profile(pickle.dumps(value, 4)).accounts}
+
+
+def adds_up(account: DeviceAccount, segments: list[dict[str, Any]]) -> None:
+    """Every reserved byte is in one part, and they are the snapshot's own totals."""
+    used = [b for s in segments for b in s["blocks"]]
+    assert account.reserved == sum(s["total_size"] for s in segments)
+    assert account.unexplained == 0
+    active = [b for b in used if b["state"] == "active_allocated"]
+    assert account.live == sum(b["requested_size"] for b in active)
+    assert account.live + account.rounding == sum(b["size"] for b in active) == account.allocated
+    assert account.free == sum(b["size"] for b in used if b["state"] == "inactive")
+    parts = account.live + account.rounding + account.awaiting + account.free
+    assert parts == account.reserved
+
+
+# Reading
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_torch_writes_is_read_as_pickle_reads_it(protocol: int) -> None:
+    data = pickle.dumps(snapshot(), protocol)
+    check(data)
+    assert Unpickler(io.BytesIO(data)).load() == snapshot()
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *INVALID])
+def test_nothing_of_a_hostile_pickle_is_executed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a pickle that no snapshot is, some of which would run a program
+    path = tmp_path / "s.pickle"
+    path.write_bytes((REFUSED | INVALID)[name]())
+
+    def runs(*_: object) -> None:
+        raise AssertionError("it was executed")
+
+    for function in ("system", "popen"):
+        monkeypatch.setattr(os, function, runs)
+    # WHEN it is read
+    error = SnapshotRefusedError if name in REFUSED else SnapshotInvalidError
+    with pytest.raises(error, match=r"s\.pickle: ") as e:
+        read_snapshot(path)
+    # THEN one line says what it was
+    assert "\n" not in str(e.value)
+    assert len(str(e.value)) < 500
+
+
+def test_what_passes_the_check_looks_nothing_up() -> None:
+    # The second line of defence: without the first, C's unpickler refuses all the same.
+    for name in ("os.system by REDUCE", "a class by GLOBAL", "a binary persistent id"):
+        with pytest.raises(ValueError, match=r"it (names|asks for) "):
+            Unpickler(io.BytesIO(REFUSED[name]())).load()
+
+
+def test_a_memo_is_as_large_as_the_file_has_objects_for() -> None:
+    for index, passes in ((256, True), (4_000, True), (5_000, False), ((1 << 32) - 1, False)):
+        data = b"\x80\x04]r" + struct.pack("<I", index) + b"."
+        if passes:
+            check(data)
+        else:
+            with pytest.raises(Refused, match=f"as number {index:,}"):
+                check(data)
+    check(b"\x80\x04]" + b"".join(b"r" + struct.pack("<I", 256 + i) for i in range(9_000)) + b".")
+
+
+def test_gzip_and_segments_alone() -> None:
+    plain = accounts(snapshot())
+    zipped = decode_profile(gzip.compress(pickle.dumps(snapshot(), 4)))
+    assert {a.device: a.reserved for a in zipped.accounts} == {
+        d: a.reserved for d, a in plain.items()
+    }
+    alone = accounts(snapshot()["segments"])
+    assert {d: a.live for d, a in alone.items()} == {d: a.live for d, a in plain.items()}
+    assert all(a.peak is None for a in alone.values())
+
+
+def test_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bomb.pickle").write_bytes(
+        gzip.compress(b"\x80\x04X" + struct.pack("<I", 200 * MIB) + bytes(200 * MIB) + b".")
+    )
+    with pytest.raises(ProfileTooLargeError, match="MEMPROF_MAX_READ"):
+        read_snapshot(tmp_path / "bomb.pickle")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ProfileUnreadableError, match="a pipe"):
+        read_snapshot(tmp_path / "pipe")
+    monkeypatch.setenv("MEMPROF_MAX_READ", "100")
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(snapshot(), 4))
+    with pytest.raises(ProfileTooLargeError, match="at most 100"):
+        read_snapshot(tmp_path / "s.pickle")
+
+
+def test_files_that_frames_name_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN frames of a pipe, which would be waited for, and of a secret
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "secret.py").write_text("PASSWORD = 'x'\n")
+    frames = [frame("forward", str(tmp_path / n), 1) for n in ("secret.py", "pipe.py")]
+    monkeypatch.setattr(linecache, "getlines", None)
+    monkeypatch.setattr(linecache, "getline", None)
+    found = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})
+    text = render_accounts(list(found.values()))
+    assert "secret.py:1" in text
+    assert "PASSWORD" not in text
+
+
+# Accounts
+
+
+def test_the_account_is_the_snapshots_own() -> None:
+    value = snapshot()
+    found = accounts(value)
+    assert list(found) == ["cuda:0", "cuda:1"]
+    for i, account in enumerate(found.values()):
+        adds_up(account, [s for s in value["segments"] if s["device"] == i])
+    zero = found["cuda:0"]
+    assert zero.snapshot
+    assert (zero.reserved, zero.live, zero.rounding) == (14 * MIB, 6 * MIB - 100, 100)
+    assert (zero.awaiting, zero.free) == (4 * MIB, 4 * MIB)
+    assert [(p.name, p.reserved, p.free) for p in zero.pools] == [
+        ("general", 12 * MIB, 4 * MIB),
+        ("private 0,7", 2 * MIB, 0),
+    ]
+    # Lines are those of the program, not of C++, generated code or torch.
+    assert {r.frame.location for r in zero.rows if r.frame} == {"/home/me/model.py:7"}
+    assert [(r.nbytes, r.compiled) for r in zero.rows] == [
+        (4 * MIB - 100, True),
+        (2 * MIB, False),
+    ]
+    assert {r.purpose for r in zero.rows} == {Purpose.ALLOCATED}
+    (failed,) = zero.failed
+    assert failed.nbytes == 1 << 33
+    assert failed.frame is not None
+    assert failed.frame.location == "/home/me/model.py:7"
+
+
+def test_the_report_begins_with_what_is_reserved() -> None:
+    (text, *_) = [render_accounts([a]) for a in accounts(snapshot()).values()]
+    assert text.startswith(
+        "Snapshot of cuda:0\n"
+        "  Reserved when it was taken: 14.0 MiB (14,680,064 B)\n"
+        "  6.00 MiB (6,291,456 B) of it allocated\n"
+    )
+    assert "out of memory: 8.00 GiB asked for" in text
+    assert "The fullest instant of the history of cuda:0" in text
+    assert "names their FX nodes" in text
+
+
+def test_a_device_without_stacks_says_so() -> None:
+    one = accounts(snapshot())["cuda:1"]
+    assert any("the history of the allocator was off" in n for n in one.notes)
+    assert any("no history" in n for n in one.notes)
+    assert one.rows[0].holder == "(no stack was recorded)"
+
+
+def test_a_history_that_begins_late_knows_what_was_there() -> None:
+    # GIVEN a history in which 4 MiB go that were there before it, and then 1 MiB comes; a segment
+    # that goes within it; and one that comes
+    kept = [frame("f", "/p/a.py", 1)]
+    value = {
+        "segments": [
+            segment(8 * MIB, [block(8 * MIB, 1 * MIB, kept), block(9 * MIB, 7 * MIB)]),
+        ],
+        "device_traces": [
+            [
+                event("free_requested", 10 * MIB, 4 * MIB - 10),
+                event("free_completed", 10 * MIB, 4 * MIB - 10),
+                event("free_requested", 100 * MIB, 20 * MIB),
+                event("free_completed", 100 * MIB, 20 * MIB),
+                event("segment_free", 100 * MIB, 20 * MIB),
+                event("alloc", 8 * MIB, 1 * MIB, kept),
+            ]
+        ],
+    }
+    account = accounts(value)["cuda:0"]
+    adds_up(account, value["segments"])
+    # THEN its fullest instant is its first
+    assert account.peak is not None
+    assert (account.peak.reserved, account.peak.allocated) == (28 * MIB, 24 * MIB)
+    assert account.peak.live == 24 * MIB - 10
+    assert account.peak.rounding == 10
+    assert account.peak.unexplained == 0
+    assert account.peak.notes == ["after event 0 of 6 of the history"]
+    assert account.most_allocated == 24 * MIB
+
+
+def test_the_peak_within_a_history() -> None:
+    line = [frame("f", "/p/a.py", 5)]
+    events = [
+        event("segment_alloc", 0, 20 * MIB),
+        event("alloc", 0, 6 * MIB, line),
+        event("alloc", 6 * MIB, 8 * MIB, line),
+        event("free_requested", 6 * MIB, 8 * MIB),
+        event("free_completed", 6 * MIB, 8 * MIB),
+    ]
+    value = {
+        "segments": [segment(0, [block(0, 6 * MIB, line), block(6 * MIB, 14 * MIB)])],
+        "device_traces": [events],
+        "allocator_settings": settings(),
+    }
+    account = accounts(value)["cuda:0"]
+    assert account.peak is not None
+    assert (account.peak.reserved, account.peak.allocated) == (20 * MIB, 14 * MIB)
+    assert [(r.nbytes, r.count) for r in account.peak.rows] == [(14 * MIB, 2)]
+    assert account.peak.notes == ["after event 3 of 5 of the history"]
+    # A history that was off for a while contradicts the snapshot, and the report says it.
+    value["device_traces"][0].append(event("free_completed", 0, 6 * MIB))
+    told = accounts(value)["cuda:0"].peak
+    assert told is not None
+    assert any("contradict" in n for n in told.notes)
+
+
+def test_expandable_segments_and_unmapped_ranges() -> None:
+    line = [frame("f", "/p/a.py", 5)]
+    value = {
+        "segments": [
+            segment(0, [block(0, 2 * MIB, line), block(2 * MIB, 2 * MIB)], is_expandable=True),
+            {**segment(1 << 40, []), "total_size": 0},
+        ],
+        "device_traces": [
+            [
+                event("segment_map", 0, 2 * MIB),
+                event("segment_map", 2 * MIB, 4 * MIB),
+                event("alloc", 0, 2 * MIB, line),
+                event("segment_unmap", 4 * MIB, 2 * MIB),
+            ]
+        ],
+    }
+    account = accounts(value)["cuda:0"]
+    adds_up(account, value["segments"])
+    assert account.peak is not None
+    assert account.peak.reserved == 6 * MIB
+    assert account.peak.notes == ["after event 3 of 4 of the history"]
+
+
+def test_segments_that_contradict_each_other_cost_a_note() -> None:
+    # Each of these once left two segments at one address.
+    grown = [event("segment_alloc", 0, 4 * MIB), event("segment_alloc", 0, 4 * MIB)]
+    cut = [
+        event("segment_alloc", 0, 4 * MIB),
+        event("segment_alloc", MIB, MIB),
+        event("segment_free", 0, MIB),
+    ]
+    given_back = [event("segment_unmap", 512 * i, 1000) for i in range(50)]
+    gone = [event("segment_free", 0, 4 * MIB), event("segment_free", 0, 4 * MIB)]
+    for events in (grown + gone, cut + gone, given_back + gone, gone + grown):
+        found = accounts({"segments": [], "device_traces": [events]})["cuda:0"]
+        assert found.peak is not None
+        assert any("contradict" in n for n in found.peak.notes)
+        assert found.reserved == 0
+
+
+def test_workspaces_of_cublas_are_told_by_the_names_of_c() -> None:
+    frames = [
+        frame("at::cuda::setWorkspaceForHandle(cublasContext*)", "", 0),
+        frame("forward", "/p/a.py", 5),
+    ]
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
+    assert (row.purpose, row.detail) == (Purpose.WORKSPACE, "cuBLAS")
+
+
+def test_nodes_that_torch_itself_has_put_into_frames() -> None:
+    named = frame(
+        "forward", "/p/fx_generated_1.py", 5, fx_node_name="mm", fx_node_op="call_function"
+    )
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, [named])])]})["cuda:0"].rows
+    assert row.nodes == "mm"
+
+
+# Views
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(snapshot(), 4))
+    return str(tmp_path / "s.pickle")
+
+
+def invoke(*args: str) -> Any:
+    return CliRunner().invoke(main, list(args), env={"COLUMNS": "100"})
+
+
+def test_the_command_line(path: str, tmp_path: Path) -> None:
+    result = invoke("report", path)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Snapshot of cuda:0\n")
+    assert "Snapshot of cuda:1\n" in result.stdout
+    assert invoke("report", path, "-o", str(tmp_path / "p.html")).exit_code == 0
+    assert invoke("report", path, "--json").exit_code == 0
+    for format in ("speedscope", "collapsed", "parquet", "json"):
+        assert invoke("export", path, "-f", format, "-o", str(tmp_path / format)).exit_code == 0
+    result = invoke("export", path, "-f", "memory-viz", "-o", str(tmp_path / "x"))
+    assert result.exit_code == 2
+    assert "the account of one instant" in result.stderr
+    assert "cannot tell what grows" in invoke("leaks", path).stdout
+
+
+@pytest.mark.parametrize("name", ["os.system by REDUCE", "half a file", "a number"])
+def test_a_hostile_file_is_one_line_and_status_2(name: str, tmp_path: Path) -> None:
+    (tmp_path / "h.pickle").write_bytes((REFUSED | INVALID)[name]())
+    for args in (
+        ["report", "H"],
+        ["diff", "H", "H"],
+        ["enrich", "H", "--profile", "H", "-o", str(tmp_path / "o.pickle")],
+    ):
+        result = invoke(*(str(tmp_path / "h.pickle") if a == "H" else a for a in args))
+        assert result.exit_code == 2
+        assert isinstance(result.exception, SystemExit)
+        assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "o.pickle").exists()
+
+
+def test_load_has_the_verbs_of_a_profile(path: str, tmp_path: Path) -> None:
+    loaded = memprof.load(path)
+    out = io.StringIO()
+    loaded.report(file=out)
+    assert out.getvalue().startswith("Snapshot of cuda:0\n")
+    loaded.to_html(tmp_path / "p.html")
+    loaded.export(tmp_path / "o.json", "json")
+    # Written as a profile, it is what it was.
+    write_profile(loaded.profile(), tmp_path / "again.memprof")
+    again = read_profile(tmp_path / "again.memprof")
+    assert again.accounts == loaded.profile().accounts
+    assert not again.left_out
+
+
+def test_two_snapshots_are_compared() -> None:
+    def grown(d: dict[str, Any]) -> None:
+        d["segments"].append(
+            segment(1 << 30, [block(1 << 30, 3 * MIB, [frame("f", "/p/n.py", 9)])])
+        )
+
+    before, after = (decode_profile(edited(edit)) for edit in (_same, grown))
+    (quantity,) = compare(before, after, "cuda:0").quantities
+    assert quantity.change == 3 * MIB
+
+
+def _same(d: dict[str, Any]) -> None:
+    """No change."""
+
+
+def test_generated_code_is_no_line_of_the_program() -> None:
+    frames = [frame("call", CODE, 5)]
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
+    assert row.frame is None
+    assert row.compiled
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("??", 0), ("", 0), ("Allocator.cpp", 0), ("/x/sysdeps/clone3.S", 81),
+        ("/x/Python-3.11.7/Python/ceval.c", 7352), ("./Include/pycore_ceval.h", 73),
+        ("/x/lib/libpython3.11.so.1.0", 1038786), ("/x/torch/lib/libtorch_cpu.so", 5),
+        ("/x/bin/python3.11", 4224), ("/x/site-packages/torch/nn/modules/module.py", 9),
+    ],
+)  # fmt: skip
+def test_frames_of_c_and_of_torch_are_no_line_of_the_program(file: str, line: int) -> None:
+    frames = [frame("f", file, line), frame("main", "/usr/bin/train", 3)]
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
+    assert row.frame is not None
+    assert row.frame.location == "/usr/bin/train:3"

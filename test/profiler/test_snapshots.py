@@ -329,10 +329,13 @@ def invoke(*args: str) -> Any:
 
 
 def test_the_command_line(path: str, tmp_path: Path) -> None:
-    result = invoke("report", path)
+    result = invoke("report", path, "--full")
     assert result.exit_code == 0
     assert result.stdout.startswith("Snapshot of cuda:0\n")
     assert "Snapshot of cuda:1\n" in result.stdout
+    short = invoke("report", path).stdout
+    assert short.startswith("Snapshot of cuda:0\n")
+    assert "other devices" in short.splitlines()[-1]
     assert invoke("report", path, "-o", str(tmp_path / "p.html")).exit_code == 0
     assert invoke("report", path, "--json").exit_code == 0
     for format in ("speedscope", "collapsed", "parquet", "json"):

@@ -65,7 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
         from memprof.gate.table import begin
 
-        begin(table)
+        try:
+            begin(table)
+        except OSError as e:
+            raise pytest.UsageError(f"--memprof-table: {table}: {e.strerror}") from e
     config.addinivalue_line(
         "markers",
         f"{MARK}(limit=None, *, gpu=None, growth=None): run the test on a simulated GPU, and fail "

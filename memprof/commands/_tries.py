@@ -63,5 +63,5 @@ def failures_in_words(name: str, output: str | None) -> Iterator[None]:
             click.echo(visible(line), err=True)
         click.echo(visible(f"memprof {name}: the script failed: {e}"), err=True)
         raise SystemExit(FAILED) from e
-    except ProfileError as e:
+    except (BadStore, ProfileError) as e:
         raise BadFile(str(e)) from e

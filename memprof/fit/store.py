@@ -26,7 +26,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         values: of the variables.
         gpu: key of the data sheet.
         memory: bytes of the device.
-        fits: whether the script ran, as far as it was run.
+        fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
+            not.
         needed: bytes that it took of the device in all; where it did not fit, until then.
         reserved: bytes of that by torch's allocator.
         allocated: the most bytes that were allocated of it at once.
@@ -78,16 +79,7 @@ class Store:
         self._tries: dict[str, Tried] = {}
         if path is None:
             return
-        if os.path.lexists(path):
-            try:
-                found = msgspec.json.decode(read_file(path), type=_File)
-            except msgspec.MsgspecError as e:
-                raise BadStore(
-                    f"{path} is there and has no tries of memprof fit ({e}): give another path"
-                ) from e
-            if found.memprof_fit != FORMAT:
-                raise BadStore(f"{path} was written by another memprof: give another path")
-            self._tries = found.tries
+        self._tries = _read(path)
         check_writable(path)
 
     def get(self, key: str) -> Tried | None:
@@ -98,9 +90,31 @@ class Store:
         """Keep a try, in the file as well.
 
         Raises:
+            BadStore: the file has meanwhile become something else; it is left alone.
             ProfileNotWritableError: the file cannot be written; what it had is still there.
         """
         self._tries[key] = tried
         if self._path is not None:
+            # Another run may have written to it meanwhile.
+            self._tries = {**_read(self._path), **self._tries}
             whole = _File(memprof_fit=FORMAT, tries=self._tries)
             write_whole(self._path, to_json(whole), "the tries")
+
+
+def _read(path: str) -> dict[str, Tried]:
+    """The tries in a file; none where there is no file.
+
+    Raises:
+        BadStore: it is something else.
+    """
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = msgspec.json.decode(read_file(path), type=_File)
+    except msgspec.MsgspecError as e:
+        raise BadStore(
+            f"{path} is there and has no tries of memprof fit ({e}): give another path"
+        ) from e
+    if found.memprof_fit != FORMAT:
+        raise BadStore(f"{path} was written by another memprof: give another path")
+    return found.tries

@@ -140,8 +140,11 @@ class Tries:
         if path is None:
             return ""
         if path not in self._scripts:
-            with open(path, "rb") as f:
-                self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
+            try:
+                with open(path, "rb") as f:
+                    self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
+            except IsADirectoryError:  # with a __main__.py, which Python runs
+                self._scripts[path] = ""
         return self._scripts[path]
 
 
@@ -164,16 +167,18 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
             "nothing in the script's own process put a tensor on a CUDA device; see "
             "docs/simulate.md"
         )
+    # A script that catches the error and goes on, with half the batch say, ran with another value.
+    caught = failure is None and s.outcome.out_of_memory is not None
     return Tried(
         values=dict(values),
         gpu=s.gpu.key,
         memory=s.gpu.memory,
-        fits=bool(s.fits),
+        fits=bool(s.fits) and not caught,
         needed=s.needed,
         reserved=account.reserved,
         allocated=account.most_allocated,
         parts=sorted(account.parts(), key=lambda part: -part[1]),
-        limit="" if s.fits else _limit(s),
+        limit="" if s.fits and not caught else _limit(s),
         flops=s.outcome.flops,
         changed=s.outcome.changed,
         idle=s.outcome.idle,
@@ -186,7 +191,8 @@ def _limit(s: Simulation) -> str:
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
     failure = next((m.failure for m in moments if m.failure is not None), None)
     if failure is not None:
-        return f"{asked(failure, format_bytes)} {asker(failure)}"
+        went_on = "; the script went on" if s.outcome.failure is None else ""
+        return f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
     if s.outcome.failure is None and s.needed > s.gpu.memory:
         over = format_bytes(s.needed - s.gpu.memory)
         return f"with what is outside of torch's allocator it is {over} too much"

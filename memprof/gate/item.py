@@ -44,8 +44,14 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
         simulation, output = _simulate(item, gpu)
     except (BadGate, SimulationError) as e:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
+    except SystemExit as e:  # by SIGTERM, which to pytest would be the failure of one test
+        status = e.code if isinstance(e.code, int) else 1
+        pytest.exit(f"ended while {item.nodeid} ran on the simulated device", returncode=status)
     update: bool = config.getoption("--memprof-update")
-    problem, row = judge(item.nodeid, item.path, asked, simulation, update=update)
+    try:
+        problem, row = judge(item.nodeid, item.path, asked, simulation, update=update)
+    except BadGate as e:
+        pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     table = config.getoption("--memprof-table")
     if table is not None:
         add(table, row)
@@ -70,8 +76,8 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         options += ["-p", "memprof" if plugin is None else "memprof.pytest_plugin"]
         if config.inipath is not None:
             options += ["-c", str(config.inipath)]
-        path, _, name = item.nodeid.partition("::")
-        test = f"{config.rootpath / path}::{name}"
+        # A node ID is no path where the file lies outside of the root.
+        test = f"{item.path}::{item.nodeid.partition('::')[2]}"
         command = Command(sys.executable, (), ("-m", "pytest", *options, test))
         settings = Settings(
             gpu=gpu, steps=sys.maxsize, until_still=False, progress=False, output=output
@@ -91,9 +97,10 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
             pytest.skip(reason.removeprefix("Skipped: "))
         if outcome == "failed" and (memory is None or when != "call"):
             raise BadGate(f"it failed on the simulated {gpu.name}, in its {when}\n{reason}")
-    if not outcomes:
+    if not any(when == "call" for when, _, _ in outcomes):
+        # It was not collected, or it ended its process or pytest: what it took then says nothing.
         failure = found.outcome.failure
-        why = f"{failure.kind}: {failure.message}" if failure is not None else "it did not run"
+        why = f"{failure.kind}: {failure.message}" if failure is not None else "it did not end"
         raise BadGate(f"on the simulated {gpu.name} {why}\n{text}")
     return found, text if memory is not None else ""
 

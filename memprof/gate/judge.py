@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,6 +30,9 @@ __all__ = ["BadGate", "Gate", "baseline_path", "judge", "read_mark"]
 
 FOLDER = "memprof-baselines"
 """Beside the test's file."""
+
+_LONGEST = 180
+"""Bytes of a test's name in that of its baseline: file systems take 255, and a writer adds some."""
 
 _TOP = 5
 
@@ -100,6 +104,9 @@ def baseline_path(nodeid: str, test_file: Path) -> Path:
     """Where the baseline of a test lies: a profile, which other commands read too."""
     name = nodeid.partition("::")[2].replace("::", ".")
     safe = re.sub(r"[^\w.,=+-]", "_", name)
+    if len(safe.encode()) > _LONGEST:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        safe = f"{safe.encode()[:_LONGEST].decode(errors='ignore')}-{digest}"
     return test_file.parent / FOLDER / test_file.stem / f"{safe}.memprof"
 
 
@@ -114,14 +121,20 @@ def judge(
         gate: what it may take.
         simulation: what it took.
         update: whether what it took becomes its baseline.
+
+    Raises:
+        BadGate: the baseline cannot be written.
     """
     path = baseline_path(nodeid, test_file)
     before, problem = _baseline(nodeid, path)
     old = before.accounts[0].most_allocated if before is not None and before.accounts else None
     account = simulation.account
     if update and account is not None and simulation.outcome.out_of_memory is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_profile_of([simulation], str(path))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_profile_of([simulation], str(path))
+        except (OSError, ProfileError) as e:
+            raise BadGate(f"its baseline cannot be written: {e}") from e
         problem, before = "", profile_of(simulation)
     if not problem or gate.growth is None:
         problem = _problem(nodeid, gate, simulation, path, before)

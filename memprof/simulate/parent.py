@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -245,7 +246,9 @@ def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings
         process = subprocess.Popen(
             words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
         )
-    asked_to_end = signal.signal(signal.SIGTERM, _raise_exit)
+    # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
+    handles = threading.current_thread() is threading.main_thread()
+    asked_to_end = signal.signal(signal.SIGTERM, _raise_exit) if handles else None
     try:
         return process.wait(settings.timeout_s)
     except subprocess.TimeoutExpired:
@@ -254,7 +257,8 @@ def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings
             process.wait(_GRACE_S)  # It has an account to write.
         return None
     finally:
-        signal.signal(signal.SIGTERM, asked_to_end)
+        if handles:
+            signal.signal(signal.SIGTERM, asked_to_end)
         # Workers that the script started are of no use without it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

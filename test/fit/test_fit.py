@@ -37,6 +37,7 @@ class Device:
         self.runs: list[tuple[Command, Mapping[str, str], Settings]] = []
         self.failure: ScriptFailure | None = None
         self.interrupt_at = 0
+        self.catches = False
 
     def attempt(
         self, command: Command, settings: Settings, environment: Mapping[str, str]
@@ -69,6 +70,9 @@ class Device:
             outcome.failure = ScriptFailure(
                 kind="OutOfMemoryError", message="full", trace="", out_of_memory=True
             )
+            if self.catches:  # and goes on with half of it
+                outcome.failure, fits = None, True
+                account.reserved //= 2
         return Simulation(settings.gpu, True if fits else None, settings.job, outcome)
 
 
@@ -221,3 +225,52 @@ def test_bad_options(device: Device, script: str, options: list[str], why: str) 
     assert done.exit_code in (2, 3)
     assert why in done.output
     assert not device.runs
+
+
+def test_a_script_that_goes_on_with_less_does_not_fit(device: Device, script: str) -> None:
+    device.catches = True
+    done = fit("--gpu", "a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
+    assert done.exit_code == 0, done.output
+    (row,) = rows(done)
+    room = (row["memory_bytes"] - device.base) // device.each
+    assert row["best"]["values"] == {"B": str(room)}
+    assert row["failed"]["limit"] == "1.00 GiB at train.py:7; the script went on"
+
+
+def test_two_runs_at_once_keep_each_others_tries(
+    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one ends a try while this one runs, and so between its reading and its writing."""
+    alone = device.attempt
+
+    def meanwhile(*arguments: Any) -> Simulation:
+        monkeypatch.setattr(tries, "attempt", alone)
+        assert fit("-o", "fit.json", "--", script, "7").exit_code == 0
+        return alone(*arguments)
+
+    monkeypatch.setattr(tries, "attempt", meanwhile)
+    assert fit("-o", "fit.json", "--", script, "8").exit_code == 0
+    assert len(json.loads(Path("fit.json").read_text())["tries"]) == 2
+
+
+def test_a_file_that_became_something_else_is_left_alone(
+    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = device.attempt
+
+    def meanwhile(*arguments: Any) -> Simulation:
+        Path("fit.json").write_text("[]")
+        return alone(*arguments)
+
+    monkeypatch.setattr(tries, "attempt", meanwhile)
+    done = fit("-o", "fit.json", "--", script, "8")
+    assert done.exit_code == 2, done.output
+    assert "has no tries of memprof fit" in done.output
+    assert Path("fit.json").read_text() == "[]"
+
+
+def test_a_folder_is_a_program(device: Device, script: str) -> None:
+    Path("package").mkdir()
+    assert fit("--", "python", "package").exit_code == 0
+    assert fit("--", "python", "missing").exit_code == 2
+    assert [command.program for command, _, _ in device.runs] == [("package",)]

@@ -126,7 +126,7 @@ class Tries:
         torch = find_torch(command.interpreter)
         parts = (
             command,
-            sorted(env.items()),
+            sorted({**_of_torch(self._environment), **env}.items()),
             replace(settings, quiet=True),
             self._plan.whole,
             self._script(command.script),
@@ -143,6 +143,12 @@ class Tries:
             with open(path, "rb") as f:
                 self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
         return self._scripts[path]
+
+
+def _of_torch(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
+    prefixes = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
+    return {name: text for name, text in environment.items() if name.startswith(prefixes)}
 
 
 def _ranks(text: str) -> int:

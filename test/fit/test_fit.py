@@ -221,3 +221,17 @@ def test_bad_options(device: Device, script: str, options: list[str], why: str) 
     assert done.exit_code in (2, 3)
     assert why in done.output
     assert not device.runs
+
+
+def test_a_try_depends_on_the_variables_that_torch_reads(
+    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--vary", "B=2,3", "-o", "fit.json", "--", script, "{B}")
+    fit(*options)
+    assert len(device.runs) == 2
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    fit(*options)
+    assert len(device.runs) == 2
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    fit(*options)
+    assert len(device.runs) == 4

@@ -125,7 +125,7 @@ class Watch:
         self._lock = threading.RLock()
         self._marking = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
-        self._known: dict[Phase, Known] = {}
+        self._known: dict[Phase | None, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self._steps_of: dict[int, int] = {}
@@ -356,23 +356,13 @@ class Watch:
         return self._replays
 
     def _mark(self, phase: Phase | None, found: Known | None = None, **said: Any) -> None:
-        """Set a mark.
-
-        Args:
-            phase: None for the one that runs, with the line that waits for it.
-            found: purposes of storages.
-            said: other fields of the mark.
-        """
         found = found or {}
         if found:  # Most often what it was at the last such mark: kept once.
-            kind = phase or self.marks[-1].phase
-            if found == self._known.get(kind):
-                found = self._known[kind]
-            self._known[kind] = found
+            found = found if found != self._known.get(phase) else self._known[phase]
+            self._known[phase] = found
         with self._marking:  # A DataLoader may be read by a thread of its own.
-            if phase is None:
-                last = self.marks[-1]
-                phase, said = last.phase, {"line": last.line, **said}
+            if phase is None:  # In the one that runs, for which its line still waits.
+                phase, said = self.marks[-1].phase, {"line": self.marks[-1].line, **said}
             for device, counts in self._counts.items():
                 counts.append(compat.allocation_counts(device))
             self.marks.append(Mark(phase, self.steps, found, **said))

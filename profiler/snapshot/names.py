@@ -29,6 +29,7 @@ from ..model import (
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
+_Allocated = dict[int, list[tuple[Storage, str | None]]]
 _LABELS = 3
 """Graphs of the same code that are named before it says how many more there are."""
 
@@ -71,6 +72,8 @@ class CodeNames:
     def __init__(self, profiles: Iterable[Profile]) -> None:
         self._graphs: dict[str, list[tuple[GraphRecord, Attribution]]] = {}
         self._known: dict[tuple[str, int, str], Name | None] = {}
+        self._allocated: dict[int, _Allocated] = {}
+        """By id of a graph, which is kept: a graph has as many lines as events."""
         for profile in profiles:
             attribution = Attribution(profile)
             for graph in profile.graphs:
@@ -99,10 +102,15 @@ class CodeNames:
             found = [
                 name
                 for graph, attribution in self._graphs.get(key[0], ())
-                if (name := _name(graph, attribution, line, function)) is not None
+                if (name := _name(graph, attribution, self._of(graph), line, function)) is not None
             ]
             self._known[key] = _together(found)
         return self._known[key]
+
+    def _of(self, graph: GraphRecord) -> _Allocated:
+        if id(graph) not in self._allocated:
+            self._allocated[id(graph)] = _allocated(graph)
+        return self._allocated[id(graph)]
 
 
 def _file(path: str) -> str:
@@ -110,13 +118,17 @@ def _file(path: str) -> str:
     return path[max(path.rfind("/"), path.rfind("\\")) + 1 :]
 
 
-def _name(graph: GraphRecord, attribution: Attribution, line: int, function: str) -> Name | None:
+def _name(
+    graph: GraphRecord, attribution: Attribution, allocated: _Allocated, line: int, function: str
+) -> Name | None:
     """What a line of one graph allocates."""
     at = bisect_right(graph.statements, line, key=lambda s: s.line) - 1
     if at < 0 or graph.statements[at].function.rpartition(".")[2] != function:
         return None
     line = graph.statements[at].line  # A statement of several lines is known by its first.
-    made = _allocated(graph, line)
+    found = allocated.get(line, [])
+    # Buffers, or where there are none scratch.
+    made = [pair for pair in found if pair[1] is not None] or found
     sites = [attribution.site(graph.id, storage, owner, line) for storage, owner in made]
     node = _agreed(sites, lambda s: s.node) or _node_of_line(graph, line)
     if node is None and graph.statements[at].kind is StatementKind.DELETE:
@@ -136,15 +148,14 @@ def _name(graph: GraphRecord, attribution: Attribution, line: int, function: str
     )
 
 
-def _allocated(graph: GraphRecord, line: int) -> list[tuple[Storage, str | None]]:
-    """What a line allocates in any observed program: buffers, or where there are none scratch."""
-    found = [
-        (program.storages[e.storage], e.owner)
-        for program in graph.programs
-        for e in program.events
-        if e.kind is EventKind.ALLOC and e.line == line
-    ]
-    return [pair for pair in found if pair[1] is not None] or found
+def _allocated(graph: GraphRecord) -> _Allocated:
+    """What each line allocates in any observed program, with the buffers that it is for."""
+    found: _Allocated = {}
+    for program in graph.programs:
+        for e in program.events:
+            if e.kind is EventKind.ALLOC:
+                found.setdefault(e.line, []).append((program.storages[e.storage], e.owner))
+    return found
 
 
 def _node_of_line(graph: GraphRecord, line: int) -> str | None:

@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from memprof.profiler.errors import (
 from memprof.profiler.file import decode_profile, read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Purpose
 from memprof.profiler.report.text import render_accounts
-from memprof.profiler.snapshot import names, to_model
+from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.opcodes import Refused, Unpickler, check
 from memprof.profiler.snapshot.reading import read_snapshot
 
@@ -335,7 +336,7 @@ def test_the_command_line(path: str, tmp_path: Path) -> None:
     result = invoke("report", path)
     assert result.exit_code == 0
     assert result.stdout.startswith("Snapshot of cuda:0\n")
-    assert "Snapshot of cuda:1\n" in result.stdout
+    assert "Snapshot of cuda:1\n" in invoke("report", path, "--full").stdout
     assert invoke("report", path, "-o", str(tmp_path / "p.html")).exit_code == 0
     assert invoke("report", path, "--json").exit_code == 0
     for format in ("speedscope", "collapsed", "parquet", "json"):
@@ -436,3 +437,34 @@ def test_a_long_name_of_a_file_takes_no_time() -> None:
     assert names._file("a" * 1_000_000 + "/") == ""
     assert time.process_time() - begun < 5
     assert names._file("/tmp/x\\cab.py") == names._file("cab.py") == "cab.py"
+
+
+def test_gzip_is_unpacked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a copy of the whole rest for each part."""
+    value = {"segments": [], "device_traces": [], "more": os.urandom(10_000)}
+    packed = gzip.compress(pickle.dumps(value, 4))
+    lengths: list[int] = []
+    plain = zlib.decompressobj
+
+    class Unpacker:
+        def __init__(self, wbits: int) -> None:
+            self._inner = plain(wbits)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            lengths.append(len(data))
+            return self._inner.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(reading, "_STEP", 100)
+    monkeypatch.setattr(zlib, "decompressobj", Unpacker)
+    found = reading._unpacked(packed, None)
+    assert pickle.loads(found) == value
+    assert max(lengths) <= 100
+    for more in (1, 99, 100, 101, 5000):
+        with pytest.raises(SnapshotRefusedError, match=f"{more:,} bytes follow"):
+            reading._unpacked(packed + b"x" * more, None)
+    for length in (len(packed) - 1, len(packed) - 8, 5000, 100):
+        with pytest.raises(SnapshotRefusedError, match="truncated gzip"):
+            reading._unpacked(packed[:length], None)

@@ -152,9 +152,10 @@ def estimate(
 
 def _search_path() -> str:
     """Where the program's own modules are found; what is installed, that interpreter has itself."""
-    installed = (sys.prefix, sys.base_prefix)
+    installed = {os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)}
     paths = [os.path.abspath(p) for p in sys.path]
-    return os.pathsep.join(p for p in paths if not p.startswith(installed))
+    kept = (p for p in paths if not any(os.path.join(p, "").startswith(i) for i in installed))
+    return os.pathsep.join(kept)
 
 
 def _compile_arguments(compile: bool | str | Mapping[str, Any]) -> dict[str, Any] | None:

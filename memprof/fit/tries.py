@@ -126,7 +126,7 @@ class Tries:
         torch = find_torch(command.interpreter)
         parts = (
             command,
-            sorted(env.items()),
+            sorted({**_of_torch(self._environment), **env}.items()),
             replace(settings, quiet=True),
             self._plan.whole,
             self._script(command.script),
@@ -148,6 +148,12 @@ class Tries:
         return self._scripts[path]
 
 
+def _of_torch(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
+    prefixes = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
+    return {name: text for name, text in environment.items() if name.startswith(prefixes)}
+
+
 def _ranks(text: str) -> int:
     try:
         return int(text)
@@ -167,8 +173,12 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
             "nothing in the script's own process put a tensor on a CUDA device; see "
             "docs/simulate.md"
         )
-    # A script that catches the error and goes on, with half the batch say, ran with another value.
-    caught = failure is None and s.outcome.out_of_memory is not None
+    # A script that catches the error and goes on, with half the batch say, ran with another value;
+    # what memprof's own backend tries and makes again without (``doing``) the script never saw.
+    moment = s.outcome.out_of_memory
+    caught = failure is None and moment is not None
+    if caught and moment is not None and moment.failure is not None and moment.failure.doing:
+        caught = False
     return Tried(
         values=dict(values),
         gpu=s.gpu.key,

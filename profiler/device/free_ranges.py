@@ -41,9 +41,11 @@ class FreeRanges:
             address = before
         self.add(address, size)
 
-    def around(self, address: int, end: int) -> int | None:
-        """Where the range begins that has all of another one; None if none has."""
+    def begins(self, address: int, end: int) -> bool:
+        """Whether a range begins at an address that reaches to ``end`` or further."""
         size = self._sizes.get(address)
-        if size is not None and end <= address + size:
-            return address
+        return size is not None and end <= address + size
+
+    def around(self, address: int, end: int) -> int | None:
+        """Where a range begins that has all of another one; None if none has. It looks at all."""
         return next((a for a, n in self if a <= address and end <= a + n), None)

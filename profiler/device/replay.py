@@ -47,7 +47,8 @@ SMALL = 1 << 20
 must be left over of a block of the other pool to be cut off."""
 
 _MOST_LOOKS = 5_000_000
-"""Free ranges that are looked at, in all, for those that memory given back lies in."""
+"""Free ranges that are looked at, in one call of ``feed``, for those that memory given back lies
+in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,6 +214,8 @@ class Replay:
             marks: for each mark of the run so far, how many blocks had been asked for, and how
                 many let go of, on this device when it was set; the first is ``(0, 0)``.
         """
+        self._looks = 0
+        asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
             action = e["action"]
@@ -235,7 +238,11 @@ class Replay:
                 self._keep_peak()
                 self._shrink(e["addr"], e["size"])
             elif action == "oom":
-                self.out_of_memory.append((e["size"], frames_of(e.get("frames", ()))))
+                # Many requests may fail in one place, which has one long list of frames.
+                raw = e.get("frames", ())
+                if id(raw) not in asked_by:
+                    asked_by[id(raw)] = frames_of(raw)
+                self.out_of_memory.append((e["size"], asked_by[id(raw)]))
         self._keep_peak()
 
     def take_over(
@@ -347,8 +354,10 @@ class Replay:
         segment.free.give(address, size)
 
     def _hole(self, free: FreeRanges, address: int, end: int) -> int | None:
-        """``free.around``, unless that has been a lot of work: histories of other people's making
-        can have many holes and many events that fit none of them."""
+        """``free.around``, unless that has been a lot of work since ``feed`` was called: histories
+        of other people's making can have many holes and many events that fit none of them."""
+        if free.begins(address, end):
+            return address
         if self._looks > _MOST_LOOKS:
             return None
         self._looks += len(free)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,20 +71,24 @@ def counters() -> dict[str, dict[str, int]]:
 
 def device_totals() -> list[DeviceTotals]:
     """What the allocators of CUDA devices count now, where CUDA is in use: some tens of
-    microseconds a device."""
+    microseconds a device. Nothing where one does not count (``CUDAPluggableAllocator``), or CUDA
+    has failed."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
-    found = []
+    with contextlib.suppress(RuntimeError):
+        return list(_totals())
+    return []
+
+
+def _totals() -> Iterator[DeviceTotals]:
     for device in range(torch.cuda.device_count()):
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         reserved, allocated = (
             stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
         )
         if most := reserved.get("peak", 0):
-            totals = DeviceTotals(
+            yield DeviceTotals(
                 *(f"cuda:{device}", torch.cuda.get_device_properties(device).total_memory),
                 *(allocated.get("current", 0), reserved.get("current", 0)),
                 *(allocated.get("peak", 0), most),
             )
-            found.append(totals)
-    return found

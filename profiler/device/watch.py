@@ -125,7 +125,7 @@ class Watch:
         self._lock = threading.RLock()
         self._marking = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
-        self._known: dict[Phase, Known] = {}
+        self._known: dict[Phase | None, Known] = {}
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self._steps_of: dict[int, int] = {}
@@ -196,7 +196,7 @@ class Watch:
         """
         self._ending = True
         if self._replays and not self.why_not:
-            self._mark(self.marks[-1].phase, self.objects.of_process())
+            self._mark(None, self.objects.of_process())
             self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
@@ -207,7 +207,7 @@ class Watch:
         before = {d: torch.cuda.memory_stats(d) for d in self._replays}
         last = None
         if not self._guest:
-            self._mark(self.marks[-1].phase)
+            self._mark(None)
             last = len(self.marks) - 1
             compat.clear_workspaces()
             self.drain()
@@ -283,7 +283,7 @@ class Watch:
             self.drain()
         if not self.follows or device not in self._replays:
             raise LookupError(f"cuda:{device} is not followed")
-        self._mark(self.marks[-1].phase, self.objects.of_process())
+        self._mark(None, self.objects.of_process())
         replay = self._replays[device]
         peak = replay.now()
         explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
@@ -297,7 +297,7 @@ class Watch:
         """What is held across steps and grows, on all devices, most a step first."""
         if not self.follows:
             return []
-        self._mark(self.marks[-1].phase, self.objects.of_process())
+        self._mark(None, self.objects.of_process())
         self.drain()
         last = self.marks[-1].known
         addresses = sorted(last)
@@ -347,7 +347,7 @@ class Watch:
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number, that of all devices."""
-        self._mark(self.marks[-1].phase)
+        self._mark(None)
         return len(self.marks) - 1
 
     @property
@@ -355,13 +355,14 @@ class Watch:
         """What was followed until the last ``drain``, by device."""
         return self._replays
 
-    def _mark(self, phase: Phase, found: Known | None = None, **said: Any) -> None:
+    def _mark(self, phase: Phase | None, found: Known | None = None, **said: Any) -> None:
         found = found or {}
         if found:  # Most often what it was at the last such mark: kept once.
-            if found == self._known.get(phase):
-                found = self._known[phase]
+            found = found if found != self._known.get(phase) else self._known[phase]
             self._known[phase] = found
         with self._marking:  # A DataLoader may be read by a thread of its own.
+            if phase is None:  # In the one that runs, for which its line still waits.
+                phase, said = self.marks[-1].phase, {"line": self.marks[-1].line, **said}
             for device, counts in self._counts.items():
                 counts.append(compat.allocation_counts(device))
             self.marks.append(Mark(phase, self.steps, found, **said))
@@ -450,11 +451,11 @@ class Watch:
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
         found = {a for t in tensors for a, _ in compat.memory_of(t, "cuda")}
         if found:
-            self._mark(self.marks[-1].phase, checkpointed=frozenset(found))
+            self._mark(None, checkpointed=frozenset(found))
 
     @_hook
     def _batch(self, batch: Any) -> None:
-        self._mark(self.marks[-1].phase, batch=sizes_of(batch))
+        self._mark(None, batch=sizes_of(batch))
 
     def _looks(self) -> bool:
         """Whether to look for parameters and state at this step: they stay where they are."""

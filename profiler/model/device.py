@@ -43,6 +43,11 @@ class Purpose(str, Enum):
     """Of cuBLAS, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Purpose | None:
+        # What 0.2.0 called it at first: files of that time are still read.
+        return cls.PERSISTENT_STATE if value == "state" else None
+
     @property
     def label(self) -> str:
         """The name in words, for reports."""

@@ -11,7 +11,6 @@ the nodes), and the graphs are all named.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from ..model import (
     Storage,
 )
 
-_FILE = re.compile(r"[^/\\]*$")
 _T = TypeVar("_T")
 _V = TypeVar("_V")
+_Allocated = dict[int, list[tuple[Storage, str | None]]]
 _LABELS = 3
 """Graphs of the same code that are named before it says how many more there are."""
 
@@ -73,6 +72,8 @@ class CodeNames:
     def __init__(self, profiles: Iterable[Profile]) -> None:
         self._graphs: dict[str, list[tuple[GraphRecord, Attribution]]] = {}
         self._known: dict[tuple[str, int, str], Name | None] = {}
+        self._allocated: dict[int, _Allocated] = {}
+        """By id of a graph, which is kept: a graph has as many lines as events."""
         for profile in profiles:
             attribution = Attribution(profile)
             for graph in profile.graphs:
@@ -101,24 +102,33 @@ class CodeNames:
             found = [
                 name
                 for graph, attribution in self._graphs.get(key[0], ())
-                if (name := _name(graph, attribution, line, function)) is not None
+                if (name := _name(graph, attribution, self._of(graph), line, function)) is not None
             ]
             self._known[key] = _together(found)
         return self._known[key]
 
+    def _of(self, graph: GraphRecord) -> _Allocated:
+        if id(graph) not in self._allocated:
+            self._allocated[id(graph)] = _allocated(graph)
+        return self._allocated[id(graph)]
+
 
 def _file(path: str) -> str:
-    found = _FILE.search(path)
-    return found[0] if found is not None else path
+    # Not by a regular expression: for a long part and a slash behind it that takes hours.
+    return path[max(path.rfind("/"), path.rfind("\\")) + 1 :]
 
 
-def _name(graph: GraphRecord, attribution: Attribution, line: int, function: str) -> Name | None:
+def _name(
+    graph: GraphRecord, attribution: Attribution, allocated: _Allocated, line: int, function: str
+) -> Name | None:
     """What a line of one graph allocates."""
     at = bisect_right(graph.statements, line, key=lambda s: s.line) - 1
     if at < 0 or graph.statements[at].function.rpartition(".")[2] != function:
         return None
     line = graph.statements[at].line  # A statement of several lines is known by its first.
-    made = _allocated(graph, line)
+    found = allocated.get(line, [])
+    # Buffers, or where there are none scratch.
+    made = [pair for pair in found if pair[1] is not None] or found
     sites = [attribution.site(graph.id, storage, owner, line) for storage, owner in made]
     node = _agreed(sites, lambda s: s.node) or _node_of_line(graph, line)
     if node is None and graph.statements[at].kind is StatementKind.DELETE:
@@ -138,15 +148,14 @@ def _name(graph: GraphRecord, attribution: Attribution, line: int, function: str
     )
 
 
-def _allocated(graph: GraphRecord, line: int) -> list[tuple[Storage, str | None]]:
-    """What a line allocates in any observed program: buffers, or where there are none scratch."""
-    found = [
-        (program.storages[e.storage], e.owner)
-        for program in graph.programs
-        for e in program.events
-        if e.kind is EventKind.ALLOC and e.line == line
-    ]
-    return [pair for pair in found if pair[1] is not None] or found
+def _allocated(graph: GraphRecord) -> _Allocated:
+    """What each line allocates in any observed program, with the buffers that it is for."""
+    found: _Allocated = {}
+    for program in graph.programs:
+        for e in program.events:
+            if e.kind is EventKind.ALLOC:
+                found.setdefault(e.line, []).append((program.storages[e.storage], e.owner))
+    return found
 
 
 def _node_of_line(graph: GraphRecord, line: int) -> str | None:

@@ -93,19 +93,20 @@ def _unpacked(data: bytes, name: str | None) -> bytes:
     budget = Budget(len(data), name)
     unpacker = zlib.decompressobj(wbits=31)
     parts: list[bytes] = []
-    rest = data
+    at, rest = 0, b""
     try:
         while not unpacker.eof:
+            if not rest:  # A piece at a time: what is not consumed yet is copied with each part.
+                rest = data[at : at + _STEP]
+                at += len(rest)
             part = unpacker.decompress(rest, _STEP)
             rest = unpacker.unconsumed_tail
             budget.spend(len(part))
             parts.append(part)
-            if not part and not rest:
+            if not part and not rest and at == len(data) and not unpacker.eof:
                 raise SnapshotRefusedError(name, "a truncated gzip file: copy it again")
     except zlib.error as e:
         raise SnapshotRefusedError(name, f"a damaged gzip file: {e}") from e
-    if unpacker.unused_data:
-        raise SnapshotRefusedError(
-            name, f"{len(unpacker.unused_data):,} bytes follow the end of its gzip data"
-        )
+    if more := len(unpacker.unused_data) + len(data) - at:
+        raise SnapshotRefusedError(name, f"{more:,} bytes follow the end of its gzip data")
     return b"".join(parts)

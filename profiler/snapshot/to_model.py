@@ -22,6 +22,7 @@ from memprof.profiler.model import (
     FailedRequest,
     Profile,
     Purpose,
+    SourceFrame,
 )
 
 from ..errors import SnapshotInvalidError
@@ -130,8 +131,11 @@ def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
 def _failed(requests: Sequence[tuple[int, Sequence[Json]]]) -> list[FailedRequest]:
     """Requests that failed, those of one line together, in order of the first."""
     found: dict[tuple[object, ...], FailedRequest] = {}
+    lines: dict[int, SourceFrame | None] = {}  # Of stacks, which many requests have together.
     for nbytes, frames in requests:
-        line = user_line(frames_of(frames))
+        if id(frames) not in lines:
+            lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
+        line = lines[id(frames)]
         one = found.get((nbytes, line), FailedRequest(nbytes, "", line, 0))
         found[nbytes, line] = replace(one, count=one.count + 1)
     return list(found.values())

@@ -404,3 +404,28 @@ def test_a_live_view_reads_what_is_written(tmp_path: Path) -> None:
         assert now.devices[-1].device == "resident (host)"
         assert now.devices[-1].reserved > 1 << 20
     assert watch.look().writer is Writer.ENDED
+
+
+def test_an_allocator_that_does_not_count_costs_its_totals_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as torch.cuda.memory.CUDAPluggableAllocator, which RMM is used by."""
+
+    def stats(device: int) -> dict[str, object]:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    session = RUNTIME.open_session(10)
+    streamer = memprof.streaming.Streamer(RUNTIME, session, tmp_path / "x.memprof")
+    try:
+        streamer.start()
+        assert not streamer.failed
+    finally:
+        streamer.finish(lambda profile, threads: profile)
+        RUNTIME.close_session()
+    assert not streamer.failed
+    found = read_profile(tmp_path / "x.memprof")
+    assert found.complete
+    assert found.totals == []

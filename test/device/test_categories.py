@@ -3,14 +3,19 @@ inputs, batches, buffers of DDP and FSDP, workspaces; and the lines of backwards
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from memprof.profiler.device.account import Mark, Phase
 from memprof.profiler.device.said import line_of_caller, sizes_of
+from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.written import Written
+from memprof.profiler.model import SourceFrame
 
 from .programs import script
 
@@ -282,3 +287,45 @@ def test_who_waits_is_the_innermost_line_of_the_program() -> None:
     exec(code, names)
     line = names["calls"](line_of_caller)  # type: ignore[operator]
     assert (line.file, line.line, line.function) == ("/home/me/train.py", 2, "calls")
+
+
+BACKWARD = SourceFrame("/home/me/train.py", 2, "step")
+
+
+class _First:
+    """A lock that somebody else gets first."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do: Callable[[], None] | None = do
+
+    def __enter__(self) -> None:
+        do, self._do = self._do, None
+        if do is not None:
+            do()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_what_is_said_during_a_backward_leaves_it_one() -> None:
+    """A DataLoader that a thread of its own reads returns batches in the midst of backwards, and
+    a checkpointed function may call another one."""
+    watch = Watch()
+    watch._installed = True
+    watch._mark(Phase.BACKWARD, line=BACKWARD)
+    watch._batch([torch.zeros(3)])
+    watch.mark()
+    assert [(m.phase, m.line) for m in watch.marks[1:]] == [(Phase.BACKWARD, BACKWARD)] * 3
+    assert watch.marks[2].batch == (12,)
+    watch._mark(Phase.FORWARD)
+    watch._batch([torch.zeros(3)])
+    assert (watch.marks[-1].phase, watch.marks[-1].line) == (Phase.FORWARD, None)
+
+
+def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
+    watch = Watch()
+    watch._installed = True
+    begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
+    watch._marking = _First(lambda: watch.marks.append(begins))  # type: ignore[assignment]
+    watch._batch([torch.zeros(3)])
+    assert watch.marks[-1] == replace(begins, batch=(12,))

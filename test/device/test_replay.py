@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memprof.profiler.device import replay
 from memprof.profiler.device.replay import ROUNDING, SMALL, Replay
 
 MIB = 1 << 20
@@ -268,3 +270,44 @@ def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
     assert replay.reserved == sum(segments.values())
     assert replay.allocated_bytes == sum(size for size, _ in live.values())
     assert {b.address: b.size for b in replay.live} == {a: n for a, (n, _) in live.items()}
+
+
+def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that runs for days gives memory back more often than one history may."""
+    monkeypatch.setattr(replay, "_MOST_LOOKS", 4)
+    one = Replay()
+    one.feed(History().add("segment_map", 0, 200 * MIB).events, [(0, 0)])
+    for i in range(40):  # In the middle of what is free.
+        one.feed(History().add("segment_unmap", (4 * i + 2) * MIB, MIB).events, [(0, 0)])
+    assert not one.strange
+    assert one.reserved == 160 * MIB
+
+
+def test_a_range_that_begins_where_memory_is_given_back_costs_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_MOST_LOOKS", 0)
+    history = History().add("segment_map", 0, 40 * MIB)
+    for i in range(20):
+        history.add("segment_unmap", 2 * i * MIB, 2 * MIB)
+    assert not followed(history).strange
+
+
+class Counted(list[Any]):
+    """A list that counts who goes through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_requests_that_fail_in_one_place_have_one_stack() -> None:
+    frames = Counted([{"filename": "a.py", "line": 1, "name": "f"}])
+    history = History()
+    for _ in range(50):
+        history.add("oom", 0, MIB, frames=frames)
+    found = followed(history).out_of_memory
+    assert [n for n, _ in found] == [MIB] * 50
+    assert frames.walks == 1

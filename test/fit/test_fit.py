@@ -274,3 +274,17 @@ def test_a_folder_is_a_program(device: Device, script: str) -> None:
     assert fit("--", "python", "package").exit_code == 0
     assert fit("--", "python", "missing").exit_code == 2
     assert [command.program for command, _, _ in device.runs] == [("package",)]
+
+
+def test_a_try_depends_on_the_variables_that_torch_reads(
+    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--vary", "B=2,3", "-o", "fit.json", "--", script, "{B}")
+    fit(*options)
+    assert len(device.runs) == 2
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    fit(*options)
+    assert len(device.runs) == 2
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    fit(*options)
+    assert len(device.runs) == 4

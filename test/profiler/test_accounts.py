@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from framing import framed
 from fuzz.documents import everything
 
 from memprof.cli import main
+from memprof.profiler._json import to_json
 from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.file import read_profile, write_profile
-from memprof.profiler.model import DeviceAccount, Profile
+from memprof.profiler.file import decode_profile, read_profile, write_profile
+from memprof.profiler.model import DeviceAccount, Profile, Purpose
 from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
@@ -78,3 +82,13 @@ def test_compares_by_purpose_module_and_line(account: DeviceAccount) -> None:
 def test_an_account_on_one_side_is_said(account: DeviceAccount) -> None:
     with pytest.raises(NothingToCompare, match="accounts of devices: only after"):
         compare(Profile(), Profile(accounts=[account]))
+
+
+def test_the_former_name_of_persistent_state_is_read(account: DeviceAccount) -> None:
+    """Files that 0.2.0 wrote before it told caches from constants."""
+    account.rows = [replace(account.rows[0], purpose=Purpose.PERSISTENT_STATE), *account.rows[1:]]
+    document = msgspec.json.decode(to_json(Profile(accounts=[account])))
+    document["accounts"][0]["rows"][0]["purpose"] = "state"
+    found = decode_profile(framed(document))
+    assert not found.left_out
+    assert found.accounts == [account]

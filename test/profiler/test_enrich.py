@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from memprof.profiler.errors import SnapshotRefusedError
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
     Category,
+    Event,
     PlacedBlock,
     Placement,
     Profile,
@@ -269,3 +271,27 @@ def test_what_is_there_is_kept(files: Path) -> None:
         assert result.exit_code == 2
         assert words in result.stderr
     assert {p.name: p.read_bytes() for p in files.iterdir()} == before
+
+
+class Counted(list[Event]):
+    """A list that counts who goes through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_all_lines_of_a_graph_take_one_walk_through_its_programs() -> None:
+    """Graphs of large models have thousands of lines, and thousands of events a program."""
+    profile = known()
+    graph = profile.graphs[0]
+    programs = [replace(p, events=Counted(p.events)) for p in graph.programs]
+    graph.programs = list(programs)
+    names = CodeNames([profile])
+    before = [p.events.walks for p in programs]  # type: ignore[attr-defined]
+    found = [names.name(CODE, s.line, s.function.rpartition(".")[2]) for s in graph.statements]
+    assert sum(name is not None for name in found) > 1
+    once = [n + 1 for n in before]
+    assert [p.events.walks for p in programs] == once  # type: ignore[attr-defined]

@@ -8,6 +8,8 @@ import linecache
 import os
 import pickle
 import struct
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from fuzz.hostile_snapshots import (
 
 import memprof
 from memprof.cli import main
+from memprof.profiler.device.where import user_line
 from memprof.profiler.diff import compare
 from memprof.profiler.errors import (
     ProfileTooLargeError,
@@ -39,6 +42,7 @@ from memprof.profiler.errors import (
 from memprof.profiler.file import decode_profile, read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Purpose
 from memprof.profiler.report.text import render_accounts
+from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.opcodes import Refused, Unpickler, check
 from memprof.profiler.snapshot.reading import read_snapshot
 
@@ -411,3 +415,59 @@ def test_frames_of_c_and_of_torch_are_no_line_of_the_program(file: str, line: in
     (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
     assert row.frame is not None
     assert row.frame.location == "/usr/bin/train:3"
+
+
+def test_requests_that_fail_in_one_place_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 KB of file took 20 s: each of so many requests went through the same long list."""
+    looks = 0
+
+    def counted(frames: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return user_line(frames)
+
+    monkeypatch.setattr(to_model, "user_line", counted)
+    frames = [{"name": "f", "filename": "/x/site-packages/torch/a.py", "line": 1}] * 20
+    events = [{"action": "oom", "size": 1, "stream": 0, "frames": frames} for _ in range(100)]
+    (account,) = accounts({"segments": [], "device_traces": [events]}).values()
+    assert [f.count for f in account.failed] == [100]
+    assert looks == 1
+
+
+def test_a_long_name_of_a_file_takes_no_time() -> None:
+    """A regular expression took half a minute for 10 KB, and hours for a MB."""
+    begun = time.process_time()
+    assert names._file("a" * 1_000_000 + "/") == ""
+    assert time.process_time() - begun < 5
+    assert names._file("/tmp/x\\cab.py") == names._file("cab.py") == "cab.py"
+
+
+def test_gzip_is_unpacked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a copy of the whole rest for each part."""
+    value = {"segments": [], "device_traces": [], "more": os.urandom(10_000)}
+    packed = gzip.compress(pickle.dumps(value, 4))
+    lengths: list[int] = []
+    plain = zlib.decompressobj
+
+    class Unpacker:
+        def __init__(self, wbits: int) -> None:
+            self._inner = plain(wbits)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            lengths.append(len(data))
+            return self._inner.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    monkeypatch.setattr(reading, "_STEP", 100)
+    monkeypatch.setattr(zlib, "decompressobj", Unpacker)
+    found = reading._unpacked(packed, None)
+    assert pickle.loads(found) == value
+    assert max(lengths) <= 100
+    for more in (1, 99, 100, 101, 5000):
+        with pytest.raises(SnapshotRefusedError, match=f"{more:,} bytes follow"):
+            reading._unpacked(packed + b"x" * more, None)
+    for length in (len(packed) - 1, len(packed) - 8, 5000, 100):
+        with pytest.raises(SnapshotRefusedError, match="truncated gzip"):
+            reading._unpacked(packed[:length], None)

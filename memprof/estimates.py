@@ -20,6 +20,13 @@ from .views import Views
 __all__ = ["Estimate", "EstimateFailed", "estimate"]
 
 
+_WANTED = {
+    "model": "give a torch.nn.Module, and its inputs after it",
+    "optimizer": "give a class such as torch.optim.AdamW, or a functools.partial of one",
+    "loss": "give a function of what the model returns",
+}
+
+
 class EstimateFailed(RuntimeError):
     """The steps failed on the simulated device for another reason than memory.
 
@@ -112,12 +119,18 @@ def estimate(
         memprof.simulate.parcel.NoParcel: something cannot be sent: a tensor subclass, an open file.
         memprof.simulated_cuda.errors.SimulationError: there is no such GPU, or the device cannot be
             had here: no CUDA build of torch, no compiler.
+        TypeError: ``model``, ``optimizer`` or ``loss`` cannot be called.
         ValueError: ``steps`` is less than 1.
     """
     from memprof.simulate.parcel import pack
 
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be 1 or more")
+    for name, value in (("model", model), ("optimizer", optimizer), ("loss", loss)):
+        if not callable(value) and (name == "model" or value is not None):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, which cannot be called: {_WANTED[name]}"
+            )
     options = {
         "optimizer": optimizer,
         "loss": loss,

@@ -87,7 +87,7 @@ def _number(text: str, whole: str) -> Decimal:
         number = Decimal(text)
     except InvalidOperation:
         raise BadVariable(f"{text!r} in {whole!r} is no number") from None
-    if not number.is_finite():
+    if not number.is_finite() or abs(number) > 10**15:
         raise BadVariable(f"{text!r} in {whole!r} is no number that a range can have")
     return number
 

@@ -103,8 +103,8 @@ def _share(growth: object) -> Fraction | None:
 def baseline_path(nodeid: str, test_file: Path) -> Path:
     """Where the baseline of a test lies: a profile, which other commands read too."""
     name = nodeid.partition("::")[2].replace("::", ".")
-    safe = re.sub(r"[^\w.,=+-]", "_", name)
-    if len(safe.encode()) > _LONGEST:
+    safe = re.sub(r"[^\w.,=+\[\]-]", "_", name)
+    if safe != name or len(safe.encode()) > _LONGEST:  # and another name may look the same
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         safe = f"{safe.encode()[:_LONGEST].decode(errors='ignore')}-{digest}"
     return test_file.parent / FOLDER / test_file.stem / f"{safe}.memprof"

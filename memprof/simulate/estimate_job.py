@@ -58,6 +58,8 @@ def main(path: str) -> None:
     for _ in range(options["steps"]):
         with context():
             value = loss(run(*args, **kwargs))
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"the loss is a {type(value).__name__} and must be a tensor")
         torch.autograd.backward(value)
         made.step()
         made.zero_grad()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import memprof
 from memprof.simulate.parcel import NoParcel, pack, unpack
 
 
@@ -80,3 +81,18 @@ def test_what_cannot_be_sent(value: Any) -> None:
 def test_nothing_is_read_by_plain_pickle() -> None:
     with pytest.raises(pickle.UnpicklingError):
         pickle.loads(pack(torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"model": torch.ones(2)}, "model is a Tensor"),
+        ({"model": torch.nn.Identity(), "optimizer": "adamw"}, "torch.optim.AdamW"),
+        ({"model": torch.nn.Identity(), "loss": 3}, "loss is a int"),
+    ],
+)
+def test_what_cannot_be_called_is_said_before_anything_runs(
+    arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        memprof.estimate(**arguments)

@@ -42,7 +42,9 @@ def test_read(text: str, values: list[str], is_range: bool) -> None:
         ("N=1..9:0", "smaller number to a larger"),
         ("N=1..x", "no number"),
         ("N=1..nan", "no number that a range can have"),
-        ("N=1..1e99", "the most is"),
+        ("N=1..1e99", "no number that a range can have"),
+        ("N=1..1e5000", "no number that a range can have"),
+        ("N=1..1e9", "the most is"),
         ("N=1..9:1e-9", "the most is"),
     ],
 )

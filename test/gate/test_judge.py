@@ -157,6 +157,10 @@ def test_bad_marks_are_refused(mark: dict[str, object]) -> None:
 
 
 def test_names_of_tests_make_file_names(tmp_path: Path) -> None:
-    path = baseline_path(NODE, tmp_path / "test_model.py")
+    file = tmp_path / "test_model.py"
+    path = baseline_path(NODE, file)
     assert path.parent == tmp_path / "memprof-baselines" / "test_model"
-    assert path.name == "TestStep.test_train_a_b-2_layers_.memprof"
+    assert path.name.startswith("TestStep.test_train[a_b-2_layers]-")
+    # Names that differ in what no file name can have, differ.
+    assert baseline_path(NODE.replace("/", " "), file) != path
+    assert baseline_path("test_model.py::test_a[1-x]", file).name == "test_a[1-x].memprof"

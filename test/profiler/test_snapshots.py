@@ -8,7 +8,6 @@ import linecache
 import os
 import pickle
 import struct
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -435,10 +434,8 @@ def test_requests_that_fail_in_one_place_cost_one_look(monkeypatch: pytest.Monke
 
 
 def test_a_long_name_of_a_file_takes_no_time() -> None:
-    """A regular expression took half a minute for 10 KB, and hours for a MB."""
-    begun = time.process_time()
+    """A regular expression took half a minute for 10 KB: this would not come back for days."""
     assert names._file("a" * 1_000_000 + "/") == ""
-    assert time.process_time() - begun < 5
     assert names._file("/tmp/x\\cab.py") == names._file("cab.py") == "cab.py"
 
 

@@ -224,8 +224,15 @@ class TestCommand:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
     def test_a_process_by_its_number(self, path: str) -> None:
-        # This one holds the file.
-        assert top(str(os.getpid()), "--once").output.startswith("run.memprof")
+        # GIVEN a process that holds the file, and no other: this one may have those of other tests
+        source = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); input()"
+        command = [sys.executable, "-c", source, path]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        # WHEN it is asked for by its number THEN the file is shown
+        assert top(str(holder.pid), "--once").output.startswith("run.memprof")
+        holder.communicate(b"\n")
         result = top("4194999")
         assert result.exit_code == 2
         assert "process 4194999: " in result.stderr

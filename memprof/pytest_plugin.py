@@ -26,6 +26,8 @@ from typing import Any
 
 import pytest
 
+from memprof.gate import CHILD
+
 __all__ = [
     "device_memory",
     "pytest_addoption",
@@ -35,8 +37,6 @@ __all__ = [
 ]
 
 MARK = "limit_device_memory"
-CHILD = "MEMPROF_GATED_TEST"
-"""Environment variable of the process of a gated test: where its reports go."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import (
     ProfileTooLargeError,
@@ -66,8 +69,7 @@ def read_from(
         ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
     """
     try:
-        _check_regular(os.stat(path), Path(path))
-        with open(path, "rb") as opened:
+        with _open(Path(path)) as opened:
             found = os.fstat(opened.fileno())
             now = (found.st_dev, found.st_ino)
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
@@ -81,17 +83,24 @@ def read_from(
 
 
 def _read(path: Path, limit: float) -> bytes:
-    _check_regular(os.stat(path), path)  # Opening some devices does something.
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(fd, "rb") as file:
-        found = os.fstat(fd)  # Another file may have come meanwhile.
-        _check_regular(found, path)
-        if found.st_size > limit:
-            raise _too_large(path, f"it has {found.st_size:,} bytes", limit)
+    with _open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise _too_large(path, f"it has {size:,} bytes", limit)
         data = file.read(-1 if limit == float("inf") else int(limit) + 1)
     if len(data) > limit:
         raise _too_large(path, f"it has more than {int(limit):,} bytes", limit)
     return data
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, and nothing else."""
+    _check_regular(os.stat(path), path)  # Opening some devices does something.
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(fd, "rb") as file:
+        _check_regular(os.fstat(fd), path)  # Another file may have come meanwhile.
+        yield file
 
 
 def _check_regular(found: os.stat_result, path: Path) -> None:

@@ -1,13 +1,15 @@
-"""What ``fit`` and ``advise`` have in common: what goes wrong, in words."""
+"""What ``fit`` and ``advise`` have in common: options of tries, and what goes wrong in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import click
 
-from memprof.fit.store import BadStore
+from memprof.fit.store import BadStore, Store
 from memprof.fit.tries import ScriptFailed
 from memprof.fit.variables import BadVariable
 from memprof.profiler._text import visible
@@ -16,8 +18,56 @@ from memprof.simulate.command_line import BadCommand
 from memprof.simulate.job import BadJob
 from memprof.simulated_cuda.errors import SimulationError
 
-from ._common import BadFile
-from .simulate import FAILED
+from ._common import BadFile, OutputPath, keep_apart
+from .simulate import FAILED, seconds_option
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def tries_options(what: str) -> Callable[[_Command], _Command]:
+    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND.
+
+    Args:
+        what: ``--json`` prints.
+    """
+
+    def add(command: _Command) -> _Command:
+        for option in (
+            click.argument("command", nargs=-1, type=click.UNPROCESSED),
+            click.option("-q", "--quiet", is_flag=True, help="Without progress."),
+            click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits."),
+            click.option("--json", "as_data", is_flag=True, help=f"The {what} as JSON, in bytes."),
+            click.option(
+                *("-o", "--output"),
+                type=OutputPath(),
+                help="Keep tries there, as JSON, and go on from them.",
+            ),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(0, 1e7, min_open=True),
+                callback=seconds_option,
+                metavar="SECONDS",
+                help="Give up on a try then.",
+            ),
+            click.option(
+                "--steps",
+                type=click.IntRange(1),
+                default=3,
+                show_default=True,
+                help="End a try after so many optimizer steps.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def store_at(output: str | None, command: tuple[str, ...]) -> Store:
+    """The tries in a file, which must not be one that the command names."""
+    if output is not None:
+        keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
+    return Store(output)
 
 
 @contextmanager

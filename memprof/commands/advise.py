@@ -10,18 +10,18 @@ import click
 
 from memprof.fit.advice import advise as try_changes
 from memprof.fit.advice import render_advice
-from memprof.fit.store import Store, Tried
+from memprof.fit.store import Tried
 from memprof.fit.tries import Plan, Tries
 from memprof.profiler._text import visible
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.simulate.changes import CHANGES
 from memprof.simulate.parent import Settings
-from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu
+from memprof.simulated_cuda.gpus import Gpu
 
-from ._common import OutputPath, keep_apart, print_json, print_text
-from ._tries import failures_in_words, refused_before
-from .simulate import gpu_option, list_gpus, size_option
+from ._common import print_json, print_text
+from ._tries import failures_in_words, refused_before, store_at, tries_options
+from .simulate import list_gpus, one_gpu, other_memory, script_command
 
 
 def _changes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -32,18 +32,10 @@ def _changes(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return keys
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.option(
-    "--gpu",
-    default=DEFAULT_GPU,
-    show_default=True,
-    callback=gpu_option,
-    help="Which GPU, by a name like a100-40gb.",
-)
+@script_command
+@one_gpu
 @list_gpus
-@click.option("--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@other_memory
 @click.option(
     "--try",
     "changes",
@@ -51,26 +43,7 @@ def _changes(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     metavar="CHANGE[,CHANGE...]",
     help=f"Some of them: {', '.join(CHANGES)}.",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="End a try after so many optimizer steps.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e7, min_open=True),
-    metavar="SECONDS",
-    help="Give up on a try then.",
-)
-@click.option(
-    "-o", "--output", type=OutputPath(), help="Keep tries there, as JSON, and go on from them."
-)
-@click.option("--json", "as_data", is_flag=True, help="The results as JSON, in bytes.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
-@click.option("-q", "--quiet", is_flag=True, help="Without progress.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@tries_options("results")
 def advise(
     command: tuple[str, ...],
     gpu: Gpu,
@@ -92,13 +65,9 @@ def advise(
     is.
     """
     settings = Settings(gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True)
-    # Of what comes from that cache, nobody counts operations.
-    environment = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    plan = Plan(command, environment, {}, "", None, settings, whole=True)
+    plan = Plan(command, {}, {}, "", None, settings, whole=True)
     with refused_before(command, "memprof advise -- python train.py"):
-        if output is not None:
-            keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
-        tries = Tries(plan, Store(output), os.environ)
+        tries = Tries(plan, store_at(output, command), os.environ)
     if memory is not None:
         gpu = gpu.with_memory(memory)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import click
 
-from memprof.fit.store import Store
+from memprof.fit.store import Tried
 from memprof.fit.table import (
     BUDGET,
     BUDGET_SETTING,
@@ -29,9 +29,9 @@ from memprof.simulate.torch_config import BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from ._common import OutputPath, keep_apart, print_json, print_text
-from ._tries import failures_in_words, refused_before
-from .simulate import TOO_MUCH, list_gpus, size_option
+from ._common import print_json, print_text
+from ._tries import failures_in_words, refused_before, store_at, tries_options
+from .simulate import TOO_MUCH, list_gpus, other_memory, script_command, size_option
 
 _NAME_AND_VALUE = "NAME=VALUE"
 
@@ -73,9 +73,7 @@ def _torch_config(
     return _pairs(ctx, param, value)
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@script_command
 @click.option(
     "--gpu",
     "gpus",
@@ -86,7 +84,7 @@ def _torch_config(
     help="Which GPUs, by names like a100-40gb.",
 )
 @list_gpus
-@click.option("--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@other_memory
 @click.option(
     "--keep-free", callback=size_option, metavar="SIZE", help="Take so much less for full."
 )
@@ -117,26 +115,7 @@ def _torch_config(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
 )
 @click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="End a try after so many optimizer steps.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e7, min_open=True),
-    metavar="SECONDS",
-    help="Give up on a try then.",
-)
-@click.option(
-    "-o", "--output", type=OutputPath(), help="Keep tries there, as JSON, and go on from them."
-)
-@click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
-@click.option("-q", "--quiet", is_flag=True, help="Without progress.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@tries_options("rows")
 def fit(
     command: tuple[str, ...],
     gpus: tuple[Gpu, ...],
@@ -172,16 +151,12 @@ def fit(
     if budget:
         if any(v.is_range or v.name == BUDGET for v in variables):
             raise click.UsageError("--budget is a range already: give other variables as lists")
-        # Of what comes from that cache, nobody counts operations.
-        env = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0", **env}
         torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
     plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole=budget)
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     with refused_before(command, example):
         check_places(variables, plan.texts)
-        if output is not None:
-            keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
-        store = Store(output)
+        store = store_at(output, command)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
@@ -190,9 +165,9 @@ def fit(
     found: list[Row] = []
     budgets: list[Budget] = []
 
-    def said(row: Row, tried: object) -> None:
+    def said(row: Row, tried: Tried) -> None:
         if not quiet:
-            click.echo(visible(progress(row, row.tries[-1])), err=True)
+            click.echo(visible(progress(row, tried)), err=True)
 
     with failures_in_words("fit", output):
         if budget:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -30,7 +32,7 @@ TOO_MUCH, FAILED = 1, 3
 """Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
 
 
-def gpu_option(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
+def _gpu(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
     try:
         return find_gpu(value)
     except SimulationError as e:
@@ -84,7 +86,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+def seconds_option(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and math.isnan(value):  # which is in every range
         raise click.BadParameter("nan is no number of seconds")
     return value
@@ -101,18 +103,29 @@ def _pretences(
     return value
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.option(
+one_gpu = click.option(
     "--gpu",
     default=DEFAULT_GPU,
     show_default=True,
-    callback=gpu_option,
+    callback=_gpu,
     help="Which GPU, by a name like a100-40gb.",
 )
+other_memory = click.option(
+    "--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB."
+)
+
+
+def script_command(function: Callable[..., Any]) -> click.Command:
+    """A command whose arguments are a script's command, with options of its own."""
+    # Anew for each: what ``click.command`` returns keeps the help of the first it is put on.
+    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    return click.command(context_settings=settings)(function)
+
+
+@script_command
+@one_gpu
 @list_gpus
-@click.option("--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB.")
+@other_memory
 @click.option(
     "--capability", callback=_capability, metavar="X.Y", help="Another compute capability."
 )
@@ -142,7 +155,7 @@ def _pretences(
 @click.option(
     "--timeout",
     type=click.FloatRange(0, 1e7, min_open=True),
-    callback=_seconds,
+    callback=seconds_option,
     metavar="SECONDS",
     help="End it then.",
 )

@@ -16,6 +16,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.simulate.command_line import Command, parse
 from memprof.simulate.job import jobs_of
 from memprof.simulate.parent import Settings, Simulation, attempt, simulate
+from memprof.simulate.partition_flops import UNCACHED
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
@@ -115,7 +116,8 @@ class Tries:
             return msgspec.structs.replace(found, values=dict(values))
         began = time.monotonic()
         run = simulate if plan.whole else attempt
-        simulation = run(command, settings, {**self._environment, **env})
+        counting = UNCACHED if settings.count_flops else {}
+        simulation = run(command, settings, {**self._environment, **counting, **env})
         outcome = _outcome(simulation, values, time.monotonic() - began)
         self.made += 1
         self._store.put(key, outcome)
@@ -176,19 +178,18 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
     # A script that catches the error and goes on, with half the batch say, ran with another value;
     # what memprof's own backend tries and makes again without (``doing``) the script never saw.
     moment = s.outcome.out_of_memory
-    caught = failure is None and moment is not None
-    if caught and moment is not None and moment.failure is not None and moment.failure.doing:
-        caught = False
+    seen = moment is not None and not (moment.failure is not None and moment.failure.doing)
+    fits = bool(s.fits) and not seen
     return Tried(
         values=dict(values),
         gpu=s.gpu.key,
         memory=s.gpu.memory,
-        fits=bool(s.fits) and not caught,
+        fits=fits,
         needed=s.needed,
         reserved=account.reserved,
         allocated=account.most_allocated,
         parts=sorted(account.parts(), key=lambda part: -part[1]),
-        limit="" if s.fits and not caught else _limit(s),
+        limit="" if fits else _limit(s),
         flops=s.outcome.flops,
         changed=s.outcome.changed,
         idle=s.outcome.idle,

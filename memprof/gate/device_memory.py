@@ -11,13 +11,6 @@ __all__ = ["DeviceMemory"]
 _T = TypeVar("_T")
 
 
-def _stat(device: int, name: str) -> int:
-    import torch
-
-    found: int = torch.cuda.memory_stats(device)[f"{name}_bytes.all.peak"]
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Peak:
     """What something took.
@@ -71,5 +64,5 @@ class DeviceMemory:
         torch.cuda.reset_peak_memory_stats(device)
         before = self.allocated(device)
         result: Any = function()
-        found = Peak(_stat(device, "reserved"), _stat(device, "allocated"), before)
-        return result, found
+        most = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+        return result, Peak(*most, before)

@@ -16,12 +16,11 @@ from memprof.simulate.parent import Settings, Simulation, attempt
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
+from . import CHILD
 from .judge import BadGate, judge, read_mark
 from .table import add
 
 __all__ = ["gate"]
-
-CHILD = "MEMPROF_GATED_TEST"
 
 
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:
@@ -79,9 +78,7 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         # A node ID is no path where the file lies outside of the root.
         test = f"{item.path}::{item.nodeid.partition('::')[2]}"
         command = Command(sys.executable, (), ("-m", "pytest", *options, test))
-        settings = Settings(
-            gpu=gpu, steps=sys.maxsize, until_still=False, progress=False, output=output
-        )
+        settings = Settings(gpu=gpu, steps=sys.maxsize, until_still=False, output=output)
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
         environment[CHILD] = reports
         found = attempt(command, settings, environment)

@@ -50,8 +50,8 @@ class Settings:
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
-        progress: whether there are lines about it, where it is not quiet.
-        output: a file for the script's output, None for standard error.
+        output: a file for the script's output, which then has no progress in it; None for standard
+            error.
         pretend: values for lines that look at one, see ``pretend.py``.
         balanced_experts: routers deal tokens evenly, see ``experts.py``.
         torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
@@ -66,7 +66,6 @@ class Settings:
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
-    progress: bool = True
     output: str | None = None
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
@@ -213,7 +212,7 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             until_still=settings.until_still,
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
-            progress=settings.progress and not settings.quiet,
+            progress=settings.output is None and not settings.quiet,
             pretend=settings.pretend,
             balanced_experts=settings.balanced_experts,
             torch_config=(*settings.torch_config, *settings_of(settings.changes)),

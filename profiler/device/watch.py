@@ -48,13 +48,14 @@ from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 from . import _torch_compat as compat
 from . import known
 from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
+from .batches import sizes_of
 from .growth import growth_of, steps_of
 from .holders import Holders
 from .known import Known
 from .objects import Objects
 from .replay import Block, Peak, Replay
-from .said import line_of_caller, sizes_of
 from .totals import counted, named, outside, peaks
+from .where import line_of_caller
 
 log = logging.getLogger("memprof")
 

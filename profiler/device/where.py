@@ -17,6 +17,8 @@ import functools
 import linecache
 import os
 import re
+import sys
+import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +77,17 @@ def is_internal(file: str) -> bool:
         or _INTERNAL.search(file) is not None
         or _GENERATED.search(file) is not None
     )
+
+
+def line_of_caller() -> SourceFrame | None:
+    """The innermost line of the program on this thread's stack; None if it has none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not is_internal(code.co_filename):
+            return SourceFrame(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
 
 
 def is_python(file: str, line: int) -> bool:

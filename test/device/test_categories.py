@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from memprof.profiler.device.account import Mark, Phase
-from memprof.profiler.device.said import line_of_caller, sizes_of
+from memprof.profiler.device.batches import sizes_of
 from memprof.profiler.device.watch import Watch
+from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.device.written import Written
 from memprof.profiler.model import SourceFrame
 

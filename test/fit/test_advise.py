@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 
 from memprof.cli import main
 from memprof.fit import tries
-from memprof.profiler.model import AccountRow, DeviceAccount, PoolShare, Purpose
 from memprof.simulate.changes import CHANGES, environment_of, repeated_blocks, settings_of
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
+
+from .programs import BUILD, account_of
 
 GIB = 1 << 30
 
@@ -28,13 +29,7 @@ SAVES = {"checkpoint": 6, "fused-optimizer": 1, "optimizer-one-by-one": 2, "memo
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
     """A program of 20 GiB, of which each change saves so many."""
     nbytes = (20 - sum(SAVES.get(c, 0) for c in settings.changes)) * GIB
-    account = DeviceAccount(
-        "cuda:0",
-        reserved=nbytes,
-        most_allocated=nbytes,
-        rows=[AccountRow(Purpose.ACTIVATION, nbytes, 1)],
-        pools=[PoolShare("general", nbytes, 0, 1, 0)],
-    )
+    account = account_of(nbytes)
     outcome = Outcome(accounts=[account], flops=1000)
     if settings.changes == ("expandable-segments",):
         outcome = Outcome(failure=Failure(kind="RuntimeError", message="no", trace=""))
@@ -48,9 +43,8 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
 
 @pytest.fixture(autouse=True)
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = {"version": "2.11.0+cu130", "root": "/torch"}
     monkeypatch.setattr(tries, "simulate", attempt)
-    monkeypatch.setattr(tries, "find_torch", lambda interpreter: type("T", (), build))
+    monkeypatch.setattr(tries, "find_torch", lambda interpreter: type("T", (), BUILD))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
 

@@ -13,11 +13,7 @@ from click.testing import CliRunner, Result
 from memprof.cli import main
 from memprof.fit import tries
 from memprof.profiler.model import (
-    AccountRow,
-    DeviceAccount,
     Failure,
-    PoolShare,
-    Purpose,
     SourceFrame,
     WhyNot,
 )
@@ -25,6 +21,8 @@ from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure as ScriptFailure
 from memprof.simulate.request import Outcome
+
+from .programs import BUILD, account_of
 
 GIB = 1 << 30
 
@@ -49,13 +47,7 @@ class Device:
         for setting in settings.torch_config:
             batch = int(float(setting.rpartition("=")[2]) * 100)
         nbytes = self.base + batch * self.each
-        account = DeviceAccount(
-            "cuda:0",
-            reserved=nbytes,
-            most_allocated=nbytes,
-            rows=[AccountRow(Purpose.ACTIVATION, nbytes, 1)],
-            pools=[PoolShare("general", nbytes, 0, 1, 0)],
-        )
+        account = account_of(nbytes)
         fits = nbytes <= settings.gpu.memory
         failure = self.failure
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - batch)
@@ -81,11 +73,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
     monkeypatch.setattr(tries, "attempt", found.attempt)
     monkeypatch.setattr(tries, "simulate", found.attempt)
-    monkeypatch.setattr(tries, "find_torch", lambda interpreter: type("T", (), _TORCH))
+    monkeypatch.setattr(tries, "find_torch", lambda interpreter: type("T", (), BUILD))
     return found
-
-
-_TORCH = {"version": "2.11.0+cu130", "root": "/torch"}
 
 
 @pytest.fixture

@@ -1,0 +1,19 @@
+"""Programs that are arithmetic."""
+
+from __future__ import annotations
+
+from memprof.profiler.model import AccountRow, DeviceAccount, PoolShare, Purpose
+
+BUILD = {"version": "2.11.0+cu130", "root": "/torch"}
+"""Attributes of a build of torch that is not there."""
+
+
+def account_of(nbytes: int) -> DeviceAccount:
+    """Of a program that takes so many bytes, all of them activations."""
+    return DeviceAccount(
+        "cuda:0",
+        reserved=nbytes,
+        most_allocated=nbytes,
+        rows=[AccountRow(Purpose.ACTIVATION, nbytes, 1)],
+        pools=[PoolShare("general", nbytes, 0, 1, 0)],
+    )

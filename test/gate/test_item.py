@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from memprof import pytest_plugin
+from memprof.gate import CHILD
 from memprof.gate import item as gated
+from memprof.gate.judge import BadGate
 from memprof.simulate import parent
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
@@ -32,7 +34,7 @@ class Child:
         self, command: Command, settings: Settings, environment: Mapping[str, str]
     ) -> Simulation:
         self.words = command.program
-        with open(environment[gated.CHILD], "w") as f:
+        with open(environment[CHILD], "w") as f:
             f.writelines(json.dumps(report) + "\n" for report in self.reports)
         return Simulation(settings.gpu, True, None, self.outcome)
 
@@ -65,7 +67,7 @@ def test_a_test_that_ends_its_process_is_no_pass(
     child = Child([("setup", "passed", "")], outcome)
     monkeypatch.setattr(gated, "attempt", child.attempt)
     item = an_item(tmp_path, tmp_path / "test_a.py", "test_a.py::test_it")
-    with pytest.raises(gated.BadGate, match=why):
+    with pytest.raises(BadGate, match=why):
         gated._simulate(item, find_gpu("t4"))
 
 

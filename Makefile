@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-simulate bench-trees bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -127,6 +127,12 @@ bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory besid
 
 bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees
 	$(SIMGPU_PY) benchmarks/trees_replay.py $(ARGS)
+
+bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside reduce-overhead (simulated)
+	$(SIMGPU_PY) benchmarks/call_budget.py $(ARGS)
+
+bench-call-cpu: $(ENVIRONMENT) ## the same on the CPU, beside inductor
+	$(PY) benchmarks/call_budget.py --device cpu $(ARGS)
 
 bench-session: $(SIMGPU_STAMP) ## a step in a session of memprof beside Inductor and reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/session_cost.py $(ARGS)

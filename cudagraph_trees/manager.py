@@ -137,22 +137,30 @@ class CUDAGraphTreeManager:
         path = self.path
         node = path.node
         if node is None or path.state is _EXECUTION:
+            fitting: CUDAGraphNode | None = None
             if node is not None and path.step_may_begin():
-                roots = self.tree.roots
+                # Found before the step ends, which wants to know it: one comparison for both.
+                for root in self.tree.roots.get(function, ()):
+                    if root.fits(inputs):
+                        fitting = root
+                        break
                 if (
-                    not self.given and end_quickly(node, inputs, function, roots, path.step)  # type: ignore[arg-type]
+                    not self.given
+                    and end_quickly(node, inputs, function, fitting is not None, path.step)  # type: ignore[arg-type]
                 ) or node.all_outputs_are_dead():
                     path.end()
                     node = None
-                elif not takes_gradients(node, function, inputs):
-                    self._end_step(function, inputs)
-                    node = None
+                else:
+                    fitting = None
+                    if not takes_gradients(node, function, inputs):
+                        self._end_step(function, inputs)
+                        node = None
             if node is not None:
                 children = node.children  # type: ignore[union-attr]
             else:
                 children = {} if self.owner.budget.over else self.tree.roots
             for child in children.get(function, ()):
-                if child.fits(inputs):
+                if child is fitting or child.fits(inputs):
                     if function.leaves:
                         self.parameters.remember_leaves(function, inputs)
                     outputs = path.replay(child, inputs)

@@ -31,7 +31,7 @@ is a view of a holder is to be seen there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -60,7 +60,7 @@ def end_quickly(
     node: CUDAGraphNode,
     inputs: list[Input],
     next_function: FunctionSpec,
-    roots: Mapping[FunctionSpec, Sequence[CUDAGraphNode]],
+    located: bool,
     step: int,
 ) -> bool:
     """``StepEnd.end`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
@@ -74,7 +74,7 @@ def end_quickly(
         node: that ran last, a replay.
         inputs: of the call that begins the new step.
         next_function: that call's function.
-        roots: recordings that a step may begin with.
+        located: a recording that begins a step fits the call: see ``_unlocated``.
         step: number of the step that ends.
 
     Returns:
@@ -97,7 +97,7 @@ def end_quickly(
                 found.append(slot)
     if found is None:
         return True
-    arguments = _unlocated(roots.get(next_function, ()), next_function, inputs)
+    arguments = _unlocated(next_function, inputs, located)
     for ref, output_cache, k in found:
         if _count(ref.pointer) == ref.own:
             # Nothing but the tensor itself is over the storage.
@@ -121,20 +121,15 @@ def end_quickly(
     return True
 
 
-def _unlocated(
-    roots: Sequence[CUDAGraphNode], function: FunctionSpec, inputs: list[Input]
-) -> Sequence[int]:
+def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Sequence[int]:
     """Tensors among the inputs that may lie in an output of the last step. Hot.
 
-    Static ones do not where a recording fits that begins a step: its addresses are compared in C++,
-    and what lay in an output when it was recorded was cloned before.
+    Static ones do not where a recording fits that begins a step: it has just compared their
+    addresses, and what lay in an output when it was recorded was cloned before.
     """
     static = function.static_input_idxs
-    if not static:
+    if located or not static:
         return function.loose
-    for root in roots:
-        if root.fits(inputs):
-            return function.loose
     return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
 
 

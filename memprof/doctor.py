@@ -292,7 +292,11 @@ def _gpu_code(status: dict[str, Finding]) -> tuple[Status, str]:
 
 def _cuda_graphs() -> tuple[Status, str]:
     reason = _torch_compat.why_no_cuda_graphs()
-    return (Status.WARN, f"no: {reason}") if reason else (Status.OK, "torch can record and replay")
+    if reason:
+        return Status.WARN, f"no: {reason}"
+    from memprof.cudagraph_trees import native
+
+    return Status.OK, f"torch can record and replay; native code for replays: {native.state()}"
 
 
 def _simulation() -> tuple[Status, str]:

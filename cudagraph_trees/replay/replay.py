@@ -4,10 +4,10 @@ Note [What is decided when]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A replay should do no more than: compare addresses, look whether what was dead when the
 node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
-is laid out when the node is recorded: ``checked`` and ``pointers`` for one comparison in
-C++, ``dead_before`` and ``dead_after`` as flat lists of references rather than of
-indices, the buffers of the grouped copy in order, the outputs in slots. What is left out
-of a list then costs nothing at a replay.
+is laid out when the node is recorded: ``same_addresses`` for one comparison in C++,
+``dead_before`` and ``dead_after`` as flat lists of references rather than of indices, the
+buffers of the grouped copy in order, the outputs in slots. What is left out of a list then
+costs nothing at a replay.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import _torch_compat as compat
+from .addresses import same_addresses
 from .inputs import Copies, InputPlan, inputs_again
 from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
 from .output_cache import OutputCache
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
 
 _foreach_copy = compat.foreach_copy
-_pointers_equal = compat.pointers_equal
 
 
 class CalledOff(Exception):
@@ -86,8 +86,9 @@ class Replay:
         self.address_bound = address_bound
         self.captured = run
         self.launch = run.launch
-        self.checked = inputs.checked
-        self.pointers = inputs.pointers
+        self.same_addresses = (
+            same_addresses(inputs.pointers, inputs.checked) if inputs.checked else None
+        )
         self.dead_before = refs_at(path, dead_before)
         self.dead_after = refs_at(path, dead_after)
         self.copies = Copies(inputs, buffers) if inputs.copied else None
@@ -101,7 +102,7 @@ class Replay:
 
     def fits(self, inputs: list[Input]) -> bool:
         """Whether the recording is right for this call. Hot."""
-        return (not self.checked or _pointers_equal(inputs, self.pointers, self.checked)) and (
+        return (self.same_addresses is None or self.same_addresses(inputs)) and (
             not self.dead_before
             or all_dead(self.dead_before)
             or not held(self.dead_before, path_refs(self.path))

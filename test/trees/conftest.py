@@ -29,6 +29,13 @@ def whole_device() -> Iterator[None]:
 
 if torch.cuda.is_available():
 
+    @pytest.fixture(autouse=True, scope="session")
+    def _native_code() -> None:
+        """What users have from their second process on, from the first test on."""
+        from memprof.cudagraph_trees import native
+
+        native.build()
+
     @pytest.fixture(autouse=True)
     def _no_leaks() -> Iterator[None]:
         from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees

@@ -1,0 +1,150 @@
+"""Addresses compared in C++: as torch's helper does, and the library's way into a cache."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees.replay.addresses import same_addresses, slowly
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of libraries."""
+    monkeypatch.setenv("MEMPROF_CACHE", str(tmp_path))
+    monkeypatch.delenv("MEMPROF_NATIVE", raising=False)
+    _forget()
+    yield tmp_path / "memprof" / "native"
+    _forget()
+
+
+def _forget() -> None:
+    for known in (native.library, native._command, native._loaded):
+        known.cache_clear()
+
+
+def _compiler(folder: Path, script: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_compiler_that_fails_is_asked_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    monkeypatch.setenv(
+        "CXX", _compiler(tmp_path, f"echo x >>{asked}; echo 'no such header' >&2; exit 1")
+    )
+    with pytest.raises(RuntimeError, match=r"building it failed: .*\.log"):
+        native.build()
+    assert "no such header" in next(cache.glob("*.log")).read_text()
+    assert native.load() is None
+    with pytest.raises(RuntimeError):
+        native.build()
+    assert asked.read_text() == "x\n"
+    assert [p.suffix for p in cache.iterdir()] == [".log"]
+
+
+def test_nobody_waits_and_nobody_builds_twice(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    monkeypatch.setenv("CXX", _compiler(tmp_path, f"cat {go} >/dev/null; exit 1"))
+    assert native.load() is None
+    assert native.state() == "it is being built"
+    assert native.load() is None
+    go.write_text("")  # one reader: a second would still wait
+    while native.state() == "it is being built":
+        time.sleep(0.01)
+    assert native.state().startswith("building it failed")
+
+
+def test_a_build_that_was_abandoned_is_begun_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", _compiler(tmp_path, "echo second >&2; exit 1"))
+    lock = native.library().with_suffix(".building")
+    cache.mkdir(parents=True)
+    lock.touch()
+    assert native.load() is None
+    assert native.state() == "it is being built"
+    os.utime(lock, (1, 1))
+    with pytest.raises(RuntimeError, match="building it failed"):
+        native.build()
+
+
+@pytest.mark.parametrize("missing", ["compiler", "switch"])
+def test_without_it_torch_compares(
+    missing: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "compiler":
+        monkeypatch.setenv("CXX", "/nowhere/c++")
+        assert native.state() == "there is no compiler /nowhere/c++"
+    else:
+        monkeypatch.setenv("MEMPROF_NATIVE", "0")
+        assert native.state() == "switched off by MEMPROF_NATIVE=0"
+    assert native.load() is None
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memprof").write_text("a file")
+    assert native.load() is None
+
+
+@pytest.mark.simgpu
+def test_it_says_what_torch_says() -> None:
+    random_ = random.Random(0)
+    native.build()
+    pool = [torch.ones(n, device=d) for n in (0, 1, 5) for d in ("cpu", "cuda")]
+    pool += [torch.nn.Parameter(t.clone()) for t in pool]
+    said = set()
+    for _ in range(2_000):
+        inputs = [random_.choice(pool) for _ in range(random_.randint(1, 8))]
+        pointers: list[int | None] = [t.data_ptr() for t in inputs]
+        which = random_.sample(range(len(inputs)), random_.randint(1, len(inputs)))
+        if random_.random() < 0.5:
+            inputs[random_.randrange(len(inputs))] = random_.choice(pool)
+        expected = slowly(pointers, which)(inputs)
+        assert same_addresses(pointers, which)(inputs) is expected
+        said.add(expected)
+    assert said == {False, True}
+
+
+@pytest.mark.simgpu
+def test_memory_that_was_reused_raises() -> None:
+    """As ``data_ptr()`` does, with the explanation, in both."""
+    native.build()
+    t = torch.ones(4, device="cuda")
+    tests = [same_addresses([t.data_ptr()], [0]), slowly([t.data_ptr()], [0])]
+    torch._C._set_storage_data_ptr_access_error_msg(t.untyped_storage()._cdata, "reused")
+    for test in tests:
+        with pytest.raises(RuntimeError, match="reused"):
+            test([t])
+
+
+@pytest.mark.simgpu
+def test_what_is_no_tensor_lies_nowhere() -> None:
+    built = native.build()
+    equal = built.Addresses([1, 2], [0, 1]).equal
+    assert not equal([None, 3])
+    assert not equal([])
+    with pytest.raises(TypeError, match="inputs must be a list, not tuple"):
+        equal((None, None))
+    with pytest.raises(IndexError):
+        built.Addresses([1], [1])
+    with pytest.raises(TypeError):
+        built.Addresses(["x"], [0])

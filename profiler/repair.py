@@ -285,7 +285,7 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
             device = dataclasses.replace(device, live=live, leaks=leaks)
         if _sound(name, device_findings(device, at), notes):
             devices[device.device] = device
-    return DataFlowColumns(list(devices.values()), found.failures)
+    return dataclasses.replace(found, devices=list(devices.values()))
 
 
 def _tracker(record: TrackerRecord, notes: Notes) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gzip
 import json
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import pytest
 from framing import findings, framed, header, packed, records_of
 from profile_builder import training
 
-from memprof.profiler import reading, writing
+from memprof.profiler import model, reading, writing
 from memprof.profiler._json import to_json
 from memprof.profiler.errors import (
     ProfileForeignError,
@@ -389,13 +391,31 @@ def test_what_was_left_out_is_logged(
     ]
 
 
-@pytest.mark.parametrize("name", ["graphs.0.calls", "calls.start_ns.0", "created_ns", "released.1"])
+@pytest.mark.parametrize(
+    "name", ["graphs.0.calls", "calls.start_ns.0", "created_ns", "released.1", "resident"]
+)
 def test_numbers_that_do_not_fit_64_bits_are_left_out(document: dict[str, Any], name: str) -> None:
     document["released"] = {"1": 4}
     put(name, 1 << 63)(document)
     found = decode_profile(framed(document))
     assert len(found.left_out) == 1
     assert findings(found) == []
+
+
+def test_sums_of_numbers_that_fit_may_not(document: dict[str, Any]) -> None:
+    # GIVEN starts, which a file has as differences, that each fit 64 bits
+    document["calls"]["start_ns"] = [n << 62 for n in range(9)]
+    document["calls"]["end_ns"] = document["calls"]["start_ns"]
+    found = decode_profile(framed(document))
+    assert len(found.calls) == 2
+    assert "7 calls: its times do not fit 64 bits" in found.left_out[0]
+
+
+def test_every_number_of_the_model_has_limits() -> None:
+    for name in model.__all__:
+        kind = getattr(model, name)
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            assert not re.search(r"\bint\b", str(field.type)), f"{name}.{field.name}"
 
 
 def test_text_that_is_not_utf8_is_damage() -> None:

@@ -78,6 +78,13 @@ def test_everything_comes_back(document: dict[str, Any]) -> None:
     jsonschema.validate(document, profile_schema())
 
 
+def test_notes_of_the_data_flow_come_back(document: dict[str, Any]) -> None:
+    document["dataflow"]["notes"] = ["1 of 2 compiled calls is known"]
+    found = decode_profile(framed(document)).dataflow
+    assert found is not None
+    assert found.notes == document["dataflow"]["notes"]
+
+
 OPERATIONS = "tracker.operation_allocations"
 
 

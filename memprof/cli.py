@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from memprof.profiler._text import visible
+from memprof.profiler.errors import ProfileError
 from memprof.profiler.host import installed_version
 
 COMMANDS = (
@@ -41,8 +42,9 @@ COMMANDS = (
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``."""
 
 
-class _Failed(click.ClickException):
-    """Something outside of memprof that keeps a command from its end; exits with 2."""
+class BadFile(click.ClickException):
+    """Something outside of memprof that keeps a command from its end, as a file that cannot be read
+    or written does; exits with 2."""
 
     exit_code = 2
 
@@ -65,11 +67,13 @@ class _Commands(click.Group):
             if e.errno == errno.EPIPE:
                 raise  # Whoever reads has seen enough; click ends without a word.
             if e.filename is not None:
-                raise _Failed(visible(f"{e.filename}: {e.strerror}")) from e
+                raise BadFile(visible(f"{e.filename}: {e.strerror}")) from e
             _discard_output()
-            raise _Failed(visible(f"cannot write to standard output: {e.strerror or e}")) from e
+            raise BadFile(visible(f"cannot write to standard output: {e.strerror or e}")) from e
+        except ProfileError as e:
+            raise BadFile(str(e)) from e
         except MemoryError as e:
-            raise _Failed(
+            raise BadFile(
                 "there is not enough memory to show this file; see MEMPROF_MAX_READ in "
                 "docs/troubleshooting.md"
             ) from e

@@ -28,6 +28,7 @@ from .errors import (
 )
 from .frames import Damage, Frame, Kind, frames
 from .model import FORMAT, SCHEMA_VERSION, CallColumns, Profile
+from .model.limits import Int
 from .reading import Budget
 from .repair import Notes
 from .salvage import UNREADABLE, salvage
@@ -46,22 +47,22 @@ _PROFILE_FIELDS = {f.name for f in fields(Profile)} - {
 
 
 class _Programs(msgspec.Struct):
-    start: int = msgspec.field(name="from")
+    start: Int = msgspec.field(name="from")
     items: list[msgspec.Raw]
 
 
 class _Ledger(msgspec.Struct):
-    length: int
-    entries: list[tuple[int, msgspec.Raw]]
+    length: Int
+    entries: list[tuple[Int, msgspec.Raw]]
 
 
 class _Calls(msgspec.Struct):
-    graph: list[int]
-    program: list[int]
-    start_ns: list[int]
-    duration_ns: list[int]
-    thread: list[int]
-    dropped: int | None = None
+    graph: list[Int]
+    program: list[Int]
+    start_ns: list[Int]
+    duration_ns: list[Int]
+    thread: list[Int]
+    dropped: Int | None = None
 
 
 def documents(data: bytes, path: str | None) -> Iterator[Document]:
@@ -209,7 +210,7 @@ class Document:
         _check_version(plain("schema_version"), plain("memprof"), self._path)
 
     def _graph(self, change: dict[str, msgspec.Raw]) -> None:
-        id = msgspec.json.decode(change.get("id", b"null"), type=int)
+        id = msgspec.json.decode(change.get("id", b"null"), type=Int)
         if "programs" in change:
             new = msgspec.json.decode(change.pop("programs"), type=_Programs)
             known = self._programs.setdefault(id, [])

@@ -48,10 +48,7 @@ def read_file(path: StrPath) -> bytes:
         ProfileUnreadableError: it is missing, no regular file, or may not be read.
         ProfileTooLargeError: it is larger than Note [How much is read] allows.
     """
-    try:
-        return _read(Path(path), _limit(path))
-    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
+    return read_from(path, 0, None)[0]
 
 
 def read_from(
@@ -74,23 +71,14 @@ def read_from(
             now = (found.st_dev, found.st_ino)
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
             limit = _limit(path)
+            if found.st_size - begin > limit:
+                raise _too_large(path, f"it has {found.st_size - begin:,} bytes", limit)
             data = opened.read(-1 if limit == float("inf") else int(limit) + 1)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
     if len(data) > limit:
-        raise _too_large(path, f"it has more than {int(limit):,} new bytes", limit)
-    return data, begin, now
-
-
-def _read(path: Path, limit: float) -> bytes:
-    with _open(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise _too_large(path, f"it has {size:,} bytes", limit)
-        data = file.read(-1 if limit == float("inf") else int(limit) + 1)
-    if len(data) > limit:
         raise _too_large(path, f"it has more than {int(limit):,} bytes", limit)
-    return data
+    return data, begin, now
 
 
 @contextmanager

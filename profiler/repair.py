@@ -12,16 +12,16 @@ live. What a file has besides is left out, the smallest part that has a meaning 
   place in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
-such file: the tests of its producers hold that ``findings`` finds nothing.
+such file: the tests of its producers hold that nothing is left out of theirs. What is of another
+type than it should be, or a number beyond its limits, ``salvage.py`` has left out before.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from itertools import accumulate, compress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .model import (
     AllocationProgram,
@@ -29,34 +29,25 @@ from .model import (
     DataFlowColumns,
     DataFlowDevice,
     GraphRecord,
-    Machine,
     OperationColumns,
-    OperationSummary,
-    OperatorRecord,
     Profile,
     TrackerMetadata,
     TrackerRecord,
 )
+from .model.limits import LARGEST
 from .validate import (
-    calls_findings,
-    entry_findings,
-    graph_findings,
-    placement_findings,
-    program_findings,
-    release_findings,
-)
-from .validate_numbers import LARGEST, number_findings
-from .validate_parts import (
     Finding,
     Paths,
     account_findings,
+    bad_calls,
     device_findings,
+    graph_findings,
     growth_findings,
-    lane_findings,
     operations_findings,
-    pause_findings,
+    placement_findings,
     pool_findings,
     process_findings,
+    program_findings,
     snapshots_findings,
 )
 
@@ -110,28 +101,25 @@ def repair(profile: Profile, notes: Notes) -> None:
     """Leave out of ``profile`` what contradicts itself; see Note [What a contradiction costs].
 
     Args:
-        profile: changed in place, so that ``findings`` finds nothing in it.
+        profile: changed in place, so that a second look finds nothing in it.
         notes: get what was left out.
     """
     moved = _graphs(profile, notes)
     _calls(profile, moved, notes)
     graphs = {g.id for g in profile.graphs}
-    kept = []
     for i, entry in enumerate(profile.ledger):
         if entry.graph is not None and entry.graph not in graphs:
             where = f"$.ledger[{i}].graph"
             notes.add("a ledger entry's graph", where, f"there is no graph {entry.graph}")
-            entry = dataclasses.replace(entry, graph=None)
-        if _sound("a ledger entry", entry_findings(entry, f"$.ledger[{i}]", graphs), notes):
-            kept.append(entry)
-    profile.ledger = kept
-    _released(profile, notes)
-    defaults = Profile(machine=Machine())
-    for name in ("created_ns", "perf_origin_ns", "machine"):
-        if not _sound(name, number_findings(getattr(profile, name), f"$.{name}"), notes):
-            setattr(profile, name, getattr(defaults, name))
+            profile.ledger[i] = dataclasses.replace(entry, graph=None)
+    logged = len(profile.calls) + profile.calls.dropped
+    for identity, call in [*profile.released.items()]:
+        if not 0 <= call <= logged:
+            said = f"released after call {call}, of {logged} calls"
+            notes.add("when memory was released", f"$.released[{str(identity)!r}]", said)
+            del profile.released[identity]
     process = profile.process
-    if process is not None and not _sound("the process", process_findings(process), notes):
+    if process and not _sound("the process", process_findings(process, "$.process"), notes):
         profile.process = None
     if profile.dataflow is not None:
         profile.dataflow = _dataflow(profile.dataflow, graphs, notes)
@@ -144,16 +132,6 @@ def repair(profile: Profile, notes: Notes) -> None:
     profile.graph_pools = _those_sound(
         "a pool", profile.graph_pools, "$.graph_pools", pool_findings, notes
     )
-
-
-def findings(profile: Profile) -> list[str]:
-    """Everything in ``profile`` that contradicts itself, a line each; it stays as it is."""
-    notes = Notes()
-    # Not a deep copy of all: metadata can be nested as deep as anybody likes.
-    graphs = [dataclasses.replace(graph) for graph in profile.graphs]
-    tracker = copy.deepcopy(profile.tracker)
-    repair(dataclasses.replace(profile, graphs=graphs, tracker=tracker), notes)
-    return notes.lines()
 
 
 def _sound(part: str, found: Iterable[Finding], notes: Notes) -> bool:
@@ -185,9 +163,7 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
     places: list[int] = []
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
-        if not -LARGEST <= graph.id <= LARGEST:
-            notes.add("a graph", f"{at}.id", "its id does not fit 64 bits")
-        elif graph.id in kept:
+        if graph.id in kept:
             notes.add(
                 f"the second graph {graph.id}, {graph.label}",
                 f"{at}.id",
@@ -225,13 +201,12 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
 
 
 def _bare(graph: GraphRecord, reason: str) -> GraphRecord:
-    number = graph.graph_id
     return GraphRecord(
         graph.id,
         graph.kind,
         graph.compile_id,
-        number if number is None or -LARGEST <= number <= LARGEST else None,
-        calls=graph.calls if 0 <= graph.calls <= LARGEST else 0,
+        graph.graph_id,
+        calls=max(graph.calls, 0),
         unobservable=f"what the file says of it contradicts itself: {reason}",
     )
 
@@ -259,24 +234,16 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         columns = zip(calls.graph, calls.program, strict=True)
         program = [moved[g][p] if g in moved and 0 <= p < len(moved[g]) else p for g, p in columns]
         calls = dataclasses.replace(calls, program=program)
-    counts = {g.id: len(g.programs) for g in profile.graphs}
-    first = next(calls_findings(calls, counts), None)
     profile.calls = calls
-    if first is None:
-        return
+    bad = bad_calls(calls, {g.id: len(g.programs) for g in profile.graphs})
     dropped = calls.dropped if 0 <= calls.dropped <= LARGEST // 2 else 0
-    columns_of = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
-    good = [
-        g in counts
-        and -1 <= p < counts[g]
-        and -LARGEST <= start <= end <= LARGEST
-        and 0 <= thread <= LARGEST
-        for g, p, start, end, thread in zip(*columns_of, strict=True)
-    ]
-    left_out = len(good) - sum(good)
-    if left_out or dropped != calls.dropped:
-        what = "a call" if left_out == 1 else f"{left_out:,} calls"
-        notes.add(what if left_out else "the number of earlier calls", *first)
+    if dropped != calls.dropped:
+        notes.add("the number of earlier calls", "$.calls.dropped", f"{calls.dropped} is no count")
+    if bad:
+        notes.add("a call" if len(bad) == 1 else f"{len(bad):,} calls", *bad[min(bad)])
+    elif dropped == calls.dropped:
+        return
+    good = [i not in bad for i in range(len(calls))]
     # What was released after so many calls was so after as many of those that are left.
     before = list(accumulate(good, initial=0))
     profile.released = {
@@ -285,17 +252,9 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         else n
         for identity, n in profile.released.items()
     }
+    columns_of = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
     graph, program, start, end, thread = (list(compress(c, good)) for c in columns_of)
     profile.calls = CallColumns(graph, program, start, end, thread, dropped)
-
-
-def _released(profile: Profile, notes: Notes) -> None:
-    kept = {}
-    for identity, call in profile.released.items():
-        found = release_findings(identity, call, profile.calls)
-        if _sound("when memory was released", found, notes):
-            kept[identity] = call
-    profile.released = kept
 
 
 # Optional parts
@@ -324,54 +283,39 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
             live, held = known[: len(device.live)], known[len(device.live) :]
             leaks = [dataclasses.replace(k, storage=s) for k, s in zip(leaks, held, strict=True)]
             device = dataclasses.replace(device, live=live, leaks=leaks)
-        if _sound(name, device_findings(device, at, graphs), notes):
+        if _sound(name, device_findings(device, at), notes):
             devices[device.device] = device
-    failures = _those_sound(
-        "a failed allocation", found.failures, "$.dataflow.failures", number_findings, notes
-    )
-    return DataFlowColumns(list(devices.values()), failures)
+    return dataclasses.replace(found, devices=list(devices.values()))
 
 
 def _tracker(record: TrackerRecord, notes: Notes) -> None:
     at = "$.tracker"
     _metadata(record.metadata, f"{at}.metadata", notes)
-    kept = _those_sound("a snapshot", record.snapshots, f"{at}.snapshots", number_findings, notes)
-    if not _sound("the order of snapshots", snapshots_findings(kept, f"{at}.snapshots"), notes):
-        kept.sort(key=lambda s: s.time_ns)
-    record.snapshots = kept
+    order = snapshots_findings(record.snapshots, f"{at}.snapshots")
+    if not _sound("the order of snapshots", order, notes):
+        record.snapshots.sort(key=lambda s: s.time_ns)
     _summary(record, f"{at}.operation_summary", notes)
     where = f"{at}.operation_allocations"
     if not _sound("the table of single operations", operations_findings(record, where), notes):
         record.operation_allocations = OperationColumns()
-    where = f"{at}.pytorch_operations"
-    if not _sound("PyTorch's operators", number_findings(record.pytorch_operations, where), notes):
-        record.pytorch_operations = OperatorRecord()
 
 
 def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
-    default = TrackerMetadata()
-    for field in dataclasses.fields(metadata):
-        value: Any = getattr(metadata, field.name)
-        if not _sound(
-            f"the tracker's {field.name}", number_findings(value, f"{at}.{field.name}"), notes
-        ):
-            setattr(metadata, field.name, getattr(default, field.name))
+    lanes = len(metadata.lanes)
     for i, lane in enumerate(metadata.lanes):
-        found = lane_findings(lane, f"{at}.lanes[{i}]", len(metadata.lanes))
-        if not _sound(f"the thread of lane {lane.name}", found, notes):
+        if not 0 <= lane.thread < lanes:
+            said = f"there is no lane {lane.thread}, there are {lanes}"
+            notes.add(f"the thread of lane {lane.name}", f"{at}.lanes[{i}].thread", said)
             metadata.lanes[i] = dataclasses.replace(lane, thread=i)
-    metadata.pauses = _those_sound(
-        "a pause of the tracker", metadata.pauses, f"{at}.pauses", pause_findings, notes
-    )
+    for i, pause in enumerate(metadata.pauses):
+        if pause.end_ns < pause.start_ns:
+            notes.add("a pause of the tracker", f"{at}.pauses[{i}]", "it ends before it starts")
+    metadata.pauses = [p for p in metadata.pauses if p.start_ns <= p.end_ns]
 
 
 def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
     """Operations stay where they are, since others refer to their positions."""
     summary = record.operation_summary
-    for i, o in enumerate(summary):
-        if not _sound("the figures of an operation", number_findings(o, f"{at}[{i}]"), notes):
-            parent = o.parent if -1 <= o.parent < i else -1
-            summary[i] = OperationSummary(o.name, parent)
     paths = Paths()
     for i, o in enumerate(summary):
         wrong = paths.wrong(o)

@@ -1,4 +1,5 @@
-"""A profile from a document of which some parts are not of the types that they should be.
+"""A profile from a document of which some parts are not of the types that they should be, or are
+numbers beyond their limits (``model/limits.py``).
 
 Nearly every document is decoded at once. Only where that fails is it taken apart here, the way it
 is nested, so that what cannot be read costs no more than the smallest part that stands alone.
@@ -20,10 +21,13 @@ from .model import (
     DeviceAccount,
     GraphPool,
     GraphRecord,
+    Growth,
     LedgerEntry,
     MemorySnapshot,
+    OperationSummary,
     Placement,
     Profile,
+    TrackerMetadata,
     TrackerRecord,
 )
 from .repair import LOST_PROGRAM, Notes
@@ -39,13 +43,17 @@ _ALONE: dict[type, str] = {
     LedgerEntry: "a ledger entry",
     DeviceAccount: "an account",
     GraphPool: "a pool",
+    Growth: "growth",
     DataFlowDevice: "a data flow",
     DataFlowFailure: "a failed allocation",
     MemorySnapshot: "a snapshot",
+    OperationSummary: "an operation",
 }
 """What stands alone in a list, and what it is called."""
-_BY_FIELD = (GraphRecord, DataFlowColumns, TrackerRecord)
+_BY_FIELD = (GraphRecord, DataFlowColumns, TrackerRecord, TrackerMetadata, OperationSummary)
 """What is taken apart field by field, as the profile itself."""
+_IN_PLACE = {AllocationProgram: LOST_PROGRAM, OperationSummary: OperationSummary("(lost)")}
+"""What others refer to by its position, and what stands there instead."""
 
 
 def salvage(document: Mapping[str, msgspec.Raw], notes: Notes) -> Profile:
@@ -65,7 +73,7 @@ def _object(kind: type[_T], document: Mapping[str, msgspec.Raw], at: str, notes:
         msgspec.ValidationError: it has none.
     """
     found: dict[str, Any] = {}
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # type: ignore[arg-type]
         required = field.default is MISSING and field.default_factory is MISSING
         if field.name not in document:
@@ -97,7 +105,7 @@ def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
 
 
 def _elements(kind: type, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
-    """The elements of a list that can be read. Programs keep their positions."""
+    """The elements of a list that can be read."""
     out: list[Any] = []
     for i, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
         try:
@@ -106,8 +114,8 @@ def _elements(kind: type, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
             out.append(_value(kind, item, f"{at}[{i}]", notes))
         except UNREADABLE as e:
             _left_out(_ALONE[kind], f"{at}[{i}]", e, notes)
-            if kind is AllocationProgram:
-                out.append(LOST_PROGRAM)
+            if kind in _IN_PLACE:
+                out.append(_IN_PLACE[kind])
     return out
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import zlib
 from operator import sub
 from typing import Any
 
+from memprof.profiler.errors import ProfileInvalidError
+from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.frames import Frame, Kind, frames, pack
+from memprof.profiler.model import Profile
 from memprof.profiler.reading import Budget
 
 Record = tuple[int, bytes]
@@ -101,3 +105,12 @@ def _differences(calls: Any) -> Any:
         }
     except (TypeError, LookupError, ValueError):  # It is not what it should be.
         return calls
+
+
+def findings(profile: Profile) -> list[str]:
+    """What a reader of this profile, once it is written, would leave out."""
+    written = dataclasses.replace(profile, left_out=[])
+    try:
+        return decode_profile(encode_profile(written)).left_out
+    except ProfileInvalidError as e:
+        return [str(e)]

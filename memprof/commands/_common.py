@@ -12,21 +12,15 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from memprof.cli import BadFile as BadFile
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.terminal import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class BadFile(click.ClickException):
-    """A file that cannot be read or written; exits with 2."""
-
-    exit_code = 2
 
 
 class OutputPath(click.Path):
@@ -165,31 +159,17 @@ def read(path: str) -> Profile:
     """The profile at ``path``; of several ranks the chosen one.
 
     Raises:
-        BadFile: it cannot be read.
+        BadFile: there is no such rank.
+        ProfileError: it cannot be read.
     """
     rank = chosen_rank()
-    try:
-        if rank is None:
-            return read_profile(path)
-        profiles = read_profiles(path)
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
+    if rank is None:
+        return read_profile(path)
+    profiles = read_profiles(path)
     ranks = ranks_of(profiles)
     if rank not in ranks:
         raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")
     return profiles[ranks.index(rank)]
-
-
-def read_all(path: str) -> list[Profile]:
-    """Every profile at ``path``.
-
-    Raises:
-        BadFile: it cannot be read.
-    """
-    try:
-        return read_profiles(path)
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
 
 
 def print_text(text: str) -> None:

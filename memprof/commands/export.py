@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from memprof.profiler.devices import known_devices, no_such_device
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.export import FORMATS, export_paths, export_profile
+from memprof.profiler.file import read_profiles
 
 from ._common import (
-    BadFile,
     OutputPath,
     calls_option,
     chosen_rank,
@@ -18,7 +17,6 @@ from ._common import (
     no_such_calls,
     print_line,
     read,
-    read_all,
 )
 
 
@@ -67,7 +65,7 @@ def export(
     keep_apart(export_paths(format_, output), [file], "--output")
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
-    profiles = read_all(file) if several else [read(file)]
+    profiles = read_profiles(file) if several else [read(file)]
     known = sorted({device for profile in profiles for device in known_devices(profile)})
     for device in devices:
         if device not in known:
@@ -80,8 +78,6 @@ def export(
         export_profile(profiles, format_, output, devices or known, *calls, allocated=allocated)
     except IndexError as e:
         raise no_such_calls(*profiles) from e
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
     except ImportError as e:
         raise click.ClickException(str(e)) from e
     print_line(f"{output}: {FORMATS[format_]}")

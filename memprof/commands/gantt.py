@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import click
 
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.export import check_has_time
 from memprof.profiler.export.walk import call_range
 from memprof.profiler.report.html import write_report
 
 from ._common import (
-    BadFile,
     calls_option,
     file_argument,
     keep_apart,
@@ -40,5 +38,3 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
         print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
-    except ProfileError as e:
-        raise BadFile(str(e)) from e

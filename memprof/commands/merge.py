@@ -6,10 +6,9 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import write_profiles
+from memprof.profiler.file import read_profiles, write_profiles
 
-from ._common import BadFile, OutputPath, keep_apart, print_line, read_all
+from ._common import BadFile, OutputPath, keep_apart, print_line
 
 
 @click.command()
@@ -27,14 +26,11 @@ def merge(files: tuple[str, ...], output: str) -> None:
     `memprof report` then compares the ranks; with --rank N it and the other commands look at one.
     """
     keep_apart([output], files, "--output")
-    profiles = [profile for path in files for profile in read_all(path)]
+    profiles = [profile for path in files for profile in read_profiles(path)]
     profiles.sort(key=lambda p: p.process.rank if p.process else 0)
     ranks = Counter(p.process.rank for p in profiles if p.process)
     if twice := [r for r, n in ranks.items() if n > 1]:
         raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
-    try:
-        write_profiles(profiles, output)
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
+    write_profiles(profiles, output)
     world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
     print_line(f"{output}: {len(profiles)} profiles, of {world} ranks")

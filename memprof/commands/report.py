@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import click
 
-from memprof.profiler.errors import ProfileError
+from memprof.profiler.file import read_profiles
 from memprof.profiler.report.terminal import style_of
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (
-    BadFile,
     chosen_rank,
     file_argument,
     keep_apart,
@@ -21,7 +20,6 @@ from ._common import (
     print_page,
     print_text,
     read,
-    read_all,
     table_options,
 )
 
@@ -67,7 +65,7 @@ def report(
 
             profiles = [read_named_snapshot(file, names)]
         else:
-            profiles = read_all(file) if chosen_rank() is None else [read(file)]
+            profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
         if output is not None:
             # Its assets are of no use to the terminal's report.
             from memprof.profiler.report.html import write_report
@@ -78,7 +76,5 @@ def report(
         else:
             style = replace(style_of(sys.stdout), exact=exact)
             print_text(report_text(profiles, report_style(style, full, top), device))
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e

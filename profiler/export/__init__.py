@@ -61,37 +61,34 @@ def export_profile(
     profiles = [profile] if isinstance(profile, Profile) else list(profile)
     if format in ("perfetto", "memory-viz"):
         check_has_time(profiles, f"{format} shows memory over time")
-    if format == "perfetto":
-        from .perfetto import write_perfetto
-
-        with output(path) as file:
-            write_perfetto(profiles, file, devices, first, last)
-        return
-    if len(profiles) != 1:
+    if format != "perfetto" and len(profiles) != 1:
         raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
-    (profile,) = profiles
-    call_range(profile, first, last)
+    call_range(profiles[0], first, last)
     # The writers are imported when they are needed: the command line starts without them.
     if format == "parquet":
         from .parquet import write_parquet
 
-        write_parquet(profile, path, devices, first, last)
+        write_parquet(profiles[0], path, devices, first, last)
         return
     with output(path) as file:
-        if format == "memory-viz":
+        if format == "perfetto":
+            from .perfetto import write_perfetto
+
+            write_perfetto(profiles, file, devices, first, last)
+        elif format == "memory-viz":
             from .memory_viz import write_memory_viz
 
-            write_memory_viz(profile, file, devices, first, last)
+            write_memory_viz(profiles[0], file, devices, first, last)
         elif format == "speedscope":
             from .speedscope import write_speedscope
 
-            write_speedscope(profile, file, devices, first, last)
+            write_speedscope(profiles[0], file, devices, first, last)
         elif format == "json":
-            file.write(to_json(profile))
+            file.write(to_json(profiles[0]))
         else:
             from .speedscope import write_collapsed
 
-            write_collapsed(profile, file, devices, first, last, allocated=allocated)
+            write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

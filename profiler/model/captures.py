@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .limits import Count, Int
 from .provenance import SourceFrame
 
 
@@ -61,8 +62,8 @@ class CaptureRow:
     """
 
     fate: Fate
-    nbytes: int
-    count: int
+    nbytes: Int
+    count: Int
     modules: str = ""
     frame: SourceFrame | None = None
     nodes: str = ""
@@ -99,24 +100,24 @@ class CapturedGraph:
         left: what stays, largest first; without rounding.
     """
 
-    number: int
+    number: Int
     name: str = ""
     maker: str = ""
     frame: SourceFrame | None = None
-    stream: int = 0
-    start_ns: int = 0
-    duration_ns: int = 0
+    stream: Int = 0
+    start_ns: Int = 0
+    duration_ns: Int = 0
     failed: str = ""
     deleted: bool = False
-    requests: int = 0
-    asked: int = 0
-    peak: int = 0
-    rounding: int = 0
-    used: int = 0
-    alone: int = 0
-    stays: int = 0
-    grew: int = 0
-    cost: int | None = None
+    requests: Int = 0
+    asked: Int = 0
+    peak: Int = 0
+    rounding: Int = 0
+    used: Int = 0
+    alone: Int = 0
+    stays: Int = 0
+    grew: Int = 0
+    cost: Int | None = None
     at_peak: list[CaptureRow] = field(default_factory=list)
     left: list[CaptureRow] = field(default_factory=list)
 
@@ -130,8 +131,8 @@ class SharedBytes:
         graphs: numbers of the graphs, ascending.
     """
 
-    nbytes: int
-    graphs: tuple[int, ...]
+    nbytes: Count
+    graphs: tuple[Int, ...]
 
 
 @dataclass(slots=True)
@@ -164,18 +165,18 @@ class GraphPool:
 
     device: str
     name: str
-    reserved: int = 0
-    segments: int = 0
-    most_reserved: int = 0
-    at_end: int = 0
+    reserved: Int = 0
+    segments: Int = 0
+    most_reserved: Int = 0
+    at_end: Int = 0
     gone: bool = False
     graphs: list[CapturedGraph] = field(default_factory=list)
-    grew_outside: int = 0
+    grew_outside: Int = 0
     shares: list[SharedBytes] = field(default_factory=list)
-    other_shares: int = 0
+    other_shares: Int = 0
     outside: list[CaptureRow] = field(default_factory=list)
-    live_outside: int = 0
-    unused: int = 0
+    live_outside: Int = 0
+    unused: Int = 0
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .category import Category
+from .limits import Count, Int
 from .provenance import SourceFrame
 
 
@@ -27,13 +28,13 @@ class DataFlowStorage:
         why: why the category is unknown, in words; empty where it is known.
     """
 
-    nbytes: int
+    nbytes: Count
     category: Category
     op: str | None = None
     module: str | None = None
     frame: SourceFrame | None = None
-    created_ns: int | None = None
-    graph: int | None = None
+    created_ns: Int | None = None
+    graph: Int | None = None
     awaited: bool = False
     why: str = ""
 
@@ -49,8 +50,8 @@ class DataFlowLeak:
     """
 
     storage: DataFlowStorage
-    made_in: int
-    held_for: int
+    made_in: Int
+    held_for: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,14 @@ class DataFlowDevice:
     """
 
     device: str
-    time_ns: list[int] = field(default_factory=list)
-    bytes: dict[Category, list[int]] = field(default_factory=dict)
-    peak: int | None = None
+    time_ns: list[Int] = field(default_factory=list)
+    bytes: dict[Category, list[Count]] = field(default_factory=dict)
+    peak: Int | None = None
     live: list[DataFlowStorage] = field(default_factory=list)
     leaks: list[DataFlowLeak] = field(default_factory=list)
-    reserved: int | None = None
-    allocated: int | None = None
-    replay_reserved: int = 0
+    reserved: Int | None = None
+    allocated: Int | None = None
+    replay_reserved: Int = 0
 
     def bytes_at(self, index: int) -> int:
         """Live bytes of all categories from ``time_ns[index]`` on."""
@@ -101,9 +102,9 @@ class DataFlowFailure:
         frame: innermost line of user code, None if unknown.
     """
 
-    time_ns: int
+    time_ns: Int
     device: str | None = None
-    live_bytes: int | None = None
+    live_bytes: Int | None = None
     op: str | None = None
     module: str | None = None
     frame: SourceFrame | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .failure import Failure
+from .limits import Count, Int, Positive
 from .provenance import SourceFrame
 
 BEFORE = "from before the session"
@@ -74,8 +75,8 @@ class AccountRow:
     """
 
     purpose: Purpose
-    nbytes: int
-    count: int
+    nbytes: Count
+    count: Positive
     modules: str = ""
     frame: SourceFrame | None = None
     nodes: str = ""
@@ -104,10 +105,10 @@ class PoolShare:
     """
 
     name: str
-    reserved: int
-    free: int
-    segments: int
-    largest_free: int
+    reserved: Int
+    free: Int
+    segments: Int
+    largest_free: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Outside:
     """
 
     what: str
-    nbytes: int
+    nbytes: Int
     estimated: bool
     source: str
 
@@ -137,10 +138,10 @@ class FailedRequest:
         count: how often.
     """
 
-    nbytes: int
+    nbytes: Int
     modules: str = ""
     frame: SourceFrame | None = None
-    count: int = 1
+    count: Int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,8 @@ class HostRead:
     """
 
     frame: SourceFrame | None
-    count: int
-    nbytes: int
+    count: Int
+    nbytes: Int
 
 
 @dataclass(slots=True)
@@ -200,28 +201,28 @@ class DeviceAccount:
 
     device: str
     name: str = ""
-    total: int = 0
+    total: Int = 0
     simulated: bool = False
-    reserved: int = 0
-    allocated: int = 0
-    most_allocated: int = 0
-    step: int = 0
+    reserved: Int = 0
+    allocated: Int = 0
+    most_allocated: Int = 0
+    step: Int = 0
     phase: str = ""
     rows: list[AccountRow] = field(default_factory=list)
-    rounding: int = 0
-    awaiting: int = 0
+    rounding: Int = 0
+    awaiting: Int = 0
     pools: list[PoolShare] = field(default_factory=list)
-    unexplained: int = 0
+    unexplained: Int = 0
     outside: list[Outside] = field(default_factory=list)
     failed: list[FailedRequest] = field(default_factory=list)
     host_reads: list[HostRead] = field(default_factory=list)
-    steps: int = 0
-    elapsed_ns: int = 0
+    steps: Int = 0
+    elapsed_ns: Int = 0
     ended: str = ""
     notes: list[str] = field(default_factory=list)
     failure: Failure | None = None
     present: bool = False
-    given_back: int = 0
+    given_back: Int = 0
     snapshot: bool = False
     peak: DeviceAccount | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .limits import Int
 from .provenance import SourceFrame
 
 
@@ -41,7 +42,7 @@ class Relief:
         frame: the line it is about, None where it is about no single one.
     """
 
-    nbytes: int
+    nbytes: Int
     change: str
     frame: SourceFrame | None = None
 
@@ -78,16 +79,16 @@ class Failure:
         reliefs: what would have helped, most first.
     """
 
-    wanted: int
-    requested: int
+    wanted: Int
+    requested: Int
     why: WhyNot
-    device_free: int = 0
-    limit: int = 0
-    outside: int = 0
-    free: int = 0
-    largest_free: int = 0
-    free_of_streams: int = 0
-    free_of_pools: int = 0
+    device_free: Int = 0
+    limit: Int = 0
+    outside: Int = 0
+    free: Int = 0
+    largest_free: Int = 0
+    free_of_streams: Int = 0
+    free_of_pools: Int = 0
     frame: SourceFrame | None = None
     modules: str = ""
     nodes: str = ""
@@ -96,7 +97,7 @@ class Failure:
     called_from: SourceFrame | None = None
     doing: str = ""
     thread: str = ""
-    time_ns: int = 0
-    count: int = 1
-    earlier: int = 0
+    time_ns: Int = 0
+    count: Int = 1
+    earlier: Int = 0
     reliefs: tuple[Relief, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .category import Category
+from .limits import Count, Int
 from .placement import Placement
 from .program import AllocationProgram
 from .provenance import BufferProvenance, NodeProvenance
@@ -70,7 +71,7 @@ class Statement:
         function: generated function it stands in, e.g. ``Runner.call``.
     """
 
-    line: int
+    line: Int
     kind: StatementKind
     targets: tuple[str, ...]
     reads: tuple[str, ...]
@@ -105,7 +106,7 @@ class GraphValue:
             backward's ``graph_id``: a captured backward has several forwards.
     """
 
-    index: int
+    index: Int
     name: str
     role: Role
     category: Category
@@ -113,15 +114,15 @@ class GraphValue:
     dtype: str | None = None
     shape: tuple[str, ...] = ()
     device: str | None = None
-    nbytes: int | None = None
+    nbytes: Int | None = None
     static: bool = False
     mutated: bool = False
     donated: bool = False
-    alias_of_input: int | None = None
-    forward_output: int | None = None
+    alias_of_input: Int | None = None
+    forward_output: Count | None = None
     frame: str | None = None
-    forward_graph: int | None = None
-    gradient_of: int | None = None
+    forward_graph: Int | None = None
+    gradient_of: Count | None = None
 
 
 @dataclass(slots=True, repr=False)
@@ -149,10 +150,10 @@ class GraphRecord:
         placements: where replays have their memory, the latest last; only some are kept.
     """
 
-    id: int
+    id: Int
     kind: GraphKind
     compile_id: str | None = None
-    graph_id: int | None = None
+    graph_id: Int | None = None
     devices: tuple[str, ...] = ()
     inputs: tuple[GraphValue, ...] = ()
     outputs: tuple[GraphValue, ...] = ()
@@ -161,11 +162,11 @@ class GraphRecord:
     statements: tuple[Statement, ...] = ()
     programs: list[AllocationProgram] = field(default_factory=list)
     fx_cache: str = "disabled"
-    compile_ns: int = 0
+    compile_ns: Int = 0
     code_path: str | None = None
     unobservable: str | None = None
     data_dependent: str | None = None
-    calls: int = 0
+    calls: Int = 0
     placements: list[Placement] = field(default_factory=list)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .limits import Count, Int
 from .provenance import SourceFrame
 
 
@@ -33,8 +34,8 @@ class GrowthPart:
         modules: as in ``AccountRow``.
     """
 
-    nbytes: int
-    count: int
+    nbytes: Int
+    count: Int
     what: str = ""
     frame: SourceFrame | None = None
     modules: str = ""
@@ -61,11 +62,11 @@ class Growth:
 
     source: GrowthSource
     device: str
-    nbytes: int
-    a_step: int
+    nbytes: Count
+    a_step: Count
     step: str
-    since: int
-    steps: int
+    since: Int
+    steps: Int
     holder: str = ""
     frame: SourceFrame | None = None
     parts: tuple[GrowthPart, ...] = ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .limits import Int, Positive
+
 
 class LedgerKind(str, Enum):
     """Kind of a ledger entry."""
@@ -86,18 +88,18 @@ class TreeDetail:
 
     device: str
     function: str
-    key: tuple[int, ...] = ()
-    node: int | None = None
-    parent: int | None = None
-    step: int = 0
-    duration_ns: int = 0
-    pool_before: int = -1
-    pool_after: int = -1
-    marginal: int = 0
+    key: tuple[Int, ...] = ()
+    node: Int | None = None
+    parent: Int | None = None
+    step: Int = 0
+    duration_ns: Int = 0
+    pool_before: Int = -1
+    pool_after: Int = -1
+    marginal: Int = 0
     cause: TreeCause | None = None
-    inputs: tuple[int, ...] = ()
-    nbytes: int = 0
-    outputs: tuple[int, ...] = ()
+    inputs: tuple[Int, ...] = ()
+    nbytes: Int = 0
+    outputs: tuple[Int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ class LedgerEntry:
         tree: more about an entry of the graph trees, None for others.
     """
 
-    time_ns: int
+    time_ns: Int
     kind: LedgerKind
-    graph: int | None
+    graph: Int | None
     reason: str
-    count: int = 1
+    count: Positive = 1
     tree: TreeDetail | None = None

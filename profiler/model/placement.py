@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .category import Category
+from .limits import Count, Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,16 @@ class PlacedBlock:
         node: number of the earlier recording whose output it is, None for this one's own.
     """
 
-    address: int
-    nbytes: int
-    begin: int
-    end: int
+    address: Count
+    nbytes: Count
+    begin: Int
+    end: Int
     category: Category
-    graph: int
+    graph: Int
     owner: str | None = None
-    line: int = 0
-    inputs: tuple[int, ...] = ()
-    node: int | None = None
+    line: Int = 0
+    inputs: tuple[Int, ...] = ()
+    node: Int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ class Placement:
     """
 
     pool: str
-    key: tuple[int, ...]
-    node: int | None
-    segments: tuple[tuple[int, int], ...]
-    lines: tuple[int, ...]
+    key: tuple[Int, ...]
+    node: Int | None
+    segments: tuple[tuple[Count, Count], ...]
+    lines: tuple[Int, ...]
     blocks: tuple[PlacedBlock, ...]
 
     def live_at(self, instant: int) -> list[PlacedBlock]:

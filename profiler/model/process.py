@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .limits import Count, Int, Positive
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -17,8 +19,8 @@ class Process:
         pid: process identifier.
     """
 
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
+    rank: Count = 0
+    local_rank: Count = 0
+    world_size: Positive = 1
     host: str = ""
-    pid: int = 0
+    pid: Int = 0

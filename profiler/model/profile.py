@@ -10,6 +10,7 @@ from .device import DeviceAccount
 from .graph import GraphRecord
 from .growth import Growth
 from .ledger import LedgerEntry
+from .limits import LARGEST, Int
 from .process import Process
 from .totals import DeviceTotals
 from .tracker import RunState, TrackerRecord
@@ -32,8 +33,8 @@ class Machine:
 
     system: str = ""
     cpu: str = ""
-    cores: int = 0
-    memory_bytes: int = 0
+    cores: Int = 0
+    memory_bytes: Int = 0
     accelerators: tuple[str, ...] = ()
 
 
@@ -49,12 +50,12 @@ class CallColumns:
         dropped: calls that are no longer in the log because it is bounded.
     """
 
-    graph: list[int] = field(default_factory=list)
-    program: list[int] = field(default_factory=list)
-    start_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
-    thread: list[int] = field(default_factory=list)
-    dropped: int = 0
+    graph: list[Int] = field(default_factory=list)
+    program: list[Int] = field(default_factory=list)
+    start_ns: list[Int] = field(default_factory=list)
+    end_ns: list[Int] = field(default_factory=list)
+    thread: list[Int] = field(default_factory=list)
+    dropped: Int = 0
 
     def __len__(self) -> int:
         return len(self.graph)
@@ -99,8 +100,8 @@ class Profile:
     """
 
     format: str = FORMAT
-    schema_version: int = SCHEMA_VERSION
-    created_ns: int = 0
+    schema_version: Int = SCHEMA_VERSION
+    created_ns: Int = 0
     memprof: str = ""
     torch: str = ""
     python: str = ""
@@ -109,16 +110,16 @@ class Profile:
     graphs: list[GraphRecord] = field(default_factory=list)
     calls: CallColumns = field(default_factory=CallColumns)
     ledger: list[LedgerEntry] = field(default_factory=list)
-    released: dict[int, int] = field(default_factory=dict)
+    released: dict[Int, Int] = field(default_factory=dict)
     process: Process | None = None
-    perf_origin_ns: int = 0
+    perf_origin_ns: Int = 0
     tracker: TrackerRecord | None = None
     dataflow: DataFlowColumns | None = None
     accounts: list[DeviceAccount] = field(default_factory=list)
     graph_pools: list[GraphPool] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
     totals: list[DeviceTotals] = field(default_factory=list)
-    resident: int | None = None
+    resident: Int | None = None
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 
@@ -138,9 +139,10 @@ class Profile:
     def with_tracker(self, record: TrackerRecord) -> Profile:
         """This profile with a tracker's record; what it does not say is taken from that."""
         m = record.metadata
+        ended_ns = m.perf_origin_ns + m.end_ns
         return replace(
             self,
-            created_ns=self.created_ns or m.perf_origin_ns + m.end_ns,
+            created_ns=self.created_ns or (ended_ns if abs(ended_ns) <= LARGEST else 0),
             memprof=self.memprof or m.memprof,
             torch=self.torch or m.torch,
             python=self.python or m.python,

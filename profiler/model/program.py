@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .category import Category
+from .limits import Count, Int
 
 
 class Origin(str, Enum):
@@ -56,15 +57,15 @@ class Storage:
         outputs: indices of the graph outputs that point into it.
     """
 
-    id: int
-    nbytes: int
+    id: Int
+    nbytes: Count
     device: str
     origin: Origin
     name: str
     category: Category
-    identity: int | None = None
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
+    identity: Int | None = None
+    inputs: tuple[Int, ...] = ()
+    outputs: tuple[Int, ...] = ()
 
     @property
     def at_entry(self) -> bool:
@@ -85,8 +86,8 @@ class Event:
     """
 
     kind: EventKind
-    storage: int
-    line: int
+    storage: Int
+    line: Count
     owner: str | None = None
 
 
@@ -96,7 +97,7 @@ class LiveStorage:
 
     storage: Storage
     owner: str | None
-    line: int
+    line: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,12 @@ class AllocationProgram:
         host_ns: duration of the observed call in nanoseconds, observation included.
     """
 
-    key: tuple[int, ...]
+    key: tuple[Int, ...]
     storages: tuple[Storage, ...]
     events: tuple[Event, ...]
     internal_observed: bool = True
-    kept_bytes: int = 0
-    host_ns: int = 0
+    kept_bytes: Int = 0
+    host_ns: Int = 0
 
     @property
     def entry_bytes(self) -> int:

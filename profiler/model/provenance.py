@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .limits import Count, Int
+
 
 class Evidence(str, Enum):
     """How the origin of a node or buffer is known."""
@@ -36,7 +38,7 @@ class SourceFrame:
     """
 
     file: str
-    line: int
+    line: Int
     function: str
     code: str = ""
 
@@ -67,7 +69,7 @@ class NodeProvenance:
     name: str
     target: str
     original_aten: str | None = None
-    seq_nr: int | None = None
+    seq_nr: Int | None = None
     stack: tuple[SourceFrame, ...] = ()
     module_path: str | None = None
     module_type: str | None = None
@@ -107,7 +109,7 @@ class BufferProvenance:
     dtype: str | None = None
     shape: tuple[str, ...] = ()
     device: str | None = None
-    nbytes: int | None = None
+    nbytes: Count | None = None
     nbytes_expr: str = ""
-    line: int | None = None
+    line: Int | None = None
     evidence: Evidence = Evidence.EXACT

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .limits import Int
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
@@ -18,8 +20,8 @@ class DeviceTotals:
     """
 
     device: str
-    total: int = 0
-    allocated: int = 0
-    reserved: int = 0
-    most_allocated: int = 0
-    most_reserved: int = 0
+    total: Int = 0
+    allocated: Int = 0
+    reserved: Int = 0
+    most_allocated: Int = 0
+    most_reserved: Int = 0

@@ -25,13 +25,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta
 
 from .category import Category
+from .limits import Count, Int
 
 MAX_LANES = 256
 """Threads, and likewise tasks at a time, with a lane of their own."""
 MAX_NAMES = 2_000
 """Distinct places in the tree of operations; operations at further ones are counted together."""
+MAX_DEVICES = 1_000
+"""Devices that one snapshot or operation can have figures of."""
 
 
 class RunState(str, Enum):
@@ -73,8 +79,8 @@ class LaneKind(str, Enum):
 class Span:
     """A span of time, ``[start_ns, end_ns)``."""
 
-    start_ns: int
-    end_ns: int
+    start_ns: Int
+    end_ns: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,8 @@ class Lane:
 
     kind: LaneKind
     name: str
-    thread: int
-    call_thread: int | None = None
+    thread: Int
+    call_thread: Int | None = None
 
 
 @dataclass(slots=True)
@@ -139,28 +145,28 @@ class TrackerMetadata:
         problems: what went wrong in the tracker, in words, each once.
     """
 
-    perf_origin_ns: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
+    perf_origin_ns: Int = 0
+    start_ns: Int = 0
+    end_ns: Int = 0
     state: RunState = RunState.RUNNING
     reason: str = ""
     host: str = ""
-    pid: int = 0
-    parent_pid: int | None = None
+    pid: Int = 0
+    parent_pid: Int | None = None
     command: tuple[str, ...] = ()
     torch: str = ""
     memprof: str = ""
     python: str = ""
-    interval_ns: int = 0
+    interval_ns: Int = 0
     settings: dict[str, str] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
-    lanes: list[Lane] = field(default_factory=list)
+    lanes: Annotated[list[Lane], Meta(max_length=2 * MAX_LANES)] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
-    snapshots_taken: int = 0
-    snapshots_merged: int = 0
-    operations_seen: int = 0
-    operations_dropped: int = 0
-    cost_ns: int = 0
+    snapshots_taken: Int = 0
+    snapshots_merged: Int = 0
+    operations_seen: Int = 0
+    operations_dropped: Int = 0
+    cost_ns: Int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -184,15 +190,15 @@ class TensorInfo:
             for at the end and where memory runs out.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Int, ...]
     dtype: str
     device: str
-    nbytes: int
-    tensors: int = 1
+    nbytes: Int
+    tensors: Int = 1
     requires_grad: bool = False
     operation: str = ""
     name: str = ""
-    graph: int | None = None
+    graph: Int | None = None
     node: str | None = None
     category: Category | None = None
     holder: str = ""
@@ -209,8 +215,8 @@ class PoolMemory:
     """
 
     id: str
-    reserved_bytes: int
-    allocated_bytes: int
+    reserved_bytes: Int
+    allocated_bytes: Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +235,14 @@ class DeviceMemory:
             those merged into it.
     """
 
-    tensor_bytes: int = 0
-    tensors: int = 0
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    peak_bytes: int | None = None
-    total_bytes: int | None = None
+    tensor_bytes: Int = 0
+    tensors: Int = 0
+    allocated_bytes: Int | None = None
+    reserved_bytes: Int | None = None
+    peak_bytes: Int | None = None
+    total_bytes: Int | None = None
     pools: tuple[PoolMemory, ...] = ()
-    highest_bytes: int | None = None
+    highest_bytes: Int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,18 +264,20 @@ class MemorySnapshot:
         merged: how many earlier snapshots are merged into this one.
     """
 
-    time_ns: int
+    time_ns: Count
     kind: SnapshotKind = SnapshotKind.PERIODIC
     name: str = ""
-    total_bytes: int = 0
-    total_tensors: int = 0
-    resident_bytes: int | None = None
-    devices: dict[str, DeviceMemory] = field(default_factory=dict)
+    total_bytes: Int = 0
+    total_tensors: Int = 0
+    resident_bytes: Int | None = None
+    devices: Annotated[dict[str, DeviceMemory], Meta(max_length=MAX_DEVICES)] = field(
+        default_factory=dict
+    )
     largest: tuple[TensorInfo, ...] = ()
     operations: tuple[str, ...] = ()
     complete: bool = True
-    took_ns: int = 0
-    merged: int = 0
+    took_ns: Int = 0
+    merged: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +293,9 @@ class MemoryColumns:
             its highest mark, which tells the peak of an operation only if that sets a new one.
     """
 
-    before: list[int] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
-    peak: list[int] = field(default_factory=list)
+    before: list[Int] = field(default_factory=list)
+    after: list[Int] = field(default_factory=list)
+    peak: list[Int] = field(default_factory=list)
     exact: list[bool] = field(default_factory=list)
 
 
@@ -307,15 +315,15 @@ class OperationColumns:
         failed: whether an exception left it.
     """
 
-    summary: list[int] = field(default_factory=list)
-    lane: list[int] = field(default_factory=list)
-    parent: list[int] = field(default_factory=list)
-    start_ns: list[int] = field(default_factory=list)
-    end_ns: list[int] = field(default_factory=list)
-    tensor_bytes_before: list[int] = field(default_factory=list)
-    tensor_bytes_after: list[int] = field(default_factory=list)
-    tensors_before: list[int] = field(default_factory=list)
-    tensors_after: list[int] = field(default_factory=list)
+    summary: list[Int] = field(default_factory=list)
+    lane: list[Int] = field(default_factory=list)
+    parent: list[Int] = field(default_factory=list)
+    start_ns: list[Int] = field(default_factory=list)
+    end_ns: list[Int] = field(default_factory=list)
+    tensor_bytes_before: list[Int] = field(default_factory=list)
+    tensor_bytes_after: list[Int] = field(default_factory=list)
+    tensors_before: list[Int] = field(default_factory=list)
+    tensors_after: list[Int] = field(default_factory=list)
     memory: dict[str, MemoryColumns] = field(default_factory=dict)
     failed: list[bool] = field(default_factory=list)
 
@@ -333,10 +341,10 @@ class DeviceSummary:
         measured: invocations with known figures.
     """
 
-    total_delta: int = 0
-    max_delta: int = 0
-    max_peak: int = 0
-    measured: int = 0
+    total_delta: Int = 0
+    max_delta: Int = 0
+    max_peak: Int = 0
+    measured: Int = 0
 
 
 @dataclass(slots=True)
@@ -355,16 +363,18 @@ class OperationSummary:
     """
 
     name: str
-    parent: int = -1
-    count: int = 0
-    failed: int = 0
-    total_ns: int = 0
-    max_ns: int = 0
-    min_ns: int = 0
-    tensor_bytes_delta: int = 0
-    tensors_delta: int = 0
-    tensors_measured: int = 0
-    devices: dict[str, DeviceSummary] = field(default_factory=dict)
+    parent: Int = -1
+    count: Int = 0
+    failed: Int = 0
+    total_ns: Int = 0
+    max_ns: Int = 0
+    min_ns: Int = 0
+    tensor_bytes_delta: Int = 0
+    tensors_delta: Int = 0
+    tensors_measured: Int = 0
+    devices: Annotated[dict[str, DeviceSummary], Meta(max_length=MAX_DEVICES)] = field(
+        default_factory=dict
+    )
 
     @property
     def mean_ns(self) -> float:
@@ -382,10 +392,10 @@ class OperatorShapes:
         self_cpu_ns, self_device_ns: time in it and in no other operator.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
-    count: int
-    self_cpu_ns: int = 0
-    self_device_ns: int = 0
+    shapes: tuple[tuple[Int, ...], ...]
+    count: Int
+    self_cpu_ns: Int = 0
+    self_device_ns: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,17 +417,17 @@ class OperatorStatistics:
     """
 
     name: str
-    count: int
-    cpu_ns: int = 0
-    self_cpu_ns: int = 0
-    device_ns: int = 0
-    self_device_ns: int = 0
-    cpu_bytes: int = 0
-    self_cpu_bytes: int = 0
-    device_bytes: int = 0
-    self_device_bytes: int = 0
+    count: Int
+    cpu_ns: Int = 0
+    self_cpu_ns: Int = 0
+    device_ns: Int = 0
+    self_device_ns: Int = 0
+    cpu_bytes: Int = 0
+    self_cpu_bytes: Int = 0
+    device_bytes: Int = 0
+    self_device_bytes: Int = 0
     shapes: tuple[OperatorShapes, ...] = ()
-    other_shapes: int = 0
+    other_shapes: Int = 0
 
 
 @dataclass(slots=True)
@@ -433,7 +443,7 @@ class OperatorRecord:
 
     windows: list[Span] = field(default_factory=list)
     operators: list[OperatorStatistics] = field(default_factory=list)
-    peak_cpu_bytes: int | None = None
+    peak_cpu_bytes: Int | None = None
 
 
 @dataclass(slots=True, repr=False)

@@ -26,7 +26,7 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
-from ..validate_parts import account_findings
+from ..validate import account_findings
 from .history import follow, totals
 from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 

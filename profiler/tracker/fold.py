@@ -4,17 +4,15 @@ torch.
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A file may be anybody's, and any part of it may be damaged. So an entry that cannot be part of a
-record is refused as it is added, and a reference to something that is in no entry is mended (an
-operation becomes a root, a lane is called lost): one that is damaged must not cost the others.
-Every loop ends: numbers are bounded, and a parent comes before its children.
+record is refused as it is read, by its types, and a reference to something that is in no entry is
+mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
+others. Every loop ends: numbers are bounded, and a parent comes before its children.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-
-from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES
 
 from ..model import (
     Lane,
@@ -25,14 +23,9 @@ from ..model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from ..validate_numbers import number_findings
-from .rows import OperationRow, as_columns, without
+from .rows import OperationRow, Place, as_columns, without
 from .settings import room
 from .thinning import operations_to_drop, thin_snapshots
-
-MAX_DEVICES = 1_000
-_INSTANTS = range(1 << 63)
-_MAX_LANES = 2 * MAX_LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class Entry:
     metadata: TrackerMetadata | None = None
     snapshot: MemorySnapshot | None = None
     operations: list[OperationRow] = field(default_factory=list)
-    summaries: dict[int, OperationSummary] = field(default_factory=dict)
+    summaries: dict[Place, OperationSummary] = field(default_factory=dict)
     pytorch_operations: OperatorRecord | None = None
 
 
@@ -70,7 +63,9 @@ class TrackerFold:
         Raises:
             ValueError: nothing of it, since it has what no tracker writes.
         """
-        _check(entry)
+        # Numbers are given in order of beginning.
+        if any(row.parent >= row.number for row in entry.operations):
+            raise ValueError("an operation inside a later one")
         if entry.metadata is not None:
             self._metadata = entry.metadata
         if entry.snapshot is not None:
@@ -122,36 +117,6 @@ class TrackerFold:
             s if -1 <= s.parent < i else dataclasses.replace(s, parent=-1)
             for i, s in enumerate(found)
         ]
-
-
-def _check(entry: Entry) -> None:
-    snapshot, metadata = entry.snapshot, entry.metadata
-    fine = (
-        (
-            snapshot is None
-            or (snapshot.time_ns in _INSTANTS and len(snapshot.devices) <= MAX_DEVICES)
-        )
-        and (metadata is None or len(metadata.lanes) <= _MAX_LANES)
-        and all(0 <= i <= MAX_NAMES for i in entry.summaries)
-        and all(len(s.devices) <= MAX_DEVICES for s in entry.summaries.values())
-        and all(_possible(row) for row in entry.operations)
-    )
-    if not fine:
-        raise ValueError("more, or other numbers, than a tracker has")
-    if found := next(number_findings(entry, ""), None):
-        raise ValueError(str(found))
-
-
-def _possible(row: OperationRow) -> bool:
-    # A parent begins before its children, and numbers are given in order of beginning.
-    return (
-        -1 <= row.parent < row.number < 1 << 62
-        and 0 <= row.summary <= MAX_NAMES
-        and 0 <= row.lane < _MAX_LANES
-        and row.start_ns in _INSTANTS
-        and (row.end_ns == -1 or row.end_ns in _INSTANTS)
-        and len(row.memory) <= MAX_DEVICES
-    )
 
 
 def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from memprof.profiler.model import MemoryColumns, OperationColumns
+from memprof.profiler.model.limits import LARGEST, Count, Int
+from memprof.profiler.model.tracker import MAX_DEVICES, MAX_LANES, MAX_NAMES
+
+_MOST = (1 << 62) - 1
+Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
+"""In the tree of operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +31,19 @@ class OperationRow:
         memory: by device: before, after, peak, and whether the peak is exact.
     """
 
-    number: int
-    summary: int
-    lane: int
-    parent: int
-    start_ns: int
-    end_ns: int
-    tensor_bytes_before: int = -1
-    tensors_before: int = -1
-    tensor_bytes_after: int = -1
-    tensors_after: int = -1
-    memory: dict[str, tuple[int, int, int, bool]] = field(default_factory=dict)
+    number: Annotated[int, Meta(ge=0, le=_MOST)]
+    summary: Place
+    lane: Annotated[int, Meta(ge=0, lt=2 * MAX_LANES)]
+    parent: Annotated[int, Meta(ge=-1, le=_MOST)]
+    start_ns: Count
+    end_ns: Annotated[int, Meta(ge=-1, le=LARGEST)]
+    tensor_bytes_before: Int = -1
+    tensors_before: Int = -1
+    tensor_bytes_after: Int = -1
+    tensors_after: Int = -1
+    memory: Annotated[dict[str, tuple[Int, Int, Int, bool]], Meta(max_length=MAX_DEVICES)] = field(
+        default_factory=dict
+    )
     failed: bool = False
 
 

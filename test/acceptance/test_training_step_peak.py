@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from framing import findings
 from torch import nn
 from torch.profiler import ProfilerActivity
 
 import memprof
-from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline
 
 pytestmark = pytest.mark.zero_kernels

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from counting import lines_run
+from framing import findings
 
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
@@ -21,7 +22,6 @@ from memprof.profiler.dataflow.live import frames, live_rows, storages_at
 from memprof.profiler.dataflow.over_time import ORDER, by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns, failures
 from memprof.profiler.model import Category, DataFlowFailure, Profile
-from memprof.profiler.repair import findings
 from memprof.profiler.report import render_text, summarize
 
 from .fake_trace import (

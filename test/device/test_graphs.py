@@ -29,7 +29,7 @@ _BEGIN = """
 import contextlib, gc, logging, sys
 import torch, memprof
 from memprof.profiler.model import Fate, LedgerKind
-from memprof.profiler.repair import findings
+from framing import findings
 from torch import nn
 
 N = 512

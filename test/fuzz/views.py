@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from framing import findings
+
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
 from memprof.profiler.devices import devices_of
@@ -22,7 +24,6 @@ from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.repair import findings
 from memprof.profiler.report import render_ledger, render_text, summarize
 from memprof.profiler.report.html.payload import ranks_payload
 from memprof.profiler.report.text import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from counting import lines_run
-from framing import Record, broken, header, packed, records_of, split
+from framing import Record, broken, findings, header, packed, records_of, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, forward, training
@@ -45,7 +45,6 @@ from memprof.profiler.model import (
     Process,
     Profile,
 )
-from memprof.profiler.repair import findings
 
 
 def full() -> Profile:

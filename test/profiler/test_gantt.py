@@ -7,6 +7,7 @@ from pathlib import Path
 
 from browser.gantt_profiles import server, training_run
 from click.testing import CliRunner
+from framing import findings
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_builder import training
@@ -15,7 +16,6 @@ from memprof.cli import main
 from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
-from memprof.profiler.repair import findings
 from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
 from memprof.profiler.report.html.payload_gantt import KINDS, gantt_payload
 

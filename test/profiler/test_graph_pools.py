@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from framing import findings
 
 from memprof.profiler.capture_names import capture_name, name_graphs
 from memprof.profiler.file import decode_profile, encode_profile
@@ -18,7 +19,7 @@ from memprof.profiler.model import (
     SharedBytes,
     SourceFrame,
 )
-from memprof.profiler.repair import findings
+from memprof.profiler.model.limits import LARGEST
 from memprof.profiler.report.text import render_graph_pools
 
 MIB = 1 << 20
@@ -126,7 +127,7 @@ def test_a_file_has_them() -> None:
         ({"shares": [SharedBytes(10 * MIB, (1, 9))]}, "10485760 bytes of graphs [1, 9]"),
         ({"shares": [SharedBytes(10 * MIB, ())]}, "of graphs []"),
         ({"graphs": [graph(1, 9 * MIB)] * 2}, "two graphs have one number"),
-        ({"grew_outside": 1 << 70}, "does not fit 64 bits"),
+        ({"grew_outside": 1 << 70}, f"Expected `int` <= {LARGEST}"),
     ],
 )
 def test_a_pool_that_contradicts_itself_is_left_out(change: dict[str, object], said: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framing import framed
+from framing import findings, framed
 from profile_builder import MIB, training
 from test_file import put
 from test_frames import full
@@ -39,11 +39,10 @@ from memprof.profiler.model import (
 from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.repair import findings
 from memprof.profiler.report import Style, render_text, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
-from memprof.profiler.validate_parts import LONGEST_PATH, LONGEST_PATHS
+from memprof.profiler.validate import LONGEST_PATH, LONGEST_PATHS
 
 
 def everything() -> Profile:
@@ -79,15 +78,22 @@ def test_everything_comes_back(document: dict[str, Any]) -> None:
     jsonschema.validate(document, profile_schema())
 
 
+def test_notes_of_the_data_flow_come_back(document: dict[str, Any]) -> None:
+    document["dataflow"]["notes"] = ["1 of 2 compiled calls is known"]
+    found = decode_profile(framed(document)).dataflow
+    assert found is not None
+    assert found.notes == document["dataflow"]["notes"]
+
+
 OPERATIONS = "tracker.operation_allocations"
 
 
 @pytest.mark.parametrize(
     ("edit", "where", "says"),
     [
-        (put("process.world_size", 0), "$.process.world_size", "0 processes"),
+        (put("process.world_size", 0), "$.process.world_size", "Expected `int` >= 1"),
         (put("process.rank", 4), "$.process.rank", "there is no rank 4 among 4"),
-        (put("process.local_rank", -1), "$.process.local_rank", "there is no rank -1"),
+        (put("process.local_rank", -1), "$.process.local_rank", "Expected `int` >= 0"),
         (put("dataflow.devices.0.time_ns", [20, 10]), "$.dataflow.devices[0].time_ns[1]", "ascend"),
         (
             put("dataflow.devices.0.bytes.parameter", [4]),
@@ -96,8 +102,8 @@ OPERATIONS = "tracker.operation_allocations"
         ),
         (
             put("dataflow.devices.0.bytes.activation", [-1, 8]),
-            "$.dataflow.devices[0].bytes['activation']",
-            "-1 is no number of bytes",
+            "$.dataflow.devices[0].bytes[...][0]",
+            "Expected `int` >= 0",
         ),
         (put("dataflow.devices.0.peak", 2), "$.dataflow.devices[0].peak", "there is no time 2"),
         (

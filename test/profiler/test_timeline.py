@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from counting import lines_run
+from framing import findings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, training
@@ -28,7 +29,6 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.repair import findings
 from memprof.profiler.timeline import Timeline, UnobservedCalls
 
 

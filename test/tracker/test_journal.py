@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from framing import framed, packed, records_of, split
+from framing import findings, framed, packed, records_of, split
 from fuzz.hostile_tracker import BAD_ENTRIES
 
 from memprof.profiler._json import to_json
@@ -34,10 +34,10 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.repair import findings
+from memprof.profiler.model.tracker import MAX_DEVICES
 from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.fold import MAX_DEVICES, Entry
+from memprof.profiler.tracker.fold import Entry
 from memprof.profiler.tracker.journal import Journal
 from memprof.profiler.tracker.rows import as_columns
 from memprof.profiler.tracker.settings import TrackerSettings

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from framing import findings
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,7 +27,6 @@ from memprof.compile_backend.pools import explain_pools
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.cudagraph_trees.settings import configure, restore_settings
 from memprof.profiler.model import LedgerEntry, LedgerKind
-from memprof.profiler.repair import findings
 from memprof.profiler.trees import graphed_functions
 
 ALWAYS = {"graphs": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from framing import findings
 from torch import nn
 
 import memprof
@@ -23,7 +24,6 @@ from memprof.profiler.model import (
     Profile,
     Storage,
 )
-from memprof.profiler.repair import findings
 
 
 def check(placement: Placement) -> None:
@@ -89,7 +89,7 @@ def test_only_the_latest_are_kept() -> None:
 @pytest.mark.parametrize(
     ("block", "says"),
     [
-        (PlacedBlock(-1, 8, 0, 1, Category.INPUT, 0), "8 bytes at -1 are no piece of memory"),
+        (PlacedBlock(-1, 8, 0, 1, Category.INPUT, 0), "Expected `int` >= 0"),
         (PlacedBlock(0, 8, 2, 1, Category.INPUT, 0), "lives from instant 2 to 1"),
         (PlacedBlock(0, 8, 0, 9, Category.INPUT, 0), "the placement has 0 to 2"),
     ],
@@ -98,7 +98,7 @@ def test_what_contradicts_itself_is_found(block: PlacedBlock, says: str) -> None
     record = GraphRecord(0, GraphKind.FORWARD)
     record.placements = [Placement("cuda:0", (), 1, ((0, 64),), (3, 4), (block,))]
     (line,) = findings(Profile(graphs=[record]))
-    assert "at `$.graphs[0].placements[0].blocks[0]`" in line
+    assert "at `$.graphs[0].placements[0].blocks[0]" in line
     assert says in line
 
 

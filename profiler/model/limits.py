@@ -1,0 +1,21 @@
+"""How large the numbers of a profile can be. Whoever reads one refuses others, and its JSON Schema
+says so.
+
+JSON has numbers of any size. Ours count bytes, nanoseconds and things, and fit 64 bits with a sign:
+what does not is a mistake, and would be an error much later (in an array, a date, a table).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+LARGEST = (1 << 63) - 1
+
+Int = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+"""What may be less than nothing, as a difference is, or -1 where there is none."""
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+"""Bytes, positions, instants, how many of something."""
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+"""How often something was, of which nobody would speak if it had not been."""

@@ -73,7 +73,10 @@ def read_from(
             limit = _limit(path)
             if found.st_size - begin > limit:
                 raise _too_large(path, f"it has {found.st_size - begin:,} bytes", limit)
-            data = opened.read(-1 if limit == float("inf") else int(limit) + 1)
+            # What it has, and not the limit: a buffer for that may be more than there is memory.
+            data = opened.read(found.st_size - begin + 1)
+            if len(data) > found.st_size - begin:  # It grows.
+                data += opened.read(-1 if limit == float("inf") else int(limit) + 1 - len(data))
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
     if len(data) > limit:

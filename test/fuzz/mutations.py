@@ -57,12 +57,13 @@ def _change(
     elif how == 5:
         del at[key]
     elif how == 6 and isinstance(at, list):
-        at[key:key] = [copy.deepcopy(value)] * rng.choice([1, 1, 2, 30])
+        with contextlib.suppress(RecursionError):  # It is as deep as documents can be.
+            at[key:key] = [copy.deepcopy(value)] * rng.choice([1, 1, 2, 30])
     elif how == 7:
         other, k = rng.choice(places)
         try:
             at[key] = copy.deepcopy(other[k])
-        except (LookupError, TypeError):  # It was taken out meanwhile.
+        except (LookupError, TypeError, RecursionError):  # It was taken out meanwhile, or is deep.
             return
     elif how == 8 and isinstance(value, list):
         rng.shuffle(value)

@@ -73,7 +73,7 @@ def _torch_config(
     return _pairs(ctx, param, value)
 
 
-@script_command
+@script_command()
 @click.option(
     "--gpu",
     "gpus",

@@ -115,14 +115,20 @@ other_memory = click.option(
 )
 
 
-def script_command(function: Callable[..., Any]) -> click.Command:
-    """A command whose arguments are a script's command, with options of its own."""
+def script_command(
+    kind: type[click.Command] = click.Command,
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command whose arguments are a script's command, with options of its own.
+
+    Args:
+        kind: of command.
+    """
     # Anew for each: what ``click.command`` returns keeps the help of the first it is put on.
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    return click.command(context_settings=settings)(function)
+    return click.command(cls=kind, context_settings=settings)
 
 
-@script_command
+@script_command()
 @one_gpu
 @list_gpus
 @other_memory

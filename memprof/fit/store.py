@@ -38,6 +38,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         changed: what the changes that were tried have changed, in sentences.
         idle: changes that found nothing to change.
         notes: what was asked for and could not be done, in sentences.
+        expected: bytes that changes should save, by key, see ``expected.py``.
         seconds: that the try took.
     """
 
@@ -55,6 +56,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     idle: list[str]
     notes: list[str]
     seconds: float
+    expected: dict[str, int] = {}
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

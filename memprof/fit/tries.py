@@ -20,6 +20,7 @@ from memprof.simulate.partition_flops import UNCACHED
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
+from .expected import expected
 from .store import Store, Tried
 from .variables import fill
 
@@ -195,6 +196,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         idle=s.outcome.idle,
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
+        expected=expected(account),
     )
 
 

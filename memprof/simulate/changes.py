@@ -1,20 +1,23 @@
 """Changes of a program that can be tried without touching it: ``memprof advise``.
 
-Each is applied in the script's own process, by torch's own hooks and defaults, before the script
-runs or as soon as it has a model. A change that found nothing to change says so: a saving of
-nothing is not to be taken for a change that does not help.
+A change is written as its key, or as ``key=argument`` where it is about some modules or operators:
+that is what a finding of a report names as its remedy. ``applied.py`` makes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
-from memprof.simulated_cuda.after_import import after_import
-
-__all__ = ["CHANGES", "Applied", "Change", "environment_of", "repeated_blocks", "settings_of"]
+__all__ = [
+    "CHANGES",
+    "GENERAL",
+    "BadChange",
+    "Change",
+    "change_of",
+    "environment_of",
+    "settings_of",
+]
 
 _CONF = "PYTORCH_ALLOC_CONF"
 _OLD_CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -28,9 +31,11 @@ class Change:
         key: its name.
         what: a line of a report.
         how: what to write to have it for good.
+        costs: what it costs, in words.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
         allocator: an option of torch's allocator, ``name:value``; empty if it is none.
-        costs: what it costs, in words.
+        argument: what stands behind ``=``, in a word; empty if nothing may.
+        required: whether it must.
     """
 
     key: str
@@ -39,6 +44,8 @@ class Change:
     costs: str
     setting: str = ""
     allocator: str = ""
+    argument: str = ""
+    required: bool = False
 
 
 CHANGES: Mapping[str, Change] = {
@@ -56,6 +63,15 @@ CHANGES: Mapping[str, Change] = {
             "recompute each repeated block in the backward",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block",
             "the forward of these blocks once more: about a third of the step's operations",
+            argument="MODULES",
+        ),
+        Change(
+            "recompute",
+            "compute these values again in the backward, in compiled code",
+            "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
+            "these operators once more",
+            argument="OPERATOR+OPERATOR@FILE:LINE",
+            required=True,
         ),
         Change(
             "fused-optimizer",
@@ -76,14 +92,59 @@ CHANGES: Mapping[str, Change] = {
             "operations that are recomputed: memprof fit --budget counts them",
             setting="torch._functorch.config.activation_memory_budget=0.5",
         ),
+        Change(
+            "bf16-state",
+            "keep the optimizer's state in bfloat16",
+            "an optimizer that keeps its state in fewer bits",
+            "precision of the moments, and kernels to convert them",
+        ),
+        Change(
+            "drop-gradients",
+            "clear gradients as soon as the optimizer has used them",
+            "optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
+            "nothing",
+        ),
+        Change(
+            "chunked-loss",
+            "compute cross_entropy in eight parts, each again in the backward",
+            "torch.utils.checkpoint.checkpoint around the loss of each chunk of rows",
+            "the loss once more",
+        ),
     )
 }
 """What can be tried, by key."""
 
+GENERAL = tuple(key for key, change in CHANGES.items() if not change.required)
+"""What is tried where nobody names changes."""
+
+
+class BadChange(ValueError):
+    """A text that names no change; the message says what to write."""
+
+
+def change_of(text: str) -> tuple[Change, str]:
+    """A change and its argument, empty if it has none.
+
+    Args:
+        text: ``key`` or ``key=argument``.
+
+    Raises:
+        BadChange: there is none of that name, or it has another form.
+    """
+    key, equals, argument = text.partition("=")
+    change = CHANGES.get(key)
+    if change is None:
+        raise BadChange(f"{key!r} is none of {', '.join(CHANGES)}")
+    if equals and not (change.argument and argument):
+        raise BadChange(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
+    if change.required and not argument:
+        raise BadChange(f"{key} of what? Write {key}={change.argument}")
+    return change, argument
+
 
 def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[str, str]:
     """Variables of the environment that changes are made of."""
-    options = [CHANGES[key].allocator for key in changes if CHANGES[key].allocator]
+    options = [c.allocator for c, _ in map(change_of, changes) if c.allocator]
     if not options:
         return {}
     before = base.get(_CONF) or base.get(_OLD_CONF) or ""
@@ -96,127 +157,4 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
 
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:
     """Settings of torch that changes are made of."""
-    return tuple(CHANGES[key].setting for key in changes if CHANGES[key].setting)
-
-
-class Applied:
-    """Changes in this process.
-
-    Args:
-        keys: of ``CHANGES``.
-    """
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._keys = keys
-        self._done: dict[str, str] = {}
-
-    def install(self) -> None:
-        """Apply them, as soon as what they are about is there; before torch is imported."""
-        if "fused-optimizer" in self._keys:
-            self._defaults("fused-optimizer", {"fused": True, "foreach": None})
-        if "optimizer-one-by-one" in self._keys:
-            self._defaults("optimizer-one-by-one", {"foreach": False, "fused": None})
-        if "checkpoint" in self._keys:
-            after_import("torch.nn.modules.module", self._watch_models)
-
-    def sentences(self) -> list[str]:
-        """What was changed."""
-        return list(self._done.values())
-
-    def idle(self, partitions: int) -> list[str]:
-        """Changes that found nothing to change, by key.
-
-        Args:
-            partitions: graphs that were partitioned into forward and backward: without one a
-                setting of the partitioner has changed nothing.
-        """
-
-        def nothing(key: str) -> bool:
-            if CHANGES[key].allocator:
-                return False
-            return partitions == 0 if CHANGES[key].setting else key not in self._done
-
-        return [key for key in self._keys if nothing(key)]
-
-    def _defaults(self, key: str, values: dict[str, Any]) -> None:
-        def put(module: ModuleType) -> None:
-            init = module.Optimizer.__init__
-
-            def changed(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
-                if all(defaults.get(k) in (None, False) for k in values) or key.endswith("one"):
-                    mine = {k: v for k, v in values.items() if k in defaults}
-                    if any(defaults[k] != v for k, v in mine.items()):
-                        defaults = {**defaults, **mine}
-                        name = type(optimizer).__name__
-                        chosen = next(iter(values))
-                        self._done[key] = f"{key}: {name} has {chosen}={values[chosen]}"
-                init(optimizer, params, defaults)
-
-            module.Optimizer.__init__ = changed
-
-        after_import("torch.optim.optimizer", put)
-
-    def _watch_models(self, module: ModuleType) -> None:
-        """See each module when it moves to a device, and before its first call."""
-        for name in ("to", "cuda"):
-            self._around(module.Module, name)
-        module.register_module_forward_pre_hook(lambda root, args: self._checkpoint(root))
-
-    def _around(self, owner: Any, name: str) -> None:
-        method: Callable[..., Any] = getattr(owner, name)
-
-        def moved(module: Any, *args: Any, **kwargs: Any) -> Any:
-            result = method(module, *args, **kwargs)
-            self._checkpoint(module)
-            return result
-
-        setattr(owner, name, moved)
-
-    def _checkpoint(self, root: Any) -> None:
-        if "checkpoint" in self._done:
-            return
-        blocks = repeated_blocks(root)
-        if len(blocks) < 2:
-            return
-        name = type(blocks[0]).__name__
-        self._done["checkpoint"] = f"checkpoint: {len(blocks)} {name}"
-        for block in blocks:
-            block.forward = _recomputed(block.forward)
-
-
-def repeated_blocks(root: Any) -> list[Any]:
-    """The siblings of one class, in a list or a sequence of modules, with most parameters."""
-    best: list[Any] = []
-    most = 0
-    for parent in root.modules():
-        groups: dict[type, list[Any]] = {}
-        for child in parent.children():
-            groups.setdefault(type(child), []).append(child)
-        for group in groups.values():
-            size = sum(p.numel() for block in group for p in block.parameters())
-            # A leaf has nothing inside that could be recomputed, a list is not called.
-            block = group[0]
-            inside = any(True for _ in block.children())
-            called = type(block).forward is not _no_forward()
-            if len(group) > 1 and size > most and inside and called:
-                best, most = group, size
-    return best
-
-
-def _no_forward() -> object:
-    """The ``forward`` of modules that have none, such as lists."""
-    from torch.nn import ModuleList
-
-    return ModuleList.forward
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return checkpointed
+    return tuple(c.setting for c, _ in map(change_of, changes) if c.setting)

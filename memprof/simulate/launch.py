@@ -25,7 +25,7 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .changes import Applied
+from .applied import Applied
 from .ending import Stillness
 from .host_reads import HostReads
 from .partition_flops import PartitionFlops

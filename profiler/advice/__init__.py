@@ -12,7 +12,8 @@ worth it there are none.
   layer numbers left out. What counts is bytes × cheapness of the operator that made them: 1 for
   elementwise operators and copies, 0.7 for reductions and normalisations, 0.2 for matrix products,
   convolutions, attention, solvers and sorts, 0 for custom operators, which may have effects.
-  Within the kind, groups rank by that × calls until the backward.
+  Within the kind, groups rank by that × calls until the backward. The bytes of the finding are
+  those by which the peak goes down: Note [What recomputing saves] in ``recomputed_peak.py``.
 * **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
   ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
@@ -36,6 +37,8 @@ worth it there are none.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 from ..attribution import Attribution
 from ..devices import main_device, timelines
@@ -80,6 +83,6 @@ def advise(
             gradients(timeline, attribution, threshold),
             large_outputs(timeline, attribution, threshold),
         )
-        for finding in list(kind)[:PER_KIND]
+        for finding in islice(kind, PER_KIND)
     ]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -38,6 +38,7 @@ def fragmentation(profile: Profile) -> Iterator[Finding]:
                     Evidence(f"reserved at the snapshot `{name}`", reserved),
                     Evidence("allocated then", allocated),
                 ),
+                "expandable-segments",
             )
         )
     yield from sorted(findings, key=lambda f: -f.nbytes)

@@ -66,6 +66,7 @@ class Finding:
         whose: what these bytes are part of, e.g. ``at the peak``.
         change: what to do.
         evidence: largest first.
+        remedy: of ``memprof advise --try``, what it would change to try this; empty if it cannot.
     """
 
     kind: FindingKind
@@ -74,13 +75,20 @@ class Finding:
     whose: str
     change: str
     evidence: tuple[Evidence, ...]
+    remedy: str = ""
 
 
 def together(
-    evidence: list[Evidence], threshold: int, kind: FindingKind, title: str, whose: str, change: str
+    evidence: list[Evidence],
+    threshold: int,
+    kind: FindingKind,
+    title: str,
+    whose: str,
+    change: str,
+    remedy: str = "",
 ) -> Iterator[Finding]:
     """One finding of all the evidence, if it adds up to ``threshold``."""
     nbytes = sum(e.nbytes for e in evidence)
     if nbytes >= threshold:
         ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))
-        yield Finding(kind, title, nbytes, whose, change, ordered)
+        yield Finding(kind, title, nbytes, whose, change, ordered, remedy)

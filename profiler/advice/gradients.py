@@ -35,6 +35,7 @@ def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         "gradients are still alive while a forward runs",
         "during the forward",
         _RELEASE,
+        "drop-gradients",
     )
 
 

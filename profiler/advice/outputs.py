@@ -51,4 +51,5 @@ def large_outputs(
                     *(site.node, site.module, site.frame),
                 ),
             ),
+            "chunked-loss",
         )

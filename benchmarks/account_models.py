@@ -15,7 +15,8 @@ about memory is torch's own. Each run is a process of its own.
 
 *Adds up* is whether the rows of the report's first table come to the allocator's own counter of
 the most reserved, to the byte. *Named* is the share of the bytes that were allocated at the peak
-whose row says what they are for; *line* the share of them whose row has a line of the program.
+whose row says what they are for; *eager* the share that is one row of eager tensors, of which
+``plain`` knows no more; *line* the share of all whose row has a line of the program.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Outcome:
         total: the rows of the account, added up.
         allocated: that was handed out at the peak.
         unnamed: of ``allocated``, what has no name.
+        one_row: of ``allocated``, what is one row of eager tensors.
         lineless: of ``allocated``, what has no line; None where lines are not asked for.
         rows: the account in words.
         largest_unnamed: what has no name, or no line, most first.
@@ -78,6 +80,7 @@ class Outcome:
     total: int = 0
     allocated: int = 0
     unnamed: int = 0
+    one_row: int = 0
     lineless: int | None = None
     rows: dict[str, int] | None = None
     largest_unnamed: list[str] | None = None
@@ -95,6 +98,7 @@ class Outcome:
             f"{self.counter:,}",
             "exactly" if self.total == self.counter else f"off by {self.total - self.counter:,}",
             share(self.allocated - self.unnamed, self),
+            share(self.one_row, self) if self.one_row else "",
             line,
         ]
 
@@ -153,10 +157,10 @@ def describe(outcome: Outcome, profile: Any) -> None:
             outcome.error = "no table of the peak"
             return
         peak = peaks[0]
-        outcome.rows = dict(peak.parts) | {"not attributed": peak.unattributed, "free": peak.free}
+        outcome.rows = dict(peak.named) | {"not attributed": peak.unattributed}
         outcome.total = sum(outcome.rows.values())
         outcome.allocated = outcome.total - peak.free
-        outcome.unnamed = peak.unattributed
+        outcome.unnamed, outcome.one_row = peak.unattributed, peak.eager
         return
     outcome.rows = dict(account.parts())
     outcome.total = sum(outcome.rows.values())

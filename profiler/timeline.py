@@ -65,6 +65,9 @@ from .model import (
 
 __all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
 
+WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
+"""Why calls were not observed that another one stands for."""
+
 _NONE = -1
 
 _Moving = dict[Key, tuple[CarriedItem, int]]
@@ -439,7 +442,7 @@ def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
     if graph.data_dependent:
         return graph.data_dependent
     if calls <= sum(e.count for e in entries if e.kind is LedgerKind.WARM_UP):
-        return "warm-ups of its CUDA graph, before the observed call"
+        return WARM_UPS
     for entry in reversed(entries):
         if entry.kind in (LedgerKind.NOT_OBSERVED, LedgerKind.FALLBACK):
             return entry.reason

@@ -17,10 +17,10 @@ from rich.text import Text
 from memprof.profiler.claims import is_locked
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.following import Writer
-from memprof.profiler.present import Present, Watch
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render
+from memprof.profiler.running_job import JobFile, Present
 
 from ._common import BadFile, print_text
 
@@ -49,7 +49,7 @@ def top(target: str, once: bool, interval: float) -> None:
     as the last that was written, which the first line says. It ends with the job: with 0, or with
     1 if the job died without an end; Ctrl+C ends it with 130.
     """
-    watches = [Watch(path) for path in files_of(target)]
+    watches = [JobFile(path) for path in files_of(target)]
     try:
         if once:
             _print(_looked(watches))
@@ -103,7 +103,7 @@ def _written_by(pid: int) -> Iterator[str]:
             yield path
 
 
-def _looked(watches: list[Watch]) -> list[Present]:
+def _looked(watches: list[JobFile]) -> list[Present]:
     return [watch.look() for watch in watches]
 
 
@@ -121,7 +121,7 @@ def _over(found: list[Present]) -> bool:
     return all(p.writer in _OVER for p in found)
 
 
-def _plain(watches: list[Watch], interval: float) -> list[Present]:
+def _plain(watches: list[JobFile], interval: float) -> list[Present]:
     """A frame after the other, for what is no terminal."""
     while True:
         found = _looked(watches)
@@ -132,7 +132,7 @@ def _plain(watches: list[Watch], interval: float) -> list[Present]:
         click.echo()
 
 
-def _live(watches: list[Watch], interval: float) -> list[Present]:
+def _live(watches: list[JobFile], interval: float) -> list[Present]:
     """One frame that changes in its place."""
     console = Console(highlight=False, markup=False, emoji=False)
     found = _looked(watches)

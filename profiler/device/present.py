@@ -29,7 +29,7 @@ from . import known
 from .account import Mark, Otherwise, Phase, explain
 from .holders import Holders
 from .replay import Block, Replay
-from .totals import named, outside, peaks
+from .totals import most_requested, named, outside, peaks
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
@@ -113,7 +113,9 @@ def unwatched_account(
     explained = explain(peak, marks, now=True, otherwise=otherwise)
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
-    _, account.most_allocated = peaks(torch.cuda.memory_stats(device))
+    stats = torch.cuda.memory_stats(device)
+    _, account.most_allocated = peaks(stats)
+    account.most_requested = most_requested(stats)
     account.rows = [replace(r, detail="") for r in explained.rows]
     account.rounding, account.awaiting = explained.rounding, explained.awaiting
     account.pools = explained.pools

@@ -29,7 +29,6 @@ allocated).
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from typing import Any
 
 from memprof.profiler.model import SourceFrame
 
-from .free_ranges import FreeRanges
+from .segments import Segment, Segments
 
 ROUNDING = 512
 """Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
@@ -45,10 +44,6 @@ ROUNDING = 512
 SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
-
-_MOST_LOOKS = 5_000_000
-"""Free ranges that are looked at, in one call of ``feed``, for those that memory given back lies
-in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,26 +89,6 @@ class Block:
         return self.freed_after is not None and not self.gone
 
 
-@dataclass(slots=True, eq=False)
-class Segment:
-    """A range of addresses that the allocator had from the device.
-
-    Attributes:
-        address: of its first byte.
-        size: bytes, of which a growing (expandable) one has more with time.
-        expandable: whether it grows.
-        pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
-            ``torch.cuda.MemPool``); None if it was gone before anybody asked.
-        free: its free ranges.
-    """
-
-    address: int
-    size: int
-    expandable: bool
-    pool: tuple[int, int] | None = None
-    free: FreeRanges = field(default_factory=FreeRanges)
-
-
 @dataclass(slots=True)
 class Peak:
     """The instant of Note [The instant that decides].
@@ -140,7 +115,6 @@ class Replay:
     """Follows the history of one device; see Note [Following the allocator].
 
     Attributes:
-        reserved: bytes that the allocator has from the device.
         allocated_bytes: of blocks that are handed out.
         most_allocated: the most of the latter at any instant.
         peak: the instant that decides.
@@ -167,7 +141,6 @@ class Replay:
         self._takes_down = take_down
         settings = settings or {}
         self._made = made
-        self.reserved = 0
         self.allocated_bytes = 0
         self.most_allocated = 0
         self.peak = Peak()
@@ -181,14 +154,17 @@ class Replay:
             int(mib): int(parts)
             for mib, parts in settings.get("roundup_power2_divisions", {}).items()
         }
-        self._segments: dict[int, Segment] = {}
-        self._starts: list[int] = []
+        self._segments = Segments()
         self._live: dict[int, Block] = {}
         self._mark = 0
         self._asked = 0
         self._let_go = 0
-        self._looks = 0
         self._peak_pending = False
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the allocator has from the device."""
+        return self._segments.reserved
 
     @property
     def live(self) -> Iterable[Block]:
@@ -198,7 +174,7 @@ class Replay:
     @property
     def segments(self) -> Iterable[Segment]:
         """What the allocator has now."""
-        return self._segments.values()
+        return self._segments
 
     def now(self) -> Peak:
         """What there is at this instant, as if it were the one that decides."""
@@ -214,7 +190,7 @@ class Replay:
             marks: for each mark of the run so far, how many blocks had been asked for, and how
                 many let go of, on this device when it was set; the first is ``(0, 0)``.
         """
-        self._looks = 0
+        self._segments.new_history()
         asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
@@ -233,10 +209,11 @@ class Replay:
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
                 self._keep_peak()
-                self._grow(e["addr"], e["size"], action == "segment_map")
+                mapped = action == "segment_map"
+                self.strange += not self._segments.grow(e["addr"], e["size"], mapped)
             elif action in ("segment_free", "segment_unmap"):
                 self._keep_peak()
-                self._shrink(e["addr"], e["size"])
+                self.strange += self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
                 # Many requests may fail in one place, which has one long list of frames.
                 raw = e.get("frames", ())
@@ -266,15 +243,13 @@ class Replay:
         while self._next_mark(marks) <= counts:
             self._mark += 1
         followed, self._live = self._live, {}
-        self._segments, self._starts = {}, []
-        self.reserved = self.allocated_bytes = 0
+        self._segments = Segments()
+        self.allocated_bytes = 0
         for s in segments:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
             segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
-            self._segments[segment.address] = segment
-            bisect.insort(self._starts, segment.address)
-            self.reserved += segment.size
+            self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
                     segment.free.add(b["address"], b["size"])
@@ -325,82 +300,17 @@ class Replay:
             segments: of the snapshot whose history was fed last.
         """
         for s in segments:
-            mine = self._segment_of(s["address"])
+            mine = self._segments.at(s["address"])
             if mine is not None:
                 pool = s.get("segment_pool_id", (0, 0))
                 mine.pool = (int(pool[0]), int(pool[1]))
 
     # What the allocator can do.
 
-    def _grow(self, address: int, size: int, expandable: bool) -> None:
-        if address in self._segments:
-            self.strange += 1
-            return
-        self.reserved += size
-        before = self._segment_of(address - 1) if expandable else None
-        if before is not None and before.expandable and before.address + before.size == address:
-            segment = before
-            segment.size += size
-        else:
-            segment = Segment(address, size, expandable)
-            self._segments[address] = segment
-            bisect.insort(self._starts, address)
-        after = self._segments.get(address + size) if expandable else None
-        if after is not None and after.expandable:  # A hole between the two is filled.
-            self._forget(after)
-            segment.size += after.size
-            for at, nbytes in after.free:
-                segment.free.add(at, nbytes)
-        segment.free.give(address, size)
-
-    def _hole(self, free: FreeRanges, address: int, end: int) -> int | None:
-        """``free.around``, unless that has been a lot of work since ``feed`` was called: histories
-        of other people's making can have many holes and many events that fit none of them."""
-        if free.begins(address, end):
-            return address
-        if self._looks > _MOST_LOOKS:
-            return None
-        self._looks += len(free)
-        return free.around(address, end)
-
-    def _forget(self, segment: Segment) -> None:
-        del self._segments[segment.address]
-        self._starts.remove(segment.address)
-
-    def _shrink(self, address: int, size: int) -> None:
-        segment = self._segment_of(address)
-        if segment is None:
-            self.strange += 1
-            return
-        self.reserved -= size
-        end, tail = segment.address + segment.size, address + size
-        free = segment.free
-        hole = self._hole(free, address, tail)
-        whole = None if hole is None else free.take(hole)
-        if hole is not None and whole is not None:
-            if hole < address:
-                free.add(hole, address - hole)
-            if tail < hole + whole:
-                free.add(tail, hole + whole - tail)
-        else:
-            self.strange += 1
-        segment.size = address - segment.address
-        if segment.size == 0:
-            self._forget(segment)
-        if tail < end and tail in self._segments:
-            self.strange += 1
-        elif tail < end:
-            rest = Segment(tail, end - tail, segment.expandable, segment.pool)
-            segment.free = FreeRanges()
-            for at, nbytes in free:
-                (rest if at >= tail else segment).free.add(at, nbytes)
-            self._segments[tail] = rest
-            bisect.insort(self._starts, tail)
-
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
-        segment = self._segment_of(address)
+        segment = self._segments.at(address)
         there = None if segment is None else segment.free.take(address)
         if segment is None or there is None:
             self.strange += 1
@@ -418,8 +328,9 @@ class Replay:
 
     def _note_peak(self) -> None:
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
-        if (self.reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
-            self.peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
+        reserved = self._segments.reserved
+        if (reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
+            self.peak = Peak(reserved, self.allocated_bytes, self.events, self._mark)
             self._peak_pending = True
 
     def rounded(self, requested: int) -> int:
@@ -462,7 +373,7 @@ class Replay:
             block.freed_after = self._mark
             self.allocated_bytes -= block.size
         block.ended = self.events
-        segment = self._segment_of(address)
+        segment = self._segments.at(address)
         if segment is not None:
             segment.free.give(address, block.size)
 
@@ -478,14 +389,7 @@ class Replay:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
-        peak.segments = [(s, s.size) for s in self._segments.values()]
-
-    def _segment_of(self, address: int) -> Segment | None:
-        i = bisect.bisect_right(self._starts, address) - 1
-        if i < 0:
-            return None
-        segment = self._segments[self._starts[i]]
-        return segment if address < segment.address + segment.size else None
+        peak.segments = [(s, s.size) for s in self._segments]
 
 
 def is_cut(rest: int, size: int) -> bool:

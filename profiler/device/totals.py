@@ -26,6 +26,12 @@ def peaks(stats: dict[str, Any]) -> tuple[int, int]:
     return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
 
 
+def most_requested(stats: dict[str, Any]) -> int:
+    """The most bytes that blocks had been asked for, by the allocator's statistics."""
+    found: int = stats.get("requested_bytes.all.peak", 0)
+    return found
+
+
 def counted(steps: int) -> list[DeviceAccount]:
     """Totals alone, of an allocator that keeps no history, the device with most first."""
     found = []

@@ -197,6 +197,8 @@ class DeviceAccount:
         snapshot: the instant is that of a snapshot of torch's allocator, of which the account was
             made; ``most_allocated`` is then as far back as its history goes.
         peak: of a snapshot with a history: the account of the fullest instant of that.
+        most_requested: the most bytes that blocks had been asked for at any instant, by the
+            allocator's own counters; 0 if not known.
     """
 
     device: str
@@ -225,6 +227,7 @@ class DeviceAccount:
     given_back: Int = 0
     snapshot: bool = False
     peak: DeviceAccount | None = None
+    most_requested: int = 0
 
     @property
     def live(self) -> int:

@@ -29,7 +29,7 @@ from ..model import (
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
-from ..timeline import Timeline, UnobservedCalls
+from ..timeline import WARM_UPS, Timeline, UnobservedCalls
 from ..trees import (
     GraphedFunction,
     RecordedNode,
@@ -39,6 +39,8 @@ from ..trees import (
 )
 from .device_peak import DevicePeak, device_peak
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
+
+_MADE = (LedgerKind.COMPILED, LedgerKind.CACHE_HIT, LedgerKind.RECOMPILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
 def _device_peaks(
     profile: Profile, found: Mapping[str, Timeline], attribution: Attribution
 ) -> Iterator[DevicePeak]:
+    every = _all_observed(profile, found)
     for account in profile.accounts:
         timeline = found.get(account.device)
         at = timeline.peak() if timeline is not None else None
@@ -308,8 +311,22 @@ def _device_peaks(
             continue
         live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
-        if peak := device_peak(account, compiled, _kept_at(profile, at.call)):
+        kept = _kept_at(profile, at.call)
+        if peak := device_peak(account, compiled, kept, all_observed=every):
             yield peak
+
+
+def _all_observed(profile: Profile, found: Mapping[str, Timeline]) -> bool:
+    """Whether of every compiled call of the process it is known what it had, and kept."""
+    compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
+    return (
+        not profile.calls.dropped
+        # Else it may have been called before the session.
+        and all(g in compiled for g in set(profile.calls.graph))
+        and not any(e.kind is LedgerKind.FALLBACK for e in profile.ledger)
+        and all(u.reason == WARM_UPS for t in found.values() for u in t.unobserved())
+        and not forwards_that_wait(profile)
+    )
 
 
 def _kept_at(profile: Profile, call: int) -> int:

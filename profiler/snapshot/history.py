@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.profiler.device.replay import Peak, Replay
+from memprof.profiler.device.segments import Ascending
 
 from .shape import Json, Snapshot
 
@@ -79,44 +80,38 @@ def totals(segments: Sequence[Json]) -> tuple[int, int]:
 class _Ranges:
     """Ranges of addresses that the allocator had, each with what is known of its segment."""
 
-    starts: list[int] = field(default_factory=list)
+    starts: Ascending = field(default_factory=Ascending)
     known: dict[int, tuple[int, Json]] = field(default_factory=dict)
 
     def add(self, address: int, size: int, of: Json) -> None:
         """A range, as one with those of growing segments that it touches."""
-        at = bisect.bisect_left(self.starts, address)
-        beyond = self.starts[at] if at < len(self.starts) else address + size
-        begins = self.starts[at - 1] if at else address
-        until = begins + self.known[begins][0] if at else address
-        if not size or beyond < address + size or until > address or address in self.known:
+        before, after = self.starts.last_up_to(address - 1), self.starts.first_above(address - 1)
+        until = address if before is None else before + self.known[before][0]
+        if not size or until > address or (after is not None and after < address + size):
             return  # Or it contradicts what is there.
         if of["is_expandable"]:
-            after = self.known.get(address + size)
-            if after is not None and after[1]["is_expandable"]:
-                size += after[0]
-                del self.known[self.starts.pop(at)]
-            before = self.starts[at - 1] if at else None
-            if before is not None:
+            if after == address + size and self.known[after][1]["is_expandable"]:
+                size += self._forget(after)[0]
+            if before is not None and until == address:
                 nbytes, whose = self.known[before]
-                if before + nbytes == address and whose["is_expandable"]:
+                if whose["is_expandable"]:
                     self.known[before] = nbytes + size, whose
                     return
-        self.starts.insert(at, address)
+        self.starts.add(address)
         self.known[address] = size, of
 
     def remove(self, address: int, size: int) -> None:
         """What of a range was, if one range has all of it."""
-        at = bisect.bisect_right(self.starts, address) - 1
-        if at < 0:
+        begin = self.starts.last_up_to(address)
+        if begin is None or address + size > begin + self.known[begin][0]:
             return
-        begin = self.starts[at]
-        whole, of = self.known[begin]
-        if address + size > begin + whole:
-            return
-        del self.starts[at]
-        del self.known[begin]
+        whole, of = self._forget(begin)
         self.add(begin, address - begin, of)
         self.add(address + size, begin + whole - address - size, of)
+
+    def _forget(self, begin: int) -> tuple[int, Json]:
+        self.starts.remove(begin)
+        return self.known.pop(begin)
 
 
 def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -> list[Json]:

@@ -21,7 +21,7 @@ from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableEr
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.following import Writer
 from memprof.profiler.model import Profile
-from memprof.profiler.present import Watch
+from memprof.profiler.running_job import JobFile
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -396,7 +396,7 @@ def test_a_session_whose_file_is_gone_can_be_named(tmp_path: Path) -> None:
 
 def test_a_live_view_reads_what_is_written(tmp_path: Path) -> None:
     with memprof.profile(tmp_path / "run.memprof") as session:
-        watch = Watch(str(session.path))
+        watch = JobFile(str(session.path))
         now = watch.look()
         assert now.writer is Writer.ALIVE
         assert now.process.pid == os.getpid()

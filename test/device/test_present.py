@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from profile_builder import ProgramBuilder, calls
 
-from memprof.profiler.model import AccountRow, Category, DeviceAccount, Purpose
+from memprof.profiler.model import (
+    AccountRow,
+    Category,
+    DeviceAccount,
+    GraphKind,
+    GraphRecord,
+    LedgerEntry,
+    LedgerKind,
+    Profile,
+    Purpose,
+)
 from memprof.profiler.report.device_peak import device_peak
+from memprof.profiler.report.summary import summarize
 from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
@@ -41,7 +54,62 @@ def test_the_peak_is_the_sum_of_what_both_sources_know() -> None:
     assert sum(n for _, n in peak.parts) + peak.unattributed + peak.free == peak.reserved
     text = render_accounts([_account(300)], peaks=[peak])
     assert "What was reserved at the peak" in text
-    assert "not attributed: eager code, libraries, rounding" in text
+    assert "70 B   17.5 %  not attributed: eager code" in text
+
+
+def test_what_is_left_is_eager_where_every_compiled_call_is_known() -> None:
+    compiled = {Category.PARAMETER: 30, Category.ACTIVATION: 100, Category.INPUT: 4}
+    account = _account(300)
+    account.most_requested = 290
+    peak = device_peak(account, compiled, all_observed=True)
+    assert peak is not None
+    assert (peak.eager, peak.rounding, peak.unattributed, peak.free) == (60, 10, 0, 100)
+    assert sum(n for _, n in peak.named) == peak.reserved
+    text = render_accounts([account], peaks=[peak])
+    assert "60 B   15.0 %  eager tensors: made or kept outside of compiled calls" in text
+    assert "10 B    2.5 %  rounding" in text
+    # Of what a call did that nobody observed it is not known how much there is of it.
+    peak = device_peak(account, compiled)
+    assert peak is not None
+    assert (peak.eager, peak.rounding, peak.unattributed) == (0, 10, 60)
+
+
+def _run(**entries: int) -> Profile:
+    """An observed graph that is called twice; the allocator had 100 bytes beyond it."""
+    builder = ProgramBuilder().alloc("buf0", 50, 1).free("buf0", 2)
+    builder.storages = [replace(s, device="cuda:0") for s in builder.storages]
+    graph = GraphRecord(0, GraphKind.INFERENCE, "0/0", devices=("cuda:0",))
+    graph.programs.append(builder.build())
+    ledger = [LedgerEntry(1, LedgerKind(kind), 0, "", count) for kind, count in entries.items()]
+    account = DeviceAccount("cuda:0", reserved=200, most_allocated=150, present=True)
+    return Profile(graphs=[graph], calls=calls((0, 0), (0, 0)), ledger=ledger, accounts=[account])
+
+
+def _eager(profile: Profile) -> int:
+    (peak,) = summarize(profile).at_peak
+    assert peak.eager + peak.unattributed == 100
+    return peak.eager
+
+
+def test_every_compiled_call_is_known() -> None:
+    assert _eager(_run(compiled=1)) == 100
+    assert _eager(_run(cache_hit=1)) == 100
+
+
+def test_not_every_compiled_call_is_known() -> None:
+    assert _eager(_run()) == 0  # compiled, and so maybe called, before the session
+    assert _eager(_run(compiled=1, fallback=1)) == 0
+    dropped = _run(compiled=1)
+    dropped.calls = replace(dropped.calls, dropped=1)
+    assert _eager(dropped) == 0
+    unobserved = _run(compiled=1)
+    unobserved.calls = calls((0, 0), (0, -1))
+    assert _eager(unobserved) == 0
+    unobserved.ledger.append(LedgerEntry(1, LedgerKind.WARM_UP, 0, "", 1))
+    assert _eager(unobserved) == 100
+    waits = _run(compiled=1)
+    waits.graphs[0].kind, waits.graphs[0].graph_id = GraphKind.FORWARD, 0
+    assert _eager(waits) == 0
 
 
 def test_state_and_workspaces_are_of_the_peak_as_well() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.profiler.device import replay
+from memprof.profiler.device import segments
 from memprof.profiler.device.replay import ROUNDING, SMALL, Replay
 
 MIB = 1 << 20
@@ -274,7 +274,7 @@ def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
 
 def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that runs for days gives memory back more often than one history may."""
-    monkeypatch.setattr(replay, "_MOST_LOOKS", 4)
+    monkeypatch.setattr(segments, "_MOST_LOOKS", 4)
     one = Replay()
     one.feed(History().add("segment_map", 0, 200 * MIB).events, [(0, 0)])
     for i in range(40):  # In the middle of what is free.
@@ -286,7 +286,7 @@ def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPat
 def test_a_range_that_begins_where_memory_is_given_back_costs_no_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "_MOST_LOOKS", 0)
+    monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
     history = History().add("segment_map", 0, 40 * MIB)
     for i in range(20):
         history.add("segment_unmap", 2 * i * MIB, 2 * MIB)

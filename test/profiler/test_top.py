@@ -22,9 +22,9 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.following import Followed, Writer
 from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
-from memprof.profiler.present import STALLED_NS, Present, Watch
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.text import render
+from memprof.profiler.running_job import STALLED_NS, JobFile, Present
 
 NOW = 1_700_000_100_000_000_000
 
@@ -141,7 +141,7 @@ class TestWriter:
 
 class TestPresent:
     def test_one_process(self, path: str) -> None:
-        found = Watch(path).look(NOW)
+        found = JobFile(path).look(NOW)
         assert (found.writer, found.age_ns, found.stalled) == (Writer.ALIVE, 3_000_000_000, False)
         assert (found.peak, found.peak_device) == (26 * MIB, "cpu")
         assert sum(n for _, n in found.categories) == 26 * MIB
@@ -154,7 +154,7 @@ class TestPresent:
         assert "What to change" in text
 
     def test_nothing_new_is_said(self, path: str) -> None:
-        found = Watch(path).look(NOW + STALLED_NS)
+        found = JobFile(path).look(NOW + STALLED_NS)
         assert found.stalled
         assert "stalled? nothing new since 63.0 s" in render(of_present([found], str))
 
@@ -162,7 +162,7 @@ class TestPresent:
         # GIVEN reserved memory that grows between two looks, and a leak that the file names
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))
-        watch = Watch(str(file))
+        watch = JobFile(str(file))
         watch.look(NOW)
         profile = running(reserved=47 * MIB)
         profile.growth = [GROWTH]
@@ -177,7 +177,7 @@ class TestPresent:
         file = tmp_path / "memory_profile_1.memprof"
         profile = Profile().with_tracker(tracked([i * MIB for i in range(40)]))
         file.write_bytes(encode_profile(profile))
-        found = Watch(str(file)).look(NOW)
+        found = JobFile(str(file)).look(NOW)
         assert found.peak is None
         assert [g.device for g in found.grows] == ["cuda:0"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...model import BEFORE, AccountRow, DeviceAccount, Failure, PoolShare
 from .. import failure as words
-from ..device_peak import DevicePeak
+from ..device_peak import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..format import format_ns, shorten_path
 from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
 
@@ -200,11 +200,12 @@ def _peak(peak: DevicePeak) -> Section:
     rows = [(n, n, what) for what, n in peak.parts]
     share = Column("share", Unit.SHARE, adds=True, whole=peak.reserved)
     columns = (_BYTES, share, Column("what"))
-    others = (
-        ("not attributed: eager code, libraries, rounding", peak.unattributed),
-        ("not allocated: free inside of segments", peak.free),
+    others = [
+        *((what, n) for what, n in ((EAGER, peak.eager), (ROUNDING, peak.rounding)) if n),
+        (UNATTRIBUTED, peak.unattributed),
+        (FREE, peak.free),
         ("total reserved", peak.reserved),
-    )
+    ]
     foot = tuple(Foot((n, n, what)) for what, n in others)
     note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
     table = Table(columns, rows, foot, least=len(rows), brief=_BRIEF)

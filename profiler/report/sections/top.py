@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ...following import Writer
 from ...model import Growth
-from ...present import Present
+from ...running_job import Present
 from ..failure import place
 from ..format import format_ns
 from ..section import EVERY, Cell, Column, Note, Section, Show, Table, Tone, Unit

@@ -72,7 +72,7 @@ class Present:
         return running and self.age_ns is not None and self.age_ns > STALLED_NS
 
 
-class Watch:
+class JobFile:
     """Looks at one file again and again."""
 
     def __init__(self, path: str) -> None:

@@ -1,0 +1,213 @@
+"""What the allocator has from a device: segments by address."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .free_ranges import FreeRanges
+
+_MOST_LOOKS = 5_000_000
+"""Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
+histories of other people's making can have many holes and many events that fit none of them."""
+
+_MOST_IN_PART = 512
+"""Addresses that lie in one list: what a new one moves at most."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A range of addresses that the allocator had from the device.
+
+    Attributes:
+        address: of its first byte.
+        size: bytes, of which a growing (expandable) one has more with time.
+        expandable: whether it grows.
+        pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
+            ``torch.cuda.MemPool``); None if it was gone before anybody asked.
+        free: its free ranges.
+    """
+
+    address: int
+    size: int
+    expandable: bool
+    pool: tuple[int, int] | None = None
+    free: FreeRanges = field(default_factory=FreeRanges)
+
+
+class Segments:
+    """Segments of one device.
+
+    Attributes:
+        reserved: bytes of all.
+    """
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        self._by_address: dict[int, Segment] = {}
+        self._starts = Ascending()
+        self._looks = 0
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._by_address.values())
+
+    def new_history(self) -> None:
+        """A further piece of a history begins: it may look at as many free ranges as the last."""
+        self._looks = 0
+
+    def add(self, segment: Segment) -> None:
+        """Note a segment that was there before the history began."""
+        self._put(segment)
+        self.reserved += segment.size
+
+    def at(self, address: int) -> Segment | None:
+        """The segment that has an address; None if none has."""
+        start = self._starts.last_up_to(address)
+        if start is None:
+            return None
+        segment = self._by_address[start]
+        return segment if address < segment.address + segment.size else None
+
+    def grow(self, address: int, size: int, expandable: bool) -> bool:
+        """The device gave memory; returns whether that was possible."""
+        if address in self._by_address:
+            return False
+        self.reserved += size
+        before = self.at(address - 1) if expandable else None
+        if before is not None and before.expandable and before.address + before.size == address:
+            segment = before
+            segment.size += size
+        else:
+            segment = Segment(address, size, expandable)
+            self._put(segment)
+        after = self._by_address.get(address + size) if expandable else None
+        if after is not None and after.expandable:  # A hole between the two is filled.
+            self._forget(after)
+            segment.size += after.size
+            fewer = after.free
+            if len(fewer) > len(segment.free):
+                fewer, segment.free = segment.free, fewer
+            for at, nbytes in fewer:
+                segment.free.add(at, nbytes)
+        segment.free.give(address, size)
+        return True
+
+    def shrink(self, address: int, size: int) -> int:
+        """The device got memory back; returns how much of that contradicts what was followed."""
+        segment = self.at(address)
+        if segment is None:
+            return 1
+        strange = 0
+        self.reserved -= size
+        end, tail = segment.address + segment.size, address + size
+        free = segment.free
+        hole = self._hole(free, address, tail)
+        whole = None if hole is None else free.take(hole)
+        if hole is not None and whole is not None:
+            if hole < address:
+                free.add(hole, address - hole)
+            if tail < hole + whole:
+                free.add(tail, hole + whole - tail)
+        else:
+            strange += 1
+        segment.size = address - segment.address
+        if segment.size == 0:
+            self._forget(segment)
+        if tail < end and tail in self._by_address:
+            strange += 1
+        elif tail < end:
+            rest = Segment(tail, end - tail, segment.expandable, segment.pool)
+            strange += not self._divide(segment, rest)
+            self._put(rest)
+        return strange
+
+    def _divide(self, segment: Segment, rest: Segment) -> bool:
+        """Give ``rest`` the free ranges of a segment from its beginning on; False if there have
+        been too many to look at."""
+        free, segment.free = segment.free, FreeRanges()
+        if segment.size == 0:
+            rest.free = free
+            return True
+        if not self._may_look(free):
+            segment.free = free
+            return False
+        for at, nbytes in free:
+            (rest if at >= rest.address else segment).free.add(at, nbytes)
+        return True
+
+    def _hole(self, free: FreeRanges, address: int, end: int) -> int | None:
+        """``free.around``, unless that has been a lot of work."""
+        if free.begins(address, end):
+            return address
+        return free.around(address, end) if self._may_look(free) else None
+
+    def _may_look(self, free: FreeRanges) -> bool:
+        if self._looks > _MOST_LOOKS:
+            return False
+        self._looks += len(free)
+        return True
+
+    def _put(self, segment: Segment) -> None:
+        if segment.address not in self._by_address:
+            self._starts.add(segment.address)
+        self._by_address[segment.address] = segment
+
+    def _forget(self, segment: Segment) -> None:
+        del self._by_address[segment.address]
+        self._starts.remove(segment.address)
+
+
+class Ascending:
+    """Different numbers in ascending order, in lists none of which is long: a list of all would
+    move half of them, or where they come falling all, for each new one."""
+
+    def __init__(self) -> None:
+        self._parts: list[list[int]] = []
+        self._firsts: list[int] = []
+
+    def add(self, number: int) -> None:
+        """Note a number that is not there."""
+        if not self._parts:
+            self._parts, self._firsts = [[number]], [number]
+            return
+        i = max(0, bisect.bisect_right(self._firsts, number) - 1)
+        part = self._parts[i]
+        bisect.insort(part, number)
+        self._firsts[i] = part[0]
+        if len(part) > _MOST_IN_PART:
+            half = len(part) // 2
+            self._parts.insert(i + 1, part[half:])
+            self._firsts.insert(i + 1, part[half])
+            del part[half:]
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._parts)
+
+    def remove(self, number: int) -> None:
+        """Forget a number that is there."""
+        i = bisect.bisect_right(self._firsts, number) - 1
+        part = self._parts[i]
+        del part[bisect.bisect_left(part, number)]
+        if part:
+            self._firsts[i] = part[0]
+        else:
+            del self._parts[i], self._firsts[i]
+
+    def last_up_to(self, number: int) -> int | None:
+        """The largest that is not above a number; None if all are."""
+        i = bisect.bisect_right(self._firsts, number) - 1
+        if i < 0:
+            return None
+        part = self._parts[i]
+        return part[bisect.bisect_right(part, number) - 1]
+
+    def first_above(self, number: int) -> int | None:
+        """The smallest that is above a number; None if none is."""
+        i = max(0, bisect.bisect_right(self._firsts, number) - 1)
+        for part in self._parts[i : i + 2]:
+            at = bisect.bisect_right(part, number)
+            if at < len(part):
+                return part[at]
+        return None

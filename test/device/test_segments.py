@@ -1,0 +1,117 @@
+"""Segments by address: hostile histories cost no more than their size."""
+
+from __future__ import annotations
+
+import bisect
+import pickle
+from typing import Any
+
+import pytest
+from counting import lines_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memprof.profiler.device import segments
+from memprof.profiler.device.segments import Ascending, Segments
+from memprof.profiler.file import decode_profile
+
+MIB = 1 << 20
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120))
+def test_ascending_is_a_sorted_list(steps: list[tuple[bool, int]]) -> None:
+    before, segments._MOST_IN_PART = segments._MOST_IN_PART, 3
+    try:
+        found, expected = Ascending(), list[int]()
+        for goes, number in steps:
+            if goes and expected:
+                found.remove(expected.pop(number % len(expected)))
+            elif number not in expected:
+                found.add(number)
+                bisect.insort(expected, number)
+            assert list(found) == expected
+            for asked in range(-1, 42):
+                below = [n for n in expected if n <= asked]
+                above = [n for n in expected if n > asked]
+                assert found.last_up_to(asked) == (below[-1] if below else None)
+                assert found.first_above(asked) == (above[0] if above else None)
+    finally:
+        segments._MOST_IN_PART = before
+
+
+def test_addresses_that_fall_move_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one list each new address would move all that are there."""
+    monkeypatch.setattr(segments, "_MOST_IN_PART", 64)
+    moved: dict[int, int] = {}
+    add = Ascending.add
+
+    def seen(self: Ascending, number: int) -> None:
+        add(self, number)
+        longest = max(len(self._firsts), *map(len, self._parts))
+        moved[id(self)] = max(longest, moved.get(id(self), 0))
+
+    monkeypatch.setattr(Ascending, "add", seen)
+    n = 2_000
+    events = [
+        {"action": action, "addr": 2 * (n - i) * MIB, "size": MIB, "stream": 0, "frames": []}
+        for action in ("segment_alloc", "segment_free")
+        for i in range(n)
+    ]
+    # Of a history that ends with what it has, and of one that ends with nothing.
+    for history in (events[:n], events):
+        there = [] if history is events else [_segment(e) for e in events[:n]]
+        (account,) = decode_profile(
+            pickle.dumps({"segments": there, "device_traces": [history]}, 4)
+        ).accounts
+        assert account.reserved == sum(s["total_size"] for s in there)
+    assert len(moved) >= 2
+    assert max(moved.values()) <= 64
+
+
+def _segment(e: dict[str, Any]) -> dict[str, Any]:
+    size = e["size"]
+    return {
+        "device": 0,
+        "address": e["addr"],
+        "total_size": size,
+        "allocated_size": 0,
+        "active_size": 0,
+        "stream": 0,
+        "segment_type": "large",
+        "is_expandable": False,
+        "segment_pool_id": (0, 0),
+        "blocks": [{"address": e["addr"], "size": size, "requested_size": 0, "state": "inactive"}],
+    }
+
+
+def _merged_downwards(n: int) -> Segments:
+    """Each new range joins a segment above it that has more and more free ranges."""
+    found = Segments()
+    for i in range(n, 0, -1):
+        found.grow(2 * i * MIB, 2 * MIB, True)
+        whole = found.at(2 * i * MIB)
+        assert whole is not None
+        (free,) = [a for a in (2 * i * MIB,) if whole.free.begins(a, a + 2 * MIB)]
+        assert whole.free.take(free) == 2 * MIB
+        whole.free.add(free + MIB, MIB)
+    (one,) = found
+    assert (one.address, one.size, len(one.free)) == (2 * MIB, 2 * n * MIB, n)
+    return found
+
+
+def test_segments_that_join_cost_what_the_smaller_has() -> None:
+    few, many = (lines_run(lambda n=n: _merged_downwards(n)) for n in (200, 400))
+    assert many < 2.5 * few
+
+
+def test_dividing_a_segment_is_given_up_where_it_is_a_lot_of_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "_MOST_LOOKS", 1_000)
+    found = _merged_downwards(100)
+    # From the top downwards each time nearly all free ranges stay in one of the two.
+    strange = sum(found.shrink((2 * i + 1) * MIB, MIB // 2) for i in range(100, 50, -1))
+    assert strange == 50 - 11
+    assert found.reserved == 200 * MIB - 50 * MIB // 2
+    found.new_history()
+    assert found.shrink(21 * MIB, MIB // 2) == 0

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -121,6 +121,9 @@ bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside in
 
 bench-account: $(SIMGPU_STAMP) ## how much of the device the report of real models can name, and whether it adds up (simulated)
 	$(SIMGPU_PY) benchmarks/account_models.py $(ARGS)
+
+bench-what-if: $(SIMGPU_STAMP) ## what fit, its budgets and gates promise, as a user runs them (simulated)
+	$(SIMGPU_VENV)/bin/python benchmarks/what_if.py $(ARGS)
 
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)

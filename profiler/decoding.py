@@ -53,15 +53,16 @@ class _Programs(msgspec.Struct):
 
 class _Ledger(msgspec.Struct):
     length: Int
-    entries: list[tuple[Int, msgspec.Raw]]
+    entries: list[tuple[int, msgspec.Raw]]
 
 
 class _Calls(msgspec.Struct):
-    graph: list[Int]
-    program: list[Int]
-    start_ns: list[Int]
-    duration_ns: list[Int]
-    thread: list[Int]
+    # Of any size: one that does not fit costs its call, by ``bad_calls``, and not all of them.
+    graph: list[int]
+    program: list[int]
+    start_ns: list[int]
+    duration_ns: list[int]
+    thread: list[int]
     dropped: Int | None = None
 
 

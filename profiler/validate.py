@@ -173,9 +173,9 @@ def bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, Find
             else:
                 continue
             found.setdefault(i, (f"$.calls.end_ns[{i}]", said))
-    if calls.thread and min(calls.thread) < 0:
+    if calls.thread and not 0 <= min(calls.thread) <= max(calls.thread) <= LARGEST:
         for i, t in enumerate(calls.thread):
-            if t < 0:
+            if not 0 <= t <= LARGEST:
                 found.setdefault(i, (f"$.calls.thread[{i}]", f"{t} is no thread number"))
     return found
 
@@ -185,6 +185,9 @@ def bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, Find
 
 def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     """What contradicts itself in the account of a device, which need not be out of a file."""
+    if account.peak is not None and account.peak.peak is not None:
+        yield f"{at}.peak.peak", "an instant of an instant"
+        return
     try:
         msgspec.convert(msgspec.to_builtins(account), DeviceAccount)
     except msgspec.ValidationError as e:
@@ -193,10 +196,7 @@ def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
     if account.peak is not None:
-        if account.peak.peak is not None:
-            yield f"{at}.peak.peak", "an instant of an instant"
-        else:
-            yield from account_findings(account.peak, f"{at}.peak")
+        yield from account_findings(account.peak, f"{at}.peak")
 
 
 def pool_findings(pool: GraphPool, at: str) -> Iterator[Finding]:

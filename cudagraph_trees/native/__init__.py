@@ -6,11 +6,11 @@ Compiling against torch's headers takes a compiler ten to twenty seconds, and no
 the first process that records a graph starts the compiler as a process of its own, with low
 priority, and does with torch's own function what the library will do. Recordings made after the
 library is there use it, those before go on as they are. Where there is no compiler, or it fails,
-that is how it stays: ``KEY.log`` beside the library has what the compiler said, and ``memprof
-doctor`` says so.
+that is how it stays until ``KEY.log`` is deleted, which has what the compiler said; ``memprof
+doctor`` says so. What cannot be loaded is taken away, and built anew by the next process.
 
 Libraries lie in ``memprof/native`` under ``$MEMPROF_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``;
-``KEY`` is made of the source, the versions of torch and Python, and the command.
+``KEY`` is made of the source, the machine, the versions of torch and Python, and the compiler.
 ``MEMPROF_NATIVE=0`` switches it off.
 """
 
@@ -21,10 +21,10 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -36,17 +36,23 @@ from .. import _torch_compat as compat
 
 _NAME = "memprof_addresses"
 _SOURCE = Path(__file__).with_name("addresses.cpp")
+_OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 _ABANDONED_S = 600.0
 """So long after it began nobody is building any more."""
 
 
 @functools.cache
 def library() -> Path:
-    """Where the library for this torch lies, or will."""
-    what = (_SOURCE.read_text(), torch.__version__, sys.implementation.cache_tag, *_command())
+    """Where the library for this torch lies, or will: an absolute path."""
+    # What is cheap to know: a process that finds the library needs no headers.
+    what = (
+        *(_SOURCE.read_text(), torch.__version__, str(Path(torch.__file__).parent)),
+        *(sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()),
+        *(*_OPTIONS, *_compiler()),
+    )
     key = hashlib.sha256("\0".join(map(str, what)).encode()).hexdigest()[:16]
     base = os.environ.get("MEMPROF_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "memprof" / "native" / f"{key}.so"
+    return Path(base).expanduser().absolute() / "memprof" / "native" / f"{key}.so"
 
 
 def load() -> ModuleType | None:
@@ -66,49 +72,68 @@ def build(timeout_s: float = 300.0) -> ModuleType:
     """The library, which is built first where there is none.
 
     Raises:
-        RuntimeError: it cannot be built; the message is the compiler's.
+        RuntimeError: it cannot be built or loaded; the message says why.
     """
-    _begin()
-    end = time.monotonic() + timeout_s
-    while not library().exists():
-        if not _lock().exists() or time.monotonic() > end:
-            raise RuntimeError(f"no native code for graph trees: {state()}")
-        time.sleep(0.05)
-    return _loaded()
+    try:
+        _begin()
+        end = time.monotonic() + timeout_s
+        while True:
+            building = _lock().exists()  # First: the library comes before this goes.
+            if library().exists():
+                found = _loaded()
+                if found is not None:
+                    return found
+                building = False
+            if not building or time.monotonic() > end:
+                raise RuntimeError(f"no native code for graph trees: {state()}")
+            time.sleep(0.05)
+    except OSError as e:
+        raise RuntimeError(f"no native code for graph trees: {e}") from e
 
 
 def state() -> str:
-    """What there is, in a few words."""
+    """What there is, in a few words. Never raises."""
     if os.environ.get("MEMPROF_NATIVE") == "0":
         return "switched off by MEMPROF_NATIVE=0"
-    if library().exists():
-        return f"built: {library()}"
-    if shutil.which(_compiler()) is None:
-        return f"there is no compiler {_compiler()}"
-    if _lock().exists():
-        return "it is being built"
-    log = _log()
-    return f"building it failed: {log}" if log.exists() else "not built yet"
+    try:
+        if library().exists():
+            found = _loaded()
+            return f"built: {library()}" if found is not None else f"{library()} cannot be loaded"
+        if not _compiler():
+            return f"there is no compiler {os.environ.get('CXX') or 'c++'}"
+        if _lock().exists():
+            return "it is being built"
+        log = _log()
+        return f"it failed; to try again, delete {log}" if log.exists() else "not built yet"
+    except Exception as e:
+        return f"there is no cache for it: {e}"
 
 
 @functools.cache
-def _loaded() -> ModuleType:
+def _loaded() -> ModuleType | None:
+    """The library in this process, None where it is none or another machine's: that is found out
+    once. It is taken away, so that another process builds it anew."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library()))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as e:
+        compat.log.debug("native code for graph trees: %s", e)
+        library().unlink(missing_ok=True)
+        return None
     return module
 
 
 def _begin() -> None:
     """Start the compiler, unless somebody has or it has failed before."""
     there = library()
-    if there.exists() or shutil.which(_compiler()) is None:
+    if there.exists() or not _compiler():
         return
     there.parent.mkdir(parents=True, exist_ok=True)
     lock, log, made = _lock(), _log(), there.with_suffix(f".{os.getpid()}.tmp")
-    if lock.exists() and time.time() - lock.stat().st_mtime > _ABANDONED_S:
+    if _abandoned(lock):
         lock.unlink(missing_ok=True)
     elif log.exists() and not lock.exists():
         return
@@ -116,13 +141,12 @@ def _begin() -> None:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
-    compiler, *options = _command()
-    command = shlex.join([compiler, str(_SOURCE), "-o", str(made), *options])
-    paths = {name: shlex.quote(str(p)) for name, p in (("made", made), ("there", there))}
+    command = shlex.join([*_compiler(), str(_SOURCE), "-o", str(made), *_OPTIONS, *_paths()])
+    quoted = {name: shlex.quote(str(p)) for name, p in (("made", made), ("there", there))}
     script = (
         f"nice {command} >{shlex.quote(str(log))} 2>&1"
-        f" && mv {paths['made']} {paths['there']} && rm -f {shlex.quote(str(log))};"
-        f" rm -f {paths['made']} {shlex.quote(str(lock))}"
+        f" && mv {quoted['made']} {quoted['there']} && rm -f {shlex.quote(str(log))};"
+        f" rm -f {quoted['made']} {shlex.quote(str(lock))}"
     )
     # Nobody's child: it goes on where this process ends, and is no zombie where it does not.
     subprocess.run(
@@ -135,6 +159,13 @@ def _begin() -> None:
     )
 
 
+def _abandoned(lock: Path) -> bool:
+    try:
+        return time.time() - lock.stat().st_mtime > _ABANDONED_S
+    except FileNotFoundError:
+        return False
+
+
 def _lock() -> Path:
     return library().with_suffix(".building")
 
@@ -143,21 +174,25 @@ def _log() -> Path:
     return library().with_suffix(".log")
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX") or "c++"
+def _compiler() -> tuple[str, ...]:
+    """The command of the compiler; nothing where there is none. ``CXX`` is a path, which may have
+    spaces, or a command with arguments, such as ``ccache g++``."""
+    given = os.environ.get("CXX") or "c++"
+    if shutil.which(given) is not None:
+        return (given,)
+    parts = tuple(shlex.split(given))
+    return parts if parts and shutil.which(parts[0]) is not None else ()
 
 
-@functools.cache
-def _command() -> tuple[str, ...]:
+def _paths() -> list[str]:
+    """Options that say where torch and Python are."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     headers = [*include_paths(), sysconfig.get_paths()["include"]]
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    return (
-        *(_compiler(), "-std=c++20", "-O2", "-fPIC", "-shared", "-w"),
+    return [
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-I{path}" for path in headers),
-        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
         # What torch has loaded for itself alone is found by name.
         *(f"-L{path}" for path in library_paths()),
         *("-ltorch_python", "-ltorch", "-lc10"),
-    )
+    ]

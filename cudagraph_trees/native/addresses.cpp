@@ -52,7 +52,7 @@ void destroy(Addresses* self) {
 
 PyObject* equal(Addresses* self, PyObject* inputs) {
   HANDLE_TH_ERRORS
-  if (!PyList_CheckExact(inputs)) {
+  if (!PyList_Check(inputs)) {
     return PyErr_Format(PyExc_TypeError, "inputs must be a list, not %s", Py_TYPE(inputs)->tp_name);
   }
   const Py_ssize_t size = PyList_GET_SIZE(inputs);

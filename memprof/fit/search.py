@@ -6,9 +6,15 @@ It is assumed that what fits also fits with a smaller value. Between a value tha
 does not, bisection needs log2(n) tries, a minute each. But what a step needs is nearly a straight
 line in the batch: weights, and so much a sample. So the next try is where the line through the two
 largest values that fit reaches the device's memory, and the one after it is the next larger value,
-which must fail. Where the line misleads (the allocator gives back what is free before it fails,
-sizes are padded, graphs differ), a pair of tries that did not halve what is left is followed by one
-in its middle: never more than three times as many tries as bisection alone, and mostly four in all.
+which must fail: mostly four tries in all.
+
+The line is of what is allocated, and no more than that: what is reserved bends near the end, where
+the allocator gives back what is free before it fails. Below what the line reaches lies what
+fragmentation takes, a share of the memory that no line tells: from a value that failed the next
+try is a 64th below it, then twice as much, but never more than the half of what is left, and then
+bisection finds the end. Where a line misleads altogether (sizes are padded, graphs differ), a pair
+of tries that did not halve what is left is followed by one in its middle: never more than three
+times as many tries as bisection alone.
 
 No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
 """
@@ -20,6 +26,9 @@ from dataclasses import dataclass
 
 __all__ = ["Line", "Try", "largest"]
 
+_BACK = 1 / 64
+"""How far below a value that failed the next try is, as a share of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Try:
@@ -27,7 +36,7 @@ class Try:
 
     Attributes:
         fits: whether it ran.
-        needed: bytes of the device that it took, where it ran.
+        needed: bytes of the device that it could not do without, where it ran.
     """
 
     fits: bool
@@ -81,31 +90,38 @@ def largest(
     fits: dict[int, int] = {}
     low, high = -1, count
     widths: list[int] = []
-    stride = 1
+    stride, back, failed = 1, _BACK, False
     while high - low > 1:
-        widths.append(high - low)
-        stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
+        middle = (low + high) // 2
         line = _through(fits) or guess
         wanted = line.reaches(memory) if line is not None else None
-        if low == -1 and guess is None:
-            index = 0
-        elif stuck and high < count:
-            index = (low + high) // 2
-        elif low >= 0 and wanted is not None and wanted <= low + stride:
-            # The line says that it is full; where it fits all the same, go on in longer strides.
-            index = low + stride
-            stride *= 2
-        elif wanted is not None:
-            index = wanted
-        elif line is not None:  # It does not rise.
-            index = high - 1
+        if failed and wanted is not None and back < 1:
+            # The line reached it in vain: what fragmentation takes lies between.
+            index = max(high - max(int(high * back), 1), middle)
+            back *= 2
         else:
-            index = second
+            widths.append(high - low)
+            stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
+            if low == -1 and guess is None:
+                index = 0
+            elif (stuck or back > _BACK) and high < count:
+                index = middle
+            elif low >= 0 and wanted is not None and wanted <= low + stride:
+                # The line says that it is full; where it fits all the same, strides get longer.
+                index = low + stride
+                stride *= 2
+            elif wanted is not None:
+                index = wanted
+            elif line is not None:  # It does not rise.
+                index = high - 1
+            else:
+                index = second
         index = min(max(index, low + 1), high - 1)
         found = probe(index)
-        if found.fits:
+        failed = not found.fits
+        if failed:
+            high = index
+        else:
             low = index
             fits[index] = found.needed
-        else:
-            high = index
     return low, _through(fits)

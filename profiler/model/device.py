@@ -227,7 +227,7 @@ class DeviceAccount:
     given_back: Int = 0
     snapshot: bool = False
     peak: DeviceAccount | None = None
-    most_requested: int = 0
+    most_requested: Count = 0
 
     @property
     def live(self) -> int:

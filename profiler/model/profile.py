@@ -110,7 +110,8 @@ class Profile:
     graphs: list[GraphRecord] = field(default_factory=list)
     calls: CallColumns = field(default_factory=CallColumns)
     ledger: list[LedgerEntry] = field(default_factory=list)
-    released: dict[Int, Int] = field(default_factory=dict)
+    # Of any size: one that says nothing of this profile costs itself alone, see ``repair``.
+    released: dict[int, int] = field(default_factory=dict)
     process: Process | None = None
     perf_origin_ns: Int = 0
     tracker: TrackerRecord | None = None

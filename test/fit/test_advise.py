@@ -67,7 +67,9 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def advise(*options: str) -> Result:
-    return CliRunner().invoke(main, ["advise", *options, "--", "train.py"])
+    # A width of its own: other tests' libraries leave theirs in the environment.
+    arguments = ["advise", *options, "--", "train.py"]
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "100"})
 
 
 def test_each_change_alone_and_all_that_help_together() -> None:

@@ -78,3 +78,13 @@ def test_nothing_fits() -> None:
     steps = Steps([MEMORY + 1] * 256)
     assert largest(256, MEMORY, steps.probe) == (-1, None)
     assert steps.tried == [0]
+
+
+@given(st.integers(0, 60), st.integers(1_000, 9_000))
+def test_what_fragmentation_takes_costs_few_tries(thousandths: int, slope: int) -> None:
+    # GIVEN a device of which fragmentation takes a share that no line tells
+    steps = Steps([30_000 + slope] + [slope] * 2_000, MEMORY - thousandths * MEMORY // 1_000)
+    # WHEN the largest is looked for THEN that takes few tries
+    found, _ = largest(2_001, MEMORY, steps.probe)
+    assert found == steps.answer
+    assert len(steps.tried) <= 12

@@ -27,8 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    for known in (native.library, native._command, native._loaded):
-        known.cache_clear()
+    native.library.cache_clear()
+    native._loaded.cache_clear()
 
 
 def _compiler(folder: Path, script: str) -> str:
@@ -45,7 +45,7 @@ def test_a_compiler_that_fails_is_asked_once(
     monkeypatch.setenv(
         "CXX", _compiler(tmp_path, f"echo x >>{asked}; echo 'no such header' >&2; exit 1")
     )
-    with pytest.raises(RuntimeError, match=r"building it failed: .*\.log"):
+    with pytest.raises(RuntimeError, match=r"it failed; to try again, delete .*\.log"):
         native.build()
     assert "no such header" in next(cache.glob("*.log")).read_text()
     assert native.load() is None
@@ -67,7 +67,7 @@ def test_nobody_waits_and_nobody_builds_twice(
     go.write_text("")  # one reader: a second would still wait
     while native.state() == "it is being built":
         time.sleep(0.01)
-    assert native.state().startswith("building it failed")
+    assert native.state().startswith("it failed")
 
 
 def test_a_build_that_was_abandoned_is_begun_again(
@@ -80,7 +80,7 @@ def test_a_build_that_was_abandoned_is_begun_again(
     assert native.load() is None
     assert native.state() == "it is being built"
     os.utime(lock, (1, 1))
-    with pytest.raises(RuntimeError, match="building it failed"):
+    with pytest.raises(RuntimeError, match="it failed"):
         native.build()
 
 
@@ -103,6 +103,43 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "memprof").write_text("a file")
     assert native.load() is None
+    assert native.state()
+    with pytest.raises(RuntimeError, match="no native code"):
+        native.build()
+
+
+def test_nobody_at_home_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert native.load() is None
+    assert native.state() == "there is no cache for it: Could not determine home directory."
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\x02\x01\x01 of another machine"])
+def test_what_cannot_be_loaded_is_built_anew(
+    content: bytes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", _compiler(tmp_path, "exit 1"))
+    cache.mkdir(parents=True)
+    native.library().write_bytes(content)
+    assert native.load() is None
+    assert not native.library().exists()
+    assert native.load() is None  # it begins to build
+    with pytest.raises(RuntimeError, match="it failed"):
+        native.build()
+
+
+def test_a_compiler_may_be_a_command_or_have_spaces(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    path = _compiler(folder, "exit 1")
+    for given, found in ((path, (path,)), ("env -u X c++", ("env", "-u", "X", "c++"))):
+        monkeypatch.setenv("CXX", given)
+        assert native._compiler() == found
 
 
 @pytest.mark.simgpu

@@ -238,7 +238,7 @@ assert account.present
 assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 4000 * N
 parts = dict(peak.parts)
 assert parts["persistent state"] == 4000 * N, parts
-assert sum(parts.values()) + peak.unattributed + peak.free == peak.reserved
+assert sum(nbytes for _, nbytes in peak.named) + peak.unattributed == peak.reserved
 assert account.reserved == torch.cuda.max_memory_reserved()
 assert account.outside
 """

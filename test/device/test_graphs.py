@@ -25,8 +25,10 @@ pytestmark = pytest.mark.simgpu
 
 _ENGINE = Path(__file__).parents[2] / "examples" / "serving"
 
-_BEGIN = """
-import contextlib, gc, logging, sys
+_BEGIN = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r})"
+    + """
+import contextlib, gc, logging
 import torch, memprof
 from memprof.profiler.model import Fate, LedgerKind
 from framing import findings
@@ -88,6 +90,7 @@ def refusals(session):
     ledger = session.profile().ledger
     return [e.reason for e in ledger if e.kind is LedgerKind.FALLBACK]
 """
+)
 
 
 def _run(program: str, *arguments: str) -> str:

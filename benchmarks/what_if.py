@@ -69,11 +69,10 @@ def test_gpt2():
 """
 
 
-def memprof(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def memprof(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program `memprof`."""
-    return subprocess.run(
-        [python, "-m", "memprof", *arguments], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "memprof", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def fit(models: tuple[str, ...], gpus: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[
         pointers: ``data_ptr()`` by input; None is not compared.
         checked: which inputs are compared.
     """
-    built = native.load() if checked else None
+    built = native.load()
     if built is not None:
         equal: Callable[[list[Input]], bool] = built.Addresses(pointers, checked).equal
         return equal

@@ -13,7 +13,6 @@ from memprof.fit.store import BadStore, Store
 from memprof.fit.tries import ScriptFailed
 from memprof.fit.variables import BadVariable
 from memprof.profiler._text import visible
-from memprof.profiler.errors import ProfileError
 from memprof.simulate.command_line import BadCommand
 from memprof.simulate.job import BadJob
 from memprof.simulated_cuda.errors import SimulationError
@@ -84,7 +83,7 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
         yield
     except (BadCommand, BadVariable) as e:
         raise click.UsageError(visible(str(e))) from e
-    except (BadStore, ProfileError) as e:
+    except BadStore as e:
         raise BadFile(str(e)) from e
 
 
@@ -113,5 +112,5 @@ def failures_in_words(name: str, output: str | None) -> Iterator[None]:
             click.echo(visible(line), err=True)
         click.echo(visible(f"memprof {name}: the script failed: {e}"), err=True)
         raise SystemExit(FAILED) from e
-    except (BadStore, ProfileError) as e:
+    except BadStore as e:
         raise BadFile(str(e)) from e

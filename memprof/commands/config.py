@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import write_whole
 from memprof.profiler.tracker.settings import (
     FILE_NAME,
@@ -75,7 +74,7 @@ def update(settings: tuple[str, ...], file: str | None) -> None:
             text = changed(text, table_name(path), name, value)
         _check_text(path, text)
         write_whole(path, text.encode(), "the settings")
-    except (SettingsError, ProfileError) as e:
+    except SettingsError as e:
         raise BadFile(str(e)) from e
     except OSError as e:  # A folder above it may not even be looked into.
         raise BadFile(f"{e.filename}: cannot read it: {e.strerror}") from e

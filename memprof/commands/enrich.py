@@ -6,7 +6,6 @@ import os
 
 import click
 
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
@@ -15,7 +14,7 @@ from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 from memprof.profiler.snapshot.recordings import replayed
 
-from ._common import BadFile, OutputPath, keep_apart, print_line
+from ._common import OutputPath, keep_apart, print_line
 
 _FILES = 5
 """Files of generated code that no profile knows, named one by one."""
@@ -53,13 +52,10 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
     """
     keep_apart([output], [snapshot, *profiles], "--output")
     _keep_other_files(output)
-    try:
-        found = read_snapshot(snapshot)
-        known = read_names(profiles)
-        done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
-        write_snapshot(found, output)
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
+    found = read_snapshot(snapshot)
+    known = read_names(profiles)
+    done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
+    write_snapshot(found, output)
     for line in [*_said(done), *map(in_words, replayed(found, known))]:
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_writable
 from memprof.profiler.tracker.settings import ENVIRONMENT_PREFIX, SettingsError, configured
 
@@ -53,7 +52,7 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
     try:
         found = configured(environment=environment)
         check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
-    except (SettingsError, ProfileError) as e:
+    except SettingsError as e:
         raise BadFile(str(e)) from e
     if not found.settings.enabled and not graphs:
         click.echo(

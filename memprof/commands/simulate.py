@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from memprof.profiler._text import visible
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import check_name, check_writable
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
@@ -226,11 +225,8 @@ def simulate(
     if output is not None:
         if parsed.script is not None:
             keep_apart([output], [parsed.script], "--output")
-        try:
-            check_name(output)
-            check_writable(output)
-        except ProfileError as e:
-            raise BadFile(str(e)) from e
+        check_name(output)
+        check_writable(output)
     if memory is not None:
         gpu = gpu.with_memory(memory)
     if capability is not None:
@@ -260,10 +256,7 @@ def simulate(
                 click.echo(visible(line), err=True)
             raise SystemExit(BadFile.exit_code) from e
     if output is not None:
-        try:
-            write_profile_of(found, output)
-        except ProfileError as e:
-            raise BadFile(str(e)) from e
+        write_profile_of(found, output)
     if as_data:
         print_json(as_json(found, limit))
     else:

@@ -15,7 +15,6 @@ from rich.live import Live
 from rich.text import Text
 
 from memprof.profiler.claims import is_locked
-from memprof.profiler.errors import ProfileError
 from memprof.profiler.following import Writer
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.terminal import style_of
@@ -56,8 +55,6 @@ def top(target: str, once: bool, interval: float) -> None:
             return
         show = _live if sys.stdout.isatty() else _plain
         found = show(watches, interval)
-    except ProfileError as e:
-        raise BadFile(str(e)) from e
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
     if any(p.writer is Writer.DIED for p in found):

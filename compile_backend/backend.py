@@ -6,6 +6,7 @@ the first such call; nobody has to ``import memprof`` first.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from .options import split_options
 from .out_of_memory import report_out_of_memory
 from .roles.dynamo_input import dynamo_inputs
 from .runtime import RUNTIME
+from .straight_calls.wrapper import straight_calls
 
 tracker_bridge.register()
 report_out_of_memory()
@@ -102,7 +104,8 @@ def _compile(
         inductor=inductor,
         not_graphed=not_graphed,
     )
-    compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
+    with straight_calls(RUNTIME.ledger) if own.straight_calls else contextlib.nullcontext():
+        compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)
 

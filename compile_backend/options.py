@@ -52,6 +52,8 @@ class Options:
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, from the first call of the compiled function on, in the whole
             process (``compile_backend/captured_backward.py``).
+        straight_calls: where a graph needs nothing of AOTAutograd's run-time wrapper, calls go
+            past it (``compile_backend/straight_calls``); off, through it, as with torch's backends.
         max_programs: how many combinations of sizes are observed per graph; calls with
             further ones are counted as unobserved.
     """
@@ -63,6 +65,7 @@ class Options:
     pool_budget: int | str | None = None
     pool_initial: int | str = 0
     compiled_autograd: bool = False
+    straight_calls: bool = True
 
     def __post_init__(self) -> None:
         for name, expected in get_type_hints(Options).items():

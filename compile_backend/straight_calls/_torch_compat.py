@@ -1,0 +1,259 @@
+"""What straight calls need of torch 2.11, 2.13 and 2.15: Note [Straight calls]."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
+"""Releases whose run-time wrapper is known: with another one torch's own is kept."""
+
+profiler: Any = torch.autograd.profiler
+"""Its ``_is_profiler_enabled`` is True while a profiler runs."""
+
+_C: Any = torch._C
+is_grad_enabled = torch.is_grad_enabled
+set_grad_enabled = _C._set_grad_enabled
+replays_views = _C._is_view_replay_enabled
+set_replays_views = _C._set_view_replay_enabled
+functorch_is_active = _C._are_functorch_transforms_active
+functorch_stack = _C._functorch.peek_interpreter_stack
+graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
+deterministic_is_asked = _C._get_deterministic_algorithms
+dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
+increment_version = _C._increment_version
+unsafe_view = torch.ops.aten._unsafe_view
+_HAS_CONTEXT = not torch.__version__.startswith("2.11.")
+
+
+def callers_context() -> Any:
+    """The context variables of the thread that called ``backward()``, None for this one's.
+
+    From 2.13 on torch runs compiled backwards in them. A copy: a context cannot be entered twice,
+    and a backward may run another one.
+    """
+    if _HAS_CONTEXT and _C._is_key_in_tls("context"):
+        context = _C._get_obj_in_tls("context")
+        return None if context is None else context.copy()
+    return None
+
+
+# --- what compiled code is called through ---------------------------------------------------
+
+
+def is_boxed(compiled: Any) -> bool:
+    """Whether compiled code takes its inputs in one list."""
+    return bool(getattr(compiled, "_boxed_call", False))
+
+
+def steady(compiled: Any) -> Callable[[list[Any]], Any]:
+    """Compiled code as it is called from the second time on and without a profiler: Inductor's
+    object for it looks for results of autotuning and for metrics, which a first call leaves."""
+    from torch._inductor import debug
+    from torch._inductor.output_code import CompiledFxGraph
+
+    graph = _without_random_state(compiled)
+    if not isinstance(graph, CompiledFxGraph) or debug.RECORD_GRAPH_EXECUTION:
+        run: Callable[[list[Any]], Any] = compiled
+        return run
+    is_first = True
+
+    def call(args: list[Any]) -> Any:
+        nonlocal is_first
+        if is_first or profiler._is_profiler_enabled:
+            out = compiled(args)
+            is_first = False
+            return out
+        return graph.current_callable(args)  # type: ignore[misc]
+
+    return call
+
+
+def _without_random_state(compiled: Any) -> Any:
+    """What stands inside of the wrapper that torch 2.11 puts around each forward in case that it
+    takes a random state, which straight calls do not."""
+    code = getattr(compiled, "__code__", None)
+    if code is not None and code.co_freevars == ("compiled_fn", "runtime_metadata", "self"):
+        return getattr(compiled, "__wrapped__", compiled)
+    return compiled
+
+
+def without_autocast(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """``run`` with autocast off."""
+    disabled = _C._DisableAutocast
+
+    def call(args: list[Any]) -> Any:
+        with disabled():
+            return run(args)
+
+    return call
+
+
+def without_disabling_dynamo(compiled: Any) -> Any:
+    """What a compiled backward is without ``torch._dynamo.disable`` around it, which does nothing
+    where Dynamo is not on: see ``dynamo_callback``."""
+    if getattr(compiled, "_torchdynamo_disable", False):
+        return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    return compiled
+
+
+def listed(outputs: Any, expected: int) -> list[Any]:
+    """Outputs of compiled code as a list of ``expected``."""
+    if type(outputs) is not list:
+        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    if len(outputs) != expected:
+        raise AssertionError(f"expected {expected} outputs, got {len(outputs)}")
+    found: list[Any] = outputs
+    return found
+
+
+def plain_apply(function: Any) -> Callable[..., Any]:
+    """``function.apply`` without what it does for functorch, which is not active, and for tensors
+    that functorch left behind, which is_uncommon() looks for."""
+    apply: Callable[..., Any] = _C._FunctionBase.__dict__["apply"].__get__(None, function)
+    return apply
+
+
+def is_uncommon(value: Any) -> bool:
+    """Whether an input is something that torch's wrapper takes apart: what a functorch transform
+    left behind, or hooks for compiled autograd."""
+    from torch.fx.experimental._backward_state import BackwardState
+
+    if isinstance(value, Tensor):
+        return bool(_C._functorch.is_functorch_wrapped_tensor(value))
+    return isinstance(value, BackwardState)
+
+
+def set_node_apply(function: Any, backward: Callable[..., Any]) -> None:
+    """Have the engine call ``backward`` for nodes of ``function`` without looking for it."""
+    name = "apply_boxed" if takes_gradients_boxed(function) else "apply"
+    setattr(function._backward_cls, name, backward)
+
+
+def set_nothing_saved(function: Any, *names: str) -> None:
+    """Nodes of ``function`` have nothing under these names."""
+    for name in names:
+        setattr(function._backward_cls, name, ())
+
+
+def takes_gradients_boxed(function: Any) -> bool:
+    """Whether the engine hands gradients over in one list (from 2.13 on)."""
+    return bool(getattr(function, "boxed_grads_call", False))
+
+
+# --- AOTAutograd's metadata -----------------------------------------------------------------
+
+
+def debug_assert() -> bool:
+    """Whether AOTAutograd checks itself at run time."""
+    from torch._functorch import config
+
+    return bool(config.debug_assert)
+
+
+def hooks_are_inlined() -> bool:
+    """Whether hooks for saved tensors were traced into the graph that is being compiled."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    return runtime_wrappers._should_disable_saved_tensors_hooks()
+
+
+def is_tensor(info: Any) -> bool:
+    """Whether an output, by its ``OutputAliasInfo``, is a tensor."""
+    return issubclass(info.raw_type, Tensor)
+
+
+def takes_gradient(info: Any) -> bool:
+    """Whether the compiled backward takes a gradient for an output that is no alias."""
+    requires = getattr(info, "requires_grad_for_backward", info.requires_grad)
+    return is_tensor(info) and bool(requires)
+
+
+def tangent_format(meta: Any) -> Any:
+    """What ``in_format`` is to bring a gradient into.
+
+    Raises:
+        NotStraight: the gradient is a subclass.
+    """
+    from .plan import NotStraight
+
+    if type(meta).__name__ != "PlainTensorMeta" or meta.memory_format is None:
+        raise NotStraight("takes gradients that are subclasses")
+    return meta.memory_format
+
+
+def in_format() -> Callable[[Tensor, Any], Tensor]:
+    """What brings a gradient into the strides that its backward was compiled for."""
+    from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format
+
+    return coerce_to_expected_memory_format
+
+
+# --- AOTAutograd's wrapper, replaced --------------------------------------------------------
+
+
+Replace = Callable[[Any, Any, Any, bool, Callable[[Any], Any]], Any]
+"""See ``replacing``."""
+
+
+class _Compiling(threading.local):
+    replace: Replace | None = None
+
+
+_COMPILING = _Compiling()
+_INSTALL = threading.Lock()
+
+
+@contextlib.contextmanager
+def replacing(
+    replace: Callable[[Any, Any, Any, bool, Callable[[Any], Any]], Any],
+) -> Iterator[None]:
+    """Have AOTAutograd's run-time wrappers of what is compiled inside, in this thread, replaced.
+
+    Args:
+        replace: gets torch's ``RuntimeWrapper``, what it is to wrap, the graph's metadata, whether
+            the graph writes its mutations itself, and a function that makes torch's wrapper;
+            returns the wrapper.
+    """
+    if not torch.__version__.startswith(KNOWN_TORCH):
+        yield
+        return
+    _install()
+    outer = _COMPILING.replace
+    _COMPILING.replace = replace
+    try:
+        yield
+    finally:
+        _COMPILING.replace = outer
+
+
+def _install() -> None:
+    from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
+
+    wrapper: Any = RuntimeWrapper
+    with _INSTALL:
+        plain = wrapper.post_compile
+        if getattr(plain, "_memprof", False):
+            return
+
+        @functools.wraps(plain)
+        def post_compile(
+            self: Any, compiled_fn: Any, aot_config: Any, *, runtime_metadata: Any
+        ) -> Any:
+            def torchs(compiled_fn: Any) -> Any:
+                return plain(self, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
+
+            replace = _COMPILING.replace
+            if replace is None:
+                return torchs(compiled_fn)
+            keep = bool(aot_config.keep_inference_input_mutations)
+            return replace(self, compiled_fn, runtime_metadata, keep, torchs)
+
+        post_compile._memprof = True  # type: ignore[attr-defined]
+        wrapper.post_compile = post_compile

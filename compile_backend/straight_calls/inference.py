@@ -1,0 +1,46 @@
+"""A straight call of a graph without a backward: Note [Straight calls]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _torch_compat as compat
+from .plan import Call, CallPlan
+
+
+def straight(compiled: Call, plan: CallPlan, torchs: Call) -> Call:
+    """The call.
+
+    Args:
+        compiled: the compiled code, which takes a list and empties it.
+        plan: what to do besides.
+        torchs: torch's wrapper of the same code.
+    """
+    written, returns = plan.written, plan.returns
+    run = compat.steady(compiled)
+    if plan.without_autocast:
+        run = compat.without_autocast(run)
+    profiler, increment_version = compat.profiler, compat.increment_version
+    is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
+    # The first call looks whether custom operators alias what they say they do not.
+    is_first = True
+
+    def call(args: list[Any]) -> Any:
+        nonlocal is_first
+        if is_first or profiler._is_profiler_enabled:
+            out = torchs(args)
+            is_first = False
+            return out
+        if written:
+            increment_version(tuple([args[i] for i in written]))
+        if is_grad_enabled():
+            set_grad_enabled(False)
+            try:
+                outputs = run(args)
+            finally:
+                set_grad_enabled(True)
+        else:
+            outputs = run(args)
+        return compat.listed(outputs, returns)
+
+    return call

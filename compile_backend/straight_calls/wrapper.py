@@ -1,0 +1,51 @@
+"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from ..ledger import Ledger
+from . import _torch_compat as compat
+from . import inference, training
+from .plan import Call, NotStraight, inference_plan, training_plan
+
+
+def straight_calls(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
+    """Graphs that this thread compiles inside get straight calls, if they can have them.
+
+    Args:
+        ledger: hears of what memprof failed at; torch's wrapper is kept then.
+    """
+
+    def replace(
+        wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+    ) -> Call:
+        try:
+            call = _straight(wrapper, compiled, metadata, keep, torchs)
+        except NotStraight:
+            return torchs(compiled)
+        except Exception as error:
+            ledger.fallback(None, "a straight call in place of AOTAutograd's wrapper", error)
+            return torchs(compiled)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return compat.replacing(replace)
+
+
+def _straight(
+    wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+) -> Call:
+    if not wrapper.trace_joint:
+        if not compat.is_boxed(compiled):
+            raise NotStraight("takes its inputs one by one")
+        plan = inference_plan(wrapper, metadata, keep)
+        return inference.straight(compiled, plan, torchs(compiled))
+    function: Any = getattr(compiled, "__self__", None)
+    if not isinstance(function, type) or not compat.is_boxed(
+        getattr(function, "compiled_fw", None)
+    ):
+        raise NotStraight("is not called through an autograd.Function")
+    return training.straight(function, training_plan(wrapper, function, keep), torchs)

@@ -157,6 +157,13 @@ def debug_assert() -> bool:
     return bool(config.debug_assert)
 
 
+def checks_custom_operators() -> bool:
+    """Whether torch's wrapper looks, at its first call, for aliases that custom operators hide."""
+    from torch._functorch import config
+
+    return bool(config.check_custom_op_aliasing)
+
+
 def hooks_are_inlined() -> bool:
     """Whether hooks for saved tensors were traced into the graph that is being compiled."""
     from torch._functorch._aot_autograd import runtime_wrappers

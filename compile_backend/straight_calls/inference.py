@@ -22,8 +22,7 @@ def straight(compiled: Call, plan: CallPlan, torchs: Call) -> Call:
         run = compat.without_autocast(run)
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
-    # The first call looks whether custom operators alias what they say they do not.
-    is_first = True
+    is_first = compat.checks_custom_operators()
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first

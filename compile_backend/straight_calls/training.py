@@ -26,20 +26,26 @@ def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) ->
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
     replays_views, set_replays_views = compat.replays_views, compat.set_replays_views
-    # The first call looks whether custom operators alias what they say they do not, and this one
-    # at what no guard of Dynamo's lets change.
+    checks_operators = compat.checks_custom_operators()
     is_first = True
     is_common = True
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first, is_common
-        if is_first or not is_common:
-            if is_first:
-                is_common = not any(map(compat.is_uncommon, args))
-            out = torchs(args)
+        if is_first:
+            # Whether an input is of this kind is among Dynamo's guards: it stays as it is.
+            is_common = not any(map(compat.is_uncommon, args))
+            if checks_operators:
+                out = torchs(args)
+                is_first = False
+                return out
             is_first = False
-            return out
-        if profiler._is_profiler_enabled or not is_grad_enabled() or functorch_is_active():
+        if (
+            profiler._is_profiler_enabled
+            or not is_common
+            or not is_grad_enabled()
+            or functorch_is_active()
+        ):
             return torchs(args)
         if written:
             increment_version(tuple([args[i] for i in written]))

@@ -195,6 +195,18 @@ def tangent_format(meta: Any) -> Any:
     return meta.memory_format
 
 
+def tell_varying() -> Callable[[Any, Any], None]:
+    """What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    module: Any = runtime_wrappers  # The first is its name from 2.13 on.
+    found: Callable[[Any, Any], None] = (
+        getattr(module, "mark_dynamo_propagated_dynamic_indices", None)
+        or module.maybe_mark_dynamic_helper
+    )
+    return found
+
+
 def in_format() -> Callable[[Tensor, Any], Tensor]:
     """What brings a gradient into the strides that its backward was compiled for."""
     from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format

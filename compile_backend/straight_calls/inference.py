@@ -16,7 +16,8 @@ def straight(compiled: Call, plan: CallPlan, torchs: Call) -> Call:
         plan: what to do besides.
         torchs: torch's wrapper of the same code.
     """
-    written, returns = plan.written, plan.returns
+    written, returns, varying = plan.written, plan.returns, plan.varying
+    tell_varying = compat.tell_varying()
     run = compat.steady(compiled)
     if plan.without_autocast:
         run = compat.without_autocast(run)
@@ -40,6 +41,9 @@ def straight(compiled: Call, plan: CallPlan, torchs: Call) -> Call:
                 set_grad_enabled(True)
         else:
             outputs = run(args)
-        return compat.listed(outputs, returns)
+        outputs = compat.listed(outputs, returns)
+        for i, dims in varying:
+            tell_varying(outputs[i], dims)
+        return outputs
 
     return call

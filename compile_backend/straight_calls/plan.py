@@ -21,11 +21,13 @@ class CallPlan:
         returns: how many outputs the program gets.
         written: inputs that the graph writes to before autograd's eyes.
         without_autocast: compiled code runs with autocast off, which was traced into it.
+        varying: outputs some of whose dimensions vary, which Dynamo is to be told, and these.
     """
 
     returns: int
     written: tuple[int, ...]
     without_autocast: bool
+    varying: tuple[tuple[int, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class TrainingPlan(CallPlan):
         saved: outputs of the forward that ``save_for_backward`` gets.
         saved_unchecked: tensors among the outputs that are saved without a check of their version.
         symints: where the saved sizes begin, 0 for none.
+        saved_varying: as ``varying``, of all tensors that are saved.
         kept_views: which saved tensors, of both kinds, are kept as they are even if they are views.
         unsafe_views: outputs that become views that nobody else can reach.
         without_gradient: outputs that are tensors and take no gradient.
@@ -49,6 +52,7 @@ class TrainingPlan(CallPlan):
     saved: slice
     saved_unchecked: slice
     symints: int
+    saved_varying: tuple[tuple[int, Any], ...]
     kept_views: tuple[bool, ...]
     unsafe_views: tuple[int, ...]
     without_gradient: tuple[int, ...]
@@ -75,7 +79,6 @@ def inference_plan(wrapper: Any, metadata: Any, keep_mutations: bool) -> CallPla
             ),
             "returns bases of views": metadata.num_intermediate_bases,
             "has effects in an order": metadata.tokens,
-            "returns sizes that vary": metadata.dynamic_outputs,
             "changes the grad mode": metadata.grad_enabled_mutation is not None,
             "is checked by debug_assert": compat.debug_assert(),
         }
@@ -85,6 +88,11 @@ def inference_plan(wrapper: Any, metadata: Any, keep_mutations: bool) -> CallPla
         returns=metadata.num_outputs,
         written=written if keep_mutations else (),
         without_autocast=wrapper.disable_amp,
+        varying=tuple(
+            (i, info.dynamic_dims)
+            for i, info in enumerate(metadata.output_info)
+            if metadata.dynamic_outputs and info.dynamic_dims is not None
+        ),
     )
 
 
@@ -108,7 +116,6 @@ def training_plan(wrapper: Any, function: Any, keep_mutations: bool) -> Training
                 metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states
             ),
             "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
-            "saves tensors of sizes that vary": metadata.dynamic_saved_tensors_idxs,
             "has effects in its backward": metadata.num_backward_tokens,
             "writes to inputs in its backward": (
                 metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
@@ -127,10 +134,12 @@ def training_plan(wrapper: Any, function: Any, keep_mutations: bool) -> Training
         returns=call.returns,
         written=call.written,
         without_autocast=call.without_autocast,
+        varying=call.varying,
         detached=tuple(wrapper.indices_of_inps_to_detach),
         saved=saved,
         saved_unchecked=metadata.tensors_saved_for_backwards_no_vc_check_slice,
         symints=-symints if symints else 0,
+        saved_varying=tuple(metadata.dynamic_saved_tensors_idxs.items()),
         kept_views=tuple(getattr(metadata, "saved_tensor_is_graph_input", ())),
         unsafe_views=tuple(metadata.unsafe_view_out_indices),
         without_gradient=tuple(

@@ -22,7 +22,8 @@ def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) ->
     ours = derived(function, plan)
     torchs = wrap(ours.apply)
     apply = compat.plain_apply(ours)
-    written, detached = plan.written, plan.detached
+    written, detached, varying = plan.written, plan.detached, plan.varying
+    tell_varying = compat.tell_varying()
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
     replays_views, set_replays_views = compat.replays_views, compat.set_replays_views
@@ -55,12 +56,16 @@ def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) ->
                 if isinstance(args[i], Tensor):
                     args[i] = args[i].detach()
         if replays_views():
-            return list(apply(*args))
-        set_replays_views(True)
-        try:
-            return list(apply(*args))
-        finally:
-            set_replays_views(False)
+            outputs = list(apply(*args))
+        else:
+            set_replays_views(True)
+            try:
+                outputs = list(apply(*args))
+            finally:
+                set_replays_views(False)
+        for i, dims in varying:
+            tell_varying(outputs[i], dims)
+        return outputs
 
     return call
 
@@ -84,7 +89,8 @@ def _forward(function: Any, plan: TrainingPlan) -> Callable[..., tuple[Any, ...]
     run = compat.steady(function.compiled_fw)
     if plan.without_autocast:
         run = compat.without_autocast(run)
-    returns, symints = plan.returns, plan.symints
+    returns, symints, saved_varying = plan.returns, plan.symints, plan.saved_varying
+    tell_varying = compat.tell_varying()
     saved, saved_unchecked, kept = plan.saved, plan.saved_unchecked, plan.kept_views
     has_unchecked = saved_unchecked != slice(0, 0)
     without_gradient = plan.without_gradient
@@ -101,6 +107,9 @@ def _forward(function: Any, plan: TrainingPlan) -> Callable[..., tuple[Any, ...]
         )
         if has_unchecked:
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
+        for i, dims in saved_varying:
+            n = len(tensors)
+            tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
         if symints:
             ctx.symints = list(outputs[symints:])
         ctx._materialize_non_diff_grads = False

@@ -21,7 +21,13 @@ from typing import Any, TypeVar
 import torch
 
 from .subclass import IGNORED_SIZE, InnerValue, Sizes, SubclassLayout
-from .view_and_mutation import MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta
+from .view_and_mutation import (
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    TangentFormat,
+    ViewAndMutationMeta,
+)
 
 T = TypeVar("T")
 
@@ -48,8 +54,13 @@ class _Reader:
         self._source = source
         self._tell = tell
 
-    def __call__(self, name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v) -> T:
-        """``convert`` of the field ``name``; ``neutral`` where that cannot be had."""
+    def __call__(
+        self, name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v, **absent: T
+    ) -> T:
+        """``convert`` of the field ``name``; ``neutral`` where that cannot be had, and ``absent``,
+        if it is given, where this torch has no such field."""
+        if absent and not hasattr(self._source, name):
+            return absent["absent"]
         try:
             return convert(getattr(self._source, name))
         except Exception as error:
@@ -86,6 +97,10 @@ def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutati
 
     no_inputs: tuple[MutationType, ...] = ()
     no_outputs: tuple[OutputAliasInfo, ...] = ()
+    no_tangents: tuple[TangentFormat | None, ...] = ()
+    no_dims: tuple[tuple[int, frozenset[int]], ...] = ()
+    none: tuple[int, ...] = ()
+    no_flags: tuple[bool, ...] = ()
     return ViewAndMutationMeta(
         input_info=read("input_info", no_inputs, mutations),
         output_info=read("output_info", no_outputs, outputs),
@@ -94,6 +109,25 @@ def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutati
         num_symints_saved_for_bw=read("num_symints_saved_for_bw", None),
         num_opaque_objects_saved_for_bw=read("num_opaque_objects_saved_for_bw", None),
         bw_donated_idxs=read("bw_donated_idxs", None, lambda v: None if v is None else tuple(v)),
+        mutated_graph_handled_indices_seen_by_autograd=read(
+            "mutated_graph_handled_indices_seen_by_autograd", none, tuple
+        ),
+        num_tensors_saved_with_no_vc_check=read("num_tensors_saved_with_no_vc_check", None),
+        saved_tensor_is_graph_input=read(
+            "saved_tensor_is_graph_input", no_flags, tuple, absent=no_flags
+        ),
+        dynamic_saved_tensors_idxs=read("dynamic_saved_tensors_idxs", no_dims, _dynamic),
+        subclass_tangent_meta=read(
+            "subclass_tangent_meta", no_tangents, lambda v: tuple(map(_tangent, v))
+        ),
+        tokens=read("tokens", 0, len),
+        num_backward_tokens=read("num_backward_tokens", 0),
+        num_graphsafe_rng_states=read("num_graphsafe_rng_states", 0),
+        indices_of_inputs_that_requires_grad_with_mutations_in_bw=read(
+            "indices_of_inputs_that_requires_grad_with_mutations_in_bw", none, tuple
+        ),
+        grad_enabled_mutation=read("grad_enabled_mutation", None),
+        deterministic=read("deterministic", None),
         unknown=tuple(unknown),
     )
 
@@ -103,10 +137,33 @@ def _mutation(read: _Reader) -> MutationType:
 
 
 def _output(read: _Reader) -> OutputAliasInfo:
+    requires_grad = read("requires_grad", False)
+    is_tensor = read("raw_type", False, lambda v: issubclass(v, torch.Tensor))
+    # A name of its own from 2.13 on.
+    takes = read("requires_grad_for_backward", requires_grad, absent=requires_grad)
     return OutputAliasInfo(
         output_type=read("output_type", OutputType.NON_ALIAS, lambda v: OutputType(v.name)),
         base_idx=read("base_idx", None),
-        requires_grad=read("requires_grad", False),
+        requires_grad=requires_grad,
+        takes_gradient=is_tensor and bool(takes),
+        is_tensor=is_tensor,
+        dynamic_dims=read("dynamic_dims", None, lambda v: None if v is None else frozenset(v)),
+    )
+
+
+def _dynamic(saved: dict[int, Iterable[int]]) -> tuple[tuple[int, frozenset[int]], ...]:
+    return tuple((i, frozenset(dims)) for i, dims in saved.items())
+
+
+def _tangent(meta: Any) -> TangentFormat | None:
+    layout = getattr(meta, "memory_format", None)
+    if type(meta).__name__ != "PlainTensorMeta" or layout is None:
+        return None
+    size, stride = layout.size, layout.stride
+    return TangentFormat(
+        size=None if size is None else tuple(size),
+        stride=None if stride is None else tuple(stride),
+        memory_format=layout.memory_format,
     )
 
 

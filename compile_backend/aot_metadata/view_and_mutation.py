@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class MutationType(str, Enum):
@@ -57,6 +58,15 @@ class OutputType(str, Enum):
     """A view made by a custom autograd.Function: returned as it is, not replayed."""
 
     @property
+    def is_alias(self) -> bool:
+        """Whether AOTAutograd makes the output anew after the call, from what it is a view of."""
+        return self not in (
+            OutputType.NON_ALIAS,
+            OutputType.UNSAFE_VIEW_ALIAS,
+            OutputType.CUSTOM_FUNCTION_VIEW,
+        )
+
+    @property
     def aliases_input(self) -> bool:
         """Whether its memory is that of an input."""
         return self in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
@@ -70,11 +80,31 @@ class OutputAliasInfo:
         output_type: how it relates to other memory.
         base_idx: what it is a view of, as ``output_type`` says.
         requires_grad: a backward of the backward may be asked for through it.
+        takes_gradient: it is a tensor, and the backward is handed its gradient.
+        is_tensor: it is a tensor.
+        dynamic_dims: dimensions that Dynamo takes for varying, None if it is told of none.
     """
 
     output_type: OutputType
     base_idx: int | None
     requires_grad: bool
+    takes_gradient: bool = False
+    is_tensor: bool = True
+    dynamic_dims: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class TangentFormat:
+    """The layout of a gradient that a backward was compiled for.
+
+    Attributes:
+        size, stride: elements in each dimension; None where ``memory_format`` says it.
+        memory_format: a ``torch.memory_format``.
+    """
+
+    size: tuple[int, ...] | None
+    stride: tuple[int, ...] | None
+    memory_format: Any
 
 
 @dataclass(frozen=True)
@@ -91,6 +121,21 @@ class ViewAndMutationMeta:
         num_opaque_objects_saved_for_bw: opaque objects among the saved values.
         bw_donated_idxs: inputs of the backward whose memory nobody else holds, so that it may
             overwrite them; None until partitioned.
+        mutated_graph_handled_indices_seen_by_autograd: inputs that the graph writes to, and whose
+            version it leaves to be advanced.
+        num_tensors_saved_with_no_vc_check: how many tensors, the last of those saved, are kept
+            without a check of their version; None until partitioned.
+        saved_tensor_is_graph_input: for each saved tensor; empty before torch 2.15.
+        dynamic_saved_tensors_idxs: saved tensors with the dimensions that vary.
+        subclass_tangent_meta: the layout of each gradient that the backward takes; None for a
+            subclass, or where torch has not decided it.
+        tokens: how many effects of the forward are kept in an order.
+        num_backward_tokens: how many of the backward.
+        num_graphsafe_rng_states: states of generators that it takes as inputs.
+        indices_of_inputs_that_requires_grad_with_mutations_in_bw: inputs that its backward writes
+            to although they ask for a gradient.
+        grad_enabled_mutation: the grad mode that it leaves behind, None for the one it met.
+        deterministic: whether deterministic algorithms were asked for when it was traced.
         unknown: fields that torch has in another form than memprof knows, e.g.
             ``num_intermediate_bases`` or ``output_info.base_idx``; above, they are neutral.
     """
@@ -102,6 +147,17 @@ class ViewAndMutationMeta:
     num_symints_saved_for_bw: int | None = None
     num_opaque_objects_saved_for_bw: int | None = None
     bw_donated_idxs: tuple[int, ...] | None = None
+    mutated_graph_handled_indices_seen_by_autograd: tuple[int, ...] = ()
+    num_tensors_saved_with_no_vc_check: int | None = None
+    saved_tensor_is_graph_input: tuple[bool, ...] = ()
+    dynamic_saved_tensors_idxs: tuple[tuple[int, frozenset[int]], ...] = ()
+    subclass_tangent_meta: tuple[TangentFormat | None, ...] = ()
+    tokens: int = 0
+    num_backward_tokens: int = 0
+    num_graphsafe_rng_states: int = 0
+    indices_of_inputs_that_requires_grad_with_mutations_in_bw: tuple[int, ...] = ()
+    grad_enabled_mutation: bool | None = None
+    deterministic: bool | None = None
     unknown: tuple[str, ...] = ()
 
     def knows(self, *names: str) -> bool:

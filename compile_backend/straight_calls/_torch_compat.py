@@ -52,9 +52,17 @@ def is_boxed(compiled: Any) -> bool:
     return bool(getattr(compiled, "_boxed_call", False))
 
 
-def steady(compiled: Any) -> Callable[[list[Any]], Any]:
-    """Compiled code as it is called from the second time on and without a profiler: Inductor's
-    object for it looks for results of autotuning and for metrics, which a first call leaves."""
+def steady(compiled: Any, without_autocast: bool) -> Callable[[list[Any]], Any]:
+    """Compiled code, as straight as it can be called.
+
+    From the second time on, and without a profiler, past Inductor's object for it, which looks for
+    what a first call leaves: results of autotuning, and metrics.
+    """
+    run = _steady(compiled)
+    return _without_autocast(run) if without_autocast else run
+
+
+def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -84,7 +92,7 @@ def _without_random_state(compiled: Any) -> Any:
     return compiled
 
 
-def without_autocast(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _without_autocast(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """``run`` with autocast off."""
     disabled = _C._DisableAutocast
 
@@ -171,30 +179,6 @@ def hooks_are_inlined() -> bool:
     return runtime_wrappers._should_disable_saved_tensors_hooks()
 
 
-def is_tensor(info: Any) -> bool:
-    """Whether an output, by its ``OutputAliasInfo``, is a tensor."""
-    return issubclass(info.raw_type, Tensor)
-
-
-def takes_gradient(info: Any) -> bool:
-    """Whether the compiled backward takes a gradient for an output that is no alias."""
-    requires = getattr(info, "requires_grad_for_backward", info.requires_grad)
-    return is_tensor(info) and bool(requires)
-
-
-def tangent_format(meta: Any) -> Any:
-    """What ``in_format`` is to bring a gradient into.
-
-    Raises:
-        NotStraight: the gradient is a subclass.
-    """
-    from .plan import NotStraight
-
-    if type(meta).__name__ != "PlainTensorMeta" or meta.memory_format is None:
-        raise NotStraight("takes gradients that are subclasses")
-    return meta.memory_format
-
-
 def tell_varying() -> Callable[[Any, Any], None]:
     """What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
     from torch._functorch._aot_autograd import runtime_wrappers
@@ -236,9 +220,9 @@ def replacing(
     """Have AOTAutograd's run-time wrappers of what is compiled inside, in this thread, replaced.
 
     Args:
-        replace: gets torch's ``RuntimeWrapper``, what it is to wrap, the graph's metadata, whether
-            the graph writes its mutations itself, and a function that makes torch's wrapper;
-            returns the wrapper.
+        replace: gets torch's ``RuntimeWrapper``, what it is to wrap, torch's metadata of the graph,
+            whether the graph writes its mutations itself, and a function that makes torch's
+            wrapper; returns the wrapper.
     """
     if not torch.__version__.startswith(KNOWN_TORCH):
         yield

@@ -8,19 +8,16 @@ from . import _torch_compat as compat
 from .plan import Call, CallPlan
 
 
-def straight(compiled: Call, plan: CallPlan, torchs: Call) -> Call:
+def straight(run: Call, plan: CallPlan, torchs: Call) -> Call:
     """The call.
 
     Args:
-        compiled: the compiled code, which takes a list and empties it.
+        run: the compiled code.
         plan: what to do besides.
         torchs: torch's wrapper of the same code.
     """
     written, returns, varying = plan.written, plan.returns, plan.varying
     tell_varying = compat.tell_varying()
-    run = compat.steady(compiled)
-    if plan.without_autocast:
-        run = compat.without_autocast(run)
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
     is_first = compat.checks_custom_operators()

@@ -6,11 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _torch_compat as compat
+from ..aot_metadata.view_and_mutation import OutputType, TangentFormat, ViewAndMutationMeta
 
 
 class NotStraight(Exception):
     """The graph needs more than a straight call does; the message says what, after "it"."""
+
+
+Dims = frozenset[int]
+Call = Callable[[list[Any]], Any]
+"""What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +24,13 @@ class CallPlan:
 
     Attributes:
         returns: how many outputs the program gets.
-        written: inputs that the graph writes to before autograd's eyes.
-        without_autocast: compiled code runs with autocast off, which was traced into it.
-        varying: outputs some of whose dimensions vary, which Dynamo is to be told, and these.
+        written: inputs that the graph writes to, whose version is to be advanced.
+        varying: outputs with dimensions that vary, of which Dynamo is told.
     """
 
     returns: int
     written: tuple[int, ...]
-    without_autocast: bool
-    varying: tuple[tuple[int, Any], ...]
+    varying: tuple[tuple[int, Dims], ...]
 
 
 @dataclass(frozen=True)
@@ -35,117 +38,106 @@ class TrainingPlan(CallPlan):
     """What a training step does besides.
 
     Attributes:
-        detached: inputs that never get a gradient.
-        saved: outputs of the forward that ``save_for_backward`` gets.
-        saved_unchecked: tensors among the outputs that are saved without a check of their version.
-        symints: where the saved sizes begin, 0 for none.
+        saved: outputs of the compiled forward that ``save_for_backward`` gets.
+        saved_unchecked: those that are saved without a check of their version.
+        saved_sizes: those that are saved sizes.
         saved_varying: as ``varying``, of all tensors that are saved.
-        kept_views: which saved tensors, of both kinds, are kept as they are even if they are views.
-        unsafe_views: outputs that become views that nobody else can reach.
+        kept_views: which saved tensors, of both kinds, stay as they are even if they are views.
+        unsafe_views: outputs that become views of what nobody else can reach.
         without_gradient: outputs that are tensors and take no gradient.
-        tangents: for each gradient that the backward takes, which output's it is and the memory
-            format it must have.
+        tangents: for each gradient that the backward takes, which output's it is and its layout.
         deterministic: whether deterministic algorithms were asked for when it was compiled.
     """
 
-    detached: tuple[int, ...]
     saved: slice
     saved_unchecked: slice
-    symints: int
-    saved_varying: tuple[tuple[int, Any], ...]
+    saved_sizes: slice
+    saved_varying: tuple[tuple[int, Dims], ...]
     kept_views: tuple[bool, ...]
     unsafe_views: tuple[int, ...]
     without_gradient: tuple[int, ...]
-    tangents: tuple[tuple[int, Any], ...]
+    tangents: tuple[tuple[int, TangentFormat], ...]
     deterministic: bool | None
 
 
-def inference_plan(wrapper: Any, metadata: Any, keep_mutations: bool) -> CallPlan:
+def inference_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> CallPlan:
     """The plan of a graph without a backward.
 
     Args:
-        wrapper: torch's ``RuntimeWrapper``.
-        metadata: torch's ``ViewAndMutationMeta``.
-        keep_mutations: whether the graph itself writes to inputs that it mutates.
+        metadata: of the function.
+        writes_itself: whether the graph itself writes to inputs that it mutates.
 
     Raises:
         NotStraight: the graph does more.
     """
+    outputs = metadata.output_info
     _refuse(
         {
-            "returns views of its inputs or of values inside of it": metadata.num_outputs_aliased,
-            "has inputs that are written to after the call": (
-                metadata.num_mutated_inp_runtime_indices
-            ),
+            f"has metadata that could not be read: {', '.join(metadata.unknown)}": metadata.unknown,
+            "returns views": any(o.output_type.is_alias for o in outputs),
+            "has inputs that are written to after the call": metadata.num_mutated_outputs,
             "returns bases of views": metadata.num_intermediate_bases,
-            "has effects in an order": metadata.tokens,
+            "has effects in an order": metadata.tokens + metadata.num_backward_tokens,
             "changes the grad mode": metadata.grad_enabled_mutation is not None,
-            "is checked by debug_assert": compat.debug_assert(),
         }
     )
-    written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
     return CallPlan(
-        returns=metadata.num_outputs,
-        written=written if keep_mutations else (),
-        without_autocast=wrapper.disable_amp,
-        varying=tuple(
-            (i, info.dynamic_dims)
-            for i, info in enumerate(metadata.output_info)
-            if metadata.dynamic_outputs and info.dynamic_dims is not None
-        ),
+        returns=len(outputs),
+        written=metadata.mutated_graph_handled_indices_seen_by_autograd if writes_itself else (),
+        varying=tuple((i, o.dynamic_dims) for i, o in enumerate(outputs) if o.dynamic_dims),
     )
 
 
-def training_plan(wrapper: Any, function: Any, keep_mutations: bool) -> TrainingPlan:
-    """The plan of a graph with a backward.
+def training_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> TrainingPlan:
+    """The plan of a graph with a backward, and without tensor subclasses.
 
     Args:
-        wrapper: torch's ``RuntimeWrapper``.
-        function: the ``autograd.Function`` that AOTAutograd made.
-        keep_mutations: as in ``inference_plan``.
+        metadata, writes_itself: as for ``inference_plan``.
 
     Raises:
         NotStraight: the graph does more.
     """
-    metadata = function.metadata
-    call = inference_plan(wrapper, metadata, keep_mutations)
+    call = inference_plan(metadata, writes_itself)
+    sizes, unchecked = (
+        metadata.num_symints_saved_for_bw,
+        metadata.num_tensors_saved_with_no_vc_check,
+    )
     _refuse(
         {
-            "has tensor subclasses": function.maybe_subclass_metadata is not None,
             "takes random states as inputs": (
                 metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states
             ),
             "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
-            "has effects in its backward": metadata.num_backward_tokens,
             "writes to inputs in its backward": (
                 metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
             ),
-            "has hooks for what it saves": compat.hooks_are_inlined(),
+            "is not partitioned": sizes is None or unchecked is None,
+            "takes gradients that are subclasses": None in metadata.subclass_tangent_meta,
         }
     )
+    assert sizes is not None
+    assert unchecked is not None
     outputs = metadata.output_info
-    flows = [i for i, info in enumerate(outputs) if compat.takes_gradient(info)]
-    formats = [compat.tangent_format(meta) for meta in metadata.subclass_tangent_meta]
-    if len(formats) != len(flows):
-        raise NotStraight("has gradients of another number than outputs that take one")
-    symints = metadata.num_symints_saved_for_bw
-    saved = metadata.tensors_saved_for_backwards_with_vc_check_slice
+    flows = [i for i, o in enumerate(outputs) if o.takes_gradient]
+    tangents = [t for t in metadata.subclass_tangent_meta if t is not None]
+    if len(tangents) != len(flows):
+        raise NotStraight("takes gradients of another number than its outputs")
     return TrainingPlan(
         returns=call.returns,
         written=call.written,
-        without_autocast=call.without_autocast,
         varying=call.varying,
-        detached=tuple(wrapper.indices_of_inps_to_detach),
-        saved=saved,
-        saved_unchecked=metadata.tensors_saved_for_backwards_no_vc_check_slice,
-        symints=-symints if symints else 0,
-        saved_varying=tuple(metadata.dynamic_saved_tensors_idxs.items()),
-        kept_views=tuple(getattr(metadata, "saved_tensor_is_graph_input", ())),
-        unsafe_views=tuple(metadata.unsafe_view_out_indices),
-        without_gradient=tuple(
-            i for i, info in enumerate(outputs) if not info.requires_grad and compat.is_tensor(info)
+        saved=slice(metadata.num_forward, -(unchecked + sizes) or None),
+        saved_unchecked=slice(-(unchecked + sizes), -sizes or None) if unchecked else slice(0, 0),
+        saved_sizes=slice(-sizes, None) if sizes else slice(0, 0),
+        saved_varying=metadata.dynamic_saved_tensors_idxs,
+        kept_views=metadata.saved_tensor_is_graph_input,
+        unsafe_views=tuple(
+            i for i, o in enumerate(outputs) if o.output_type is OutputType.UNSAFE_VIEW_ALIAS
         ),
-        tangents=tuple(zip(flows, formats, strict=True)),
+        without_gradient=tuple(
+            i for i, o in enumerate(outputs) if o.is_tensor and not o.requires_grad
+        ),
+        tangents=tuple(zip(flows, tangents, strict=True)),
         deterministic=metadata.deterministic,
     )
 
@@ -154,7 +146,3 @@ def _refuse(reasons: dict[str, Any]) -> None:
     for words, holds in reasons.items():
         if holds:
             raise NotStraight(words)
-
-
-Call = Callable[[list[Any]], Any]
-"""What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""

@@ -11,18 +11,26 @@ from . import _torch_compat as compat
 from .plan import Call, TrainingPlan
 
 
-def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) -> Call:
+def straight(
+    function: type,
+    plan: TrainingPlan,
+    detached: tuple[int, ...],
+    without_autocast: bool,
+    wrap: Callable[[Any], Call],
+) -> Call:
     """The call.
 
     Args:
         function: the ``autograd.Function`` that AOTAutograd made.
         plan: what to do besides.
+        detached: inputs that never get a gradient although they ask for one.
+        without_autocast: compiled code runs with autocast off, which was traced into it.
         wrap: makes torch's wrapper around the ``apply`` of such a function.
     """
-    ours = derived(function, plan)
+    ours = derived(function, plan, without_autocast)
     torchs = wrap(ours.apply)
     apply = compat.plain_apply(ours)
-    written, detached, varying = plan.written, plan.detached, plan.varying
+    written, varying = plan.written, plan.varying
     tell_varying = compat.tell_varying()
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
@@ -70,11 +78,11 @@ def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) ->
     return call
 
 
-def derived(function: Any, plan: TrainingPlan) -> Any:
+def derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
     """``function`` with a straight ``forward`` and ``backward``."""
-    backward = _backward(function, plan)
+    backward = _backward(function, plan, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, plan)),
+        "forward": staticmethod(_forward(function, plan, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -85,14 +93,14 @@ def derived(function: Any, plan: TrainingPlan) -> Any:
     return ours
 
 
-def _forward(function: Any, plan: TrainingPlan) -> Callable[..., tuple[Any, ...]]:
-    run = compat.steady(function.compiled_fw)
-    if plan.without_autocast:
-        run = compat.without_autocast(run)
-    returns, symints, saved_varying = plan.returns, plan.symints, plan.saved_varying
+def _forward(
+    function: Any, plan: TrainingPlan, without_autocast: bool
+) -> Callable[..., tuple[Any, ...]]:
+    run = compat.steady(function.compiled_fw, without_autocast)
+    returns, sizes, saved_varying = plan.returns, plan.saved_sizes, plan.saved_varying
     tell_varying = compat.tell_varying()
     saved, saved_unchecked, kept = plan.saved, plan.saved_unchecked, plan.kept_views
-    has_unchecked = saved_unchecked != slice(0, 0)
+    has_unchecked, has_sizes = saved_unchecked != slice(0, 0), sizes != slice(0, 0)
     without_gradient = plan.without_gradient
     unsafe_views, unsafe_view = plan.unsafe_views, compat.unsafe_view
 
@@ -110,8 +118,8 @@ def _forward(function: Any, plan: TrainingPlan) -> Callable[..., tuple[Any, ...]
         for i, dims in saved_varying:
             n = len(tensors)
             tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
-        if symints:
-            ctx.symints = list(outputs[symints:])
+        if has_sizes:
+            ctx.symints = outputs[sizes]
         ctx._materialize_non_diff_grads = False
         returned = outputs[:returns]
         if unsafe_views:
@@ -137,9 +145,9 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> list[Tensor]:
     ]
 
 
-def _backward(function: Any, plan: TrainingPlan) -> Callable[..., Any]:
+def _backward(function: Any, plan: TrainingPlan, without_autocast: bool) -> Callable[..., Any]:
     torchs = function.backward
-    tangents, without_autocast = plan.tangents, plan.without_autocast
+    tangents = plan.tangents
     in_order = plan.deterministic is False
     deterministic_is_asked = compat.deterministic_is_asked
     is_grad_enabled, functorch_stack = compat.is_grad_enabled, compat.functorch_stack
@@ -168,9 +176,7 @@ def _backward(function: Any, plan: TrainingPlan) -> Callable[..., Any]:
             if type(grads[i]) is not Tensor:
                 return torchs(ctx, *given)
         if compiled is not known:
-            run = compat.steady(compat.without_disabling_dynamo(compiled))
-            if without_autocast:
-                run = compat.without_autocast(run)
+            run = compat.steady(compat.without_disabling_dynamo(compiled), without_autocast)
             known = compiled
         # Nothing else here may hold what the compiled code is to free.
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]

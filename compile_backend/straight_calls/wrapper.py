@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from ..aot_metadata.from_aot import view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 from . import inference, training
@@ -38,14 +39,24 @@ def straight_calls(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
 def _straight(
     wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
 ) -> Call:
+    if compat.debug_assert():
+        raise NotStraight("is checked by debug_assert")
+    known = view_and_mutation_meta(metadata, lambda field, error: None)
+    without_autocast = bool(wrapper.disable_amp)
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        plan = inference_plan(wrapper, metadata, keep)
-        return inference.straight(compiled, plan, torchs(compiled))
+        plan = inference_plan(known, keep)
+        run = compat.steady(compiled, without_autocast)
+        return inference.straight(run, plan, torchs(compiled))
     function: Any = getattr(compiled, "__self__", None)
-    if not isinstance(function, type) or not compat.is_boxed(
-        getattr(function, "compiled_fw", None)
-    ):
+    if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
-    return training.straight(function, training_plan(wrapper, function, keep), torchs)
+    if function.maybe_subclass_metadata is not None:  # type: ignore[attr-defined]
+        raise NotStraight("has tensor subclasses")
+    if compat.hooks_are_inlined():
+        raise NotStraight("has hooks for what it saves")
+    detached = tuple(wrapper.indices_of_inps_to_detach)
+    return training.straight(
+        function, training_plan(known, keep), detached, without_autocast, torchs
+    )

@@ -7,7 +7,8 @@
 
 Note [How a call is divided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A chain of additions with N parameters is compiled in each way and called in blocks that alternate,
+A chain of multiplications with N parameters (the gradients of a chain of additions are one tensor,
+which autograd copies for each parameter) is compiled in each way and called in blocks that alternate,
 in an order that rotates; a figure is the least over rounds of a block's microseconds a call, which
 other work on the machine disturbs least. The control is the peer once more, compiled apart. Those
 blocks run without any clock but the one around them. The layers come from a second set of functions
@@ -57,7 +58,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for w in self.weights:
-            x = x + w
+            x = x * w
         return x * y
 
 

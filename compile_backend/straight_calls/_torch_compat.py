@@ -66,7 +66,7 @@ def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 
-    graph = _without_random_state(compiled)
+    graph = _without_idle_wrappers(compiled)
     if not isinstance(graph, CompiledFxGraph) or debug.RECORD_GRAPH_EXECUTION:
         run: Callable[[list[Any]], Any] = compiled
         return run
@@ -83,12 +83,16 @@ def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _without_random_state(compiled: Any) -> Any:
-    """What stands inside of the wrapper that torch 2.11 puts around each forward in case that it
-    takes a random state, which straight calls do not."""
-    code = getattr(compiled, "__code__", None)
-    if code is not None and code.co_freevars == ("compiled_fn", "runtime_metadata", "self"):
-        return getattr(compiled, "__wrapped__", compiled)
+_IDLE_WRAPPERS = (("compiled_fn", "runtime_metadata", "self"), ("compiled_fn", "num_tokens"))
+
+
+def _without_idle_wrappers(compiled: Any) -> Any:
+    """What stands inside of the wrappers that torch 2.11 puts around every graph in case that it
+    takes a random state or has effects in an order, which straight calls have not."""
+    while getattr(getattr(compiled, "__code__", None), "co_freevars", None) in _IDLE_WRAPPERS:
+        if not compiled.__code__.co_filename.endswith("runtime_wrappers.py"):
+            break
+        compiled = compiled.__wrapped__
     return compiled
 
 

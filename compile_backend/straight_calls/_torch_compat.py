@@ -53,20 +53,20 @@ def is_boxed(compiled: Any) -> bool:
 
 
 def steady(compiled: Any) -> Callable[[list[Any]], Any]:
-    """Compiled code as it is called from the second time on and without a profiler: Inductor's
+    """Compiled code as it is called from the second time on and where nobody takes notes: Inductor's
     object for it looks for results of autotuning and for metrics, which a first call leaves."""
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 
     graph = _without_random_state(compiled)
-    if not isinstance(graph, CompiledFxGraph) or debug.RECORD_GRAPH_EXECUTION:
+    if not isinstance(graph, CompiledFxGraph):
         run: Callable[[list[Any]], Any] = compiled
         return run
     is_first = True
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first
-        if is_first or profiler._is_profiler_enabled:
+        if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
             out = compiled(args)
             is_first = False
             return out
@@ -115,19 +115,14 @@ def listed(outputs: Any, expected: int) -> list[Any]:
 
 def plain_apply(function: Any) -> Callable[..., Any]:
     """``function.apply`` without what it does for functorch, which is not active, and for tensors
-    that functorch left behind, which is_uncommon() looks for."""
+    that functorch left behind, which is_dead_wrapper() looks for."""
     apply: Callable[..., Any] = _C._FunctionBase.__dict__["apply"].__get__(None, function)
     return apply
 
 
-def is_uncommon(value: Any) -> bool:
-    """Whether an input is something that torch's wrapper takes apart: what a functorch transform
-    left behind, or hooks for compiled autograd."""
-    from torch.fx.experimental._backward_state import BackwardState
-
-    if isinstance(value, Tensor):
-        return bool(_C._functorch.is_functorch_wrapped_tensor(value))
-    return isinstance(value, BackwardState)
+def is_dead_wrapper(value: Any) -> bool:
+    """Whether an input is what a functorch transform left behind, which torch takes apart."""
+    return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def set_node_apply(function: Any, backward: Callable[..., Any]) -> None:
@@ -169,6 +164,13 @@ def hooks_are_inlined() -> bool:
     from torch._functorch._aot_autograd import runtime_wrappers
 
     return runtime_wrappers._should_disable_saved_tensors_hooks()
+
+
+def uses_objects() -> bool:
+    """Whether the graph that is being compiled uses objects of the program: streams, events."""
+    from torch._dynamo.graph_bytecode_inputs import has_user_objects
+
+    return has_user_objects()
 
 
 def is_tensor(info: Any) -> bool:

@@ -75,6 +75,7 @@ def inference_plan(wrapper: Any, metadata: Any, keep_mutations: bool) -> CallPla
             ),
             "returns bases of views": metadata.num_intermediate_bases,
             "has effects in an order": metadata.tokens,
+            "takes a random state as an input": metadata.is_rng_op_functionalized,
             "returns sizes that vary": metadata.dynamic_outputs,
             "changes the grad mode": metadata.grad_enabled_mutation is not None,
             "is checked by debug_assert": compat.debug_assert(),
@@ -104,9 +105,7 @@ def training_plan(wrapper: Any, function: Any, keep_mutations: bool) -> Training
     _refuse(
         {
             "has tensor subclasses": function.maybe_subclass_metadata is not None,
-            "takes random states as inputs": (
-                metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states
-            ),
+            "takes random states as inputs": metadata.num_graphsafe_rng_states,
             "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
             "saves tensors of sizes that vary": metadata.dynamic_saved_tensors_idxs,
             "has effects in its backward": metadata.num_backward_tokens,
@@ -114,6 +113,7 @@ def training_plan(wrapper: Any, function: Any, keep_mutations: bool) -> Training
                 metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
             ),
             "has hooks for what it saves": compat.hooks_are_inlined(),
+            "uses objects that its backward must find again": compat.uses_objects(),
         }
     )
     outputs = metadata.output_info

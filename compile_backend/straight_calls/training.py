@@ -34,7 +34,7 @@ def straight(function: type, plan: TrainingPlan, wrap: Callable[[Any], Call]) ->
         nonlocal is_first, is_common
         if is_first:
             # Whether an input is of this kind is among Dynamo's guards: it stays as it is.
-            is_common = not any(map(compat.is_uncommon, args))
+            is_common = not any(map(compat.is_dead_wrapper, args))
             if checks_operators:
                 out = torchs(args)
                 is_first = False
@@ -159,9 +159,9 @@ def _backward(function: Any, plan: TrainingPlan) -> Callable[..., Any]:
             if type(grads[i]) is not Tensor:
                 return torchs(ctx, *given)
         if compiled is not known:
-            run = compat.steady(compat.without_disabling_dynamo(compiled))
-            if without_autocast:
-                run = compat.without_autocast(run)
+            # Whole before another thread can see it.
+            found = compat.steady(compat.without_disabling_dynamo(compiled))
+            run = compat.without_autocast(found) if without_autocast else found
             known = compiled
         # Nothing else here may hold what the compiled code is to free.
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._torch_compat import is_backward_state
 from ..ledger import Ledger
 from . import _torch_compat as compat
 from . import inference, training
 from .plan import Call, NotStraight, inference_plan, training_plan
 
 
-def straight_calls(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
-    """Graphs that this thread compiles inside get straight calls, if they can have them.
+def straight_calls(
+    ledger: Ledger, example_inputs: Sequence[Any]
+) -> contextlib.AbstractContextManager[None]:
+    """The graph that this thread compiles inside gets straight calls, if it can have them.
 
     Args:
         ledger: hears of what memprof failed at; torch's wrapper is kept then.
+        example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
+            its forward hands on, torch's wrapper is kept.
     """
+    if any(map(is_backward_state, example_inputs)):
+        return contextlib.nullcontext()
 
     def replace(
         wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]

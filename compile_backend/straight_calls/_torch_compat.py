@@ -167,10 +167,14 @@ def hooks_are_inlined() -> bool:
 
 
 def uses_objects() -> bool:
-    """Whether the graph that is being compiled uses objects of the program: streams, events."""
-    from torch._dynamo.graph_bytecode_inputs import has_user_objects
+    """Whether the graph that is being compiled uses objects of the program: streams, events.
 
-    return has_user_objects()
+    From 2.13 on the first is the current stream, of every graph where there is a device.
+    """
+    from torch._dynamo import graph_bytecode_inputs as objects
+
+    has_stream = hasattr(objects, "CURRENT_STREAM_INDEX") and torch.accelerator.is_available()
+    return len(objects.index_to_bytecode_constructor) > has_stream
 
 
 def is_tensor(info: Any) -> bool:

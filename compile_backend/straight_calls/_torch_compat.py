@@ -53,8 +53,9 @@ def is_boxed(compiled: Any) -> bool:
 
 
 def steady(compiled: Any) -> Callable[[list[Any]], Any]:
-    """Compiled code as it is called from the second time on and where nobody takes notes: Inductor's
-    object for it looks for results of autotuning and for metrics, which a first call leaves."""
+    """Compiled code as it is called from the second time on, and without a profiler or a record of
+    the order of execution: Inductor's object for it looks for results of autotuning and for
+    metrics, which a first call leaves."""
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 

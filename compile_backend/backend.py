@@ -104,7 +104,10 @@ def _compile(
         inductor=inductor,
         not_graphed=not_graphed,
     )
-    with straight_calls(RUNTIME.ledger) if own.straight_calls else contextlib.nullcontext():
+    straight: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if own.straight_calls:
+        straight = straight_calls(RUNTIME.ledger, example_inputs)
+    with straight:
         compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)

@@ -55,8 +55,9 @@ def is_boxed(compiled: Any) -> bool:
 def steady(compiled: Any, without_autocast: bool) -> Callable[[list[Any]], Any]:
     """Compiled code, as straight as it can be called.
 
-    From the second time on, and without a profiler, past Inductor's object for it, which looks for
-    what a first call leaves: results of autotuning, and metrics.
+    From the second time on, and without a profiler or a record of the order of execution, past
+    Inductor's object for it, which looks for what a first call leaves: results of autotuning, and
+    metrics.
     """
     run = _steady(compiled)
     return _without_autocast(run) if without_autocast else run
@@ -67,14 +68,14 @@ def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor.output_code import CompiledFxGraph
 
     graph = _without_idle_wrappers(compiled)
-    if not isinstance(graph, CompiledFxGraph) or debug.RECORD_GRAPH_EXECUTION:
+    if not isinstance(graph, CompiledFxGraph):
         run: Callable[[list[Any]], Any] = compiled
         return run
     is_first = True
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first
-        if is_first or profiler._is_profiler_enabled:
+        if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
             out = compiled(args)
             is_first = False
             return out
@@ -127,19 +128,14 @@ def listed(outputs: Any, expected: int) -> list[Any]:
 
 def plain_apply(function: Any) -> Callable[..., Any]:
     """``function.apply`` without what it does for functorch, which is not active, and for tensors
-    that functorch left behind, which is_uncommon() looks for."""
+    that functorch left behind, which is_dead_wrapper() looks for."""
     apply: Callable[..., Any] = _C._FunctionBase.__dict__["apply"].__get__(None, function)
     return apply
 
 
-def is_uncommon(value: Any) -> bool:
-    """Whether an input is something that torch's wrapper takes apart: what a functorch transform
-    left behind, or hooks for compiled autograd."""
-    from torch.fx.experimental._backward_state import BackwardState
-
-    if isinstance(value, Tensor):
-        return bool(_C._functorch.is_functorch_wrapped_tensor(value))
-    return isinstance(value, BackwardState)
+def is_dead_wrapper(value: Any) -> bool:
+    """Whether an input is what a functorch transform left behind, which torch takes apart."""
+    return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def set_node_apply(function: Any, backward: Callable[..., Any]) -> None:
@@ -181,6 +177,17 @@ def hooks_are_inlined() -> bool:
     from torch._functorch._aot_autograd import runtime_wrappers
 
     return runtime_wrappers._should_disable_saved_tensors_hooks()
+
+
+def uses_objects() -> bool:
+    """Whether the graph that is being compiled uses objects of the program: streams, events.
+
+    From 2.13 on the first is the current stream, of every graph where there is a device.
+    """
+    from torch._dynamo import graph_bytecode_inputs as objects
+
+    has_stream = hasattr(objects, "CURRENT_STREAM_INDEX") and torch.accelerator.is_available()
+    return len(objects.index_to_bytecode_constructor) > has_stream
 
 
 def tell_varying() -> Callable[[Any, Any], None]:

@@ -78,6 +78,7 @@ def inference_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> CallPl
             "has inputs that are written to after the call": metadata.num_mutated_outputs,
             "returns bases of views": metadata.num_intermediate_bases,
             "has effects in an order": metadata.tokens + metadata.num_backward_tokens,
+            "takes a random state as an input": metadata.is_rng_op_functionalized,
             "changes the grad mode": metadata.grad_enabled_mutation is not None,
         }
     )
@@ -104,9 +105,7 @@ def training_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> Trainin
     )
     _refuse(
         {
-            "takes random states as inputs": (
-                metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states
-            ),
+            "takes random states as inputs": metadata.num_graphsafe_rng_states,
             "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
             "writes to inputs in its backward": (
                 metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw

@@ -43,7 +43,7 @@ def straight(
         nonlocal is_first, is_common
         if is_first:
             # Whether an input is of this kind is among Dynamo's guards: it stays as it is.
-            is_common = not any(map(compat.is_uncommon, args))
+            is_common = not any(map(compat.is_dead_wrapper, args))
             if checks_operators:
                 out = torchs(args)
                 is_first = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._torch_compat import is_backward_state
 from ..aot_metadata.from_aot import view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
@@ -13,12 +14,18 @@ from . import inference, training
 from .plan import Call, NotStraight, inference_plan, training_plan
 
 
-def straight_calls(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
-    """Graphs that this thread compiles inside get straight calls, if they can have them.
+def straight_calls(
+    ledger: Ledger, example_inputs: Sequence[Any]
+) -> contextlib.AbstractContextManager[None]:
+    """The graph that this thread compiles inside gets straight calls, if it can have them.
 
     Args:
         ledger: hears of what memprof failed at; torch's wrapper is kept then.
+        example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
+            its forward hands on, torch's wrapper is kept.
     """
+    if any(map(is_backward_state, example_inputs)):
+        return contextlib.nullcontext()
 
     def replace(
         wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
@@ -56,6 +63,8 @@ def _straight(
         raise NotStraight("has tensor subclasses")
     if compat.hooks_are_inlined():
         raise NotStraight("has hooks for what it saves")
+    if compat.uses_objects():
+        raise NotStraight("uses objects that its backward must find again")
     detached = tuple(wrapper.indices_of_inps_to_detach)
     return training.straight(
         function, training_plan(known, keep), detached, without_autocast, torchs

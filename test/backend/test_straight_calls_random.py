@@ -137,7 +137,7 @@ def test_random_programs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     through: Any = aot_autograd(fw_compiler=nop, bw_compiler=nop)
 
     def past(gm: Any, inputs: Any) -> Any:
-        with wrapper.straight_calls(ledger):
+        with wrapper.straight_calls(ledger, inputs):
             return through(gm, inputs)
 
     for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):

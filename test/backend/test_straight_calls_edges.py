@@ -1,0 +1,106 @@
+"""Graphs and situations at the edge of straight calls: what torch's wrapper does there is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+
+from memprof.compile_backend.straight_calls import _torch_compat as compat
+from memprof.compile_backend.straight_calls import training
+
+
+@pytest.fixture(autouse=True)
+def _from_the_first_call() -> Iterator[None]:
+    torch._dynamo.reset()
+    with functorch_config.patch(check_custom_op_aliasing=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """Classes of autograd functions that got straight calls."""
+    functions: list[type] = []
+    make = training.straight
+
+    def noting(function: type, *args: Any) -> Any:
+        functions.append(function)
+        return make(function, *args)
+
+    monkeypatch.setattr(training, "straight", noting)
+    return functions
+
+
+def _compile(function: Callable[..., Any], **options: Any) -> Any:
+    return torch.compile(function, backend="memprof", options=options)
+
+
+def _sine(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+def test_a_plain_graph_gets_straight_calls(straight: list[type]) -> None:
+    _compile(_sine)(torch.ones(4, requires_grad=True))
+    assert len(straight) == 1
+
+
+def test_a_graph_that_uses_objects_of_the_program_keeps_torchs_wrapper(
+    straight: list[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.15 hands streams and events of the forward to the backward."""
+    monkeypatch.setattr(compat, "uses_objects", lambda: True)
+    _compile(_sine)(torch.ones(4, requires_grad=True))
+    assert not straight
+
+
+def test_objects_of_the_program_are_those_but_the_current_stream() -> None:
+    from torch._dynamo import graph_bytecode_inputs as objects
+    from torch._dynamo.source import LocalSource
+
+    found = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append(compat.uses_objects())
+        objects.register_user_object(graph, LocalSource("graph"))
+        found.append(compat.uses_objects())
+        objects.reset_user_object_tracking()
+        return graph.forward
+
+    torch.compile(_sine, backend=backend)(torch.ones(4))
+    assert found == [False, True]
+
+
+def test_hooks_in_the_graph_reach_compiled_autograd() -> None:
+    def hooked(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: grad * 3)
+        return y * 2
+
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+    ):
+        compiled = _compile(hooked)
+        for _ in range(2):
+            x = torch.ones(4, requires_grad=True)
+            compiled(x).sum().backward()
+            assert x.grad is not None
+            torch.testing.assert_close(x.grad, 6 * x.detach().cos())
+
+
+def test_the_order_of_execution_is_recorded() -> None:
+    from torch._inductor import debug
+
+    compiled = _compile(_sine)
+    x = torch.ones(4, requires_grad=True)
+    for _ in range(2):
+        compiled(x).sum().backward()
+    with debug.record_and_log_graph_execution_order():
+        compiled(x).sum().backward()
+        order: Any = debug.GRAPH_EXECUTION_ORDER
+        assert len(order) == 2

@@ -66,7 +66,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         if worth >= threshold:
             lifetime = _lifetime(timeline, attribution, members)
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
-    peaks = RecomputedPeak(timeline)
+    peaks = RecomputedPeak(timeline, lambda op: cheapness(op) == 1.0)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
         nbytes = at.nbytes - peaks.without({made(i) for i, _ in members})
         if nbytes < threshold:

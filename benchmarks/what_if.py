@@ -1,4 +1,4 @@
-"""What `memprof fit`, its budgets and the gates promise, run as a user runs them.
+"""What `memprof fit`, its budgets, the gates and advice promise, run as a user runs them.
 
     make bench-what-if                      # everything: half an hour on two idle cores
     make bench-what-if ARGS=--quick         # one model on one GPU, three runs of a gate
@@ -11,7 +11,8 @@ Each part runs `memprof` or `pytest` in processes of their own and prints a figu
 * *budget*: a compiled Llama 3.2 1B with LoRA on devices between what it needs with all recomputed
   and with nothing: how far below the device's memory the chosen setting stays;
 * *gate*: GPT-2 124M under `limit_device_memory`: seconds with a warm cache, equal figures in a
-  hundred runs, and whether some 3 % more in one module fails with that module's name.
+  hundred runs, and whether some 3 % more in one module fails with that module's name;
+* *advise*: what findings of reports were estimated to save, and accounts, beside what they saved.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import advised
 from lines import Lines
 
 HERE = Path(__file__).parent
@@ -75,22 +78,28 @@ def memprof(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def cpu_seconds() -> float:
+    """Processor time of all that was run so far: what a busy machine does not stretch."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def fit(models: tuple[str, ...], gpus: tuple[str, ...]) -> list[dict[str, Any]]:
     """The largest batch of each model on each GPU."""
     table = Lines(
         *(("model", -10), ("GPU", -9), ("batch", 6), ("needs GiB", 9), ("next", -7)),
-        *(("tries", 6), ("seconds", 8), ("bounds", -6)),
+        *(("tries", 6), ("seconds", 8), ("of CPU", 7), ("bounds", -6)),
     )
     table.header()
     rows = []
     for model in models:
         for gpu in gpus:
-            begin = time.monotonic()
+            begin, used = time.monotonic(), cpu_seconds()
             ran = memprof(
                 *("fit", "-q", "--json", "--gpu", gpu, "--vary", "BATCH=1..4096", "--"),
                 *("python", str(HERE / "train_models.py"), model, "--batch", "{BATCH}"),
             )
-            took = time.monotonic() - begin
+            took, used = time.monotonic() - begin, cpu_seconds() - used
             if ran.returncode:
                 print(f"  {model} on {gpu} ended with {ran.returncode}: {ran.stderr[-500:]}")
                 rows.append({"model": model, "gpu": gpu, "met": False})
@@ -103,12 +112,12 @@ def fit(models: tuple[str, ...], gpus: tuple[str, ...]) -> list[dict[str, Any]]:
             met = after == batch + 1 and tries <= TRIES and took <= SECONDS
             needs = row["best"]["needed"]
             made = {"model": model, "gpu": gpu, "batch": batch, "needs": needs, "next": after}
-            rows.append({**made, "tries": tries, "seconds": took, "met": met})
+            rows.append({**made, "tries": tries, "seconds": took, "cpu_seconds": used, "met": met})
             table.row(
                 [
                     *(model, gpu, str(batch), f"{row['best']['needed'] / 2**30:.2f}"),
                     *("fails" if after == batch + 1 else str(after), str(tries)),
-                    *(f"{took:.0f}", "met" if met else "NOT MET"),
+                    *(f"{took:.0f}", f"{used:.0f}", "met" if met else "NOT MET"),
                 ]
             )
     return rows
@@ -201,7 +210,7 @@ def gate(runs: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="fit,budget,gate", help="some of these parts")
+    parser.add_argument("--only", default="fit,budget,gate,advise", help="some of these parts")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--gpus", default=",".join(GPUS))
     parser.add_argument("--layers", type=int, default=16, help="of the Llama whose budget varies")
@@ -216,6 +225,9 @@ def main() -> None:
         "fit": lambda: fit(models, gpus),
         "budget": lambda: budget(args.layers),
         "gate": lambda: gate(args.runs),
+        "advise": lambda: advised.advised(
+            advised.MODELS if args.models == ",".join(MODELS) else models, memprof
+        ),
     }
     found = {}
     for name in args.only.split(","):

@@ -63,3 +63,8 @@ def _json_escaped(match: re.Match[str]) -> str:
         return match[0]
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def without_numbers(module: str) -> str:
+    """A module's path with ``*`` for the numbers of layers: ``blocks.*.up``."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)

@@ -11,7 +11,8 @@ made is matched by its kind and name, e.g. ``(parameter) blocks.0.up.weight``.
 Note [What is compared]
 ~~~~~~~~~~~~~~~~~~~~~~~
 * *peak*: the live set at the peak of known live memory;
-* *saved*: what forwards leave for their backwards, all forwards of one step;
+* *saved*: what forwards leave for their backwards, all forwards of one step; and value by value,
+  Note [How saved values are matched] in ``diff_saved.py``;
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
@@ -48,7 +49,7 @@ from .devices import (
     timelines,
 )
 from .diff_accounts import account_quantities
-from .diff_model import Change, ProfileDiff, Quantity, changes, place_of
+from .diff_model import Change, ProfileDiff, Quantity, SavedChange, changes, place_of
 from .diff_parts import (
     dataflow_notes,
     dataflow_quantities,
@@ -56,12 +57,13 @@ from .diff_parts import (
     tracker_notes,
     tracker_quantities,
 )
+from .diff_saved import Saved, saved_changes, saved_values
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
 from .timeline import Timeline
 from .trees import REST, graphed_functions, pool_bytes, pool_rest
 
-__all__ = ["Change", "NothingToCompare", "ProfileDiff", "Quantity", "compare"]
+__all__ = ["Change", "NothingToCompare", "ProfileDiff", "Quantity", "SavedChange", "compare"]
 
 
 Bytes = Counter[str]
@@ -90,7 +92,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         ValueError: nothing in one of them has memory on ``device``.
     """
     _check_device(before, after, device)
-    devices, quantities = _compiled(before, after, device)
+    devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
@@ -114,7 +116,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
             "that compiles, is tracked or simulated, or has a data-flow profile"
         )
-    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes))
+    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes), tuple(saved))
 
 
 def _check_device(before: Profile, after: Profile, device: str | None) -> None:
@@ -126,11 +128,11 @@ def _check_device(before: Profile, after: Profile, device: str | None) -> None:
 
 def _compiled(
     before: Profile, after: Profile, device: str | None
-) -> tuple[tuple[str, str], list[Quantity]]:
+) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
     """What is compared of compiled code: nothing where neither has any, or none on ``device``."""
     wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
     if not any(wanted):
-        return ("", ""), []
+        return ("", ""), [], []
     found = [timelines(profile) for profile in (before, after)]
     mains = [main_device(f) if device is None else device for f in found]
     pairs = [(mains[0], mains[1], "")]
@@ -139,14 +141,16 @@ def _compiled(
         compared = set(mains) if alone or mains[0] == mains[1] else set()
         more = sorted(set().union(*found) - compared - {"cpu"})
         pairs += [(name, name, name) for name in more]
-    quantities = []
+    quantities: list[Quantity] = []
+    saved: list[SavedChange] = []
     for *names, of in pairs:
-        a, b = (
+        (a, kept), (b, keeps) = (
             _measure(f.get(name) or Timeline(profile, name), name)
             for f, profile, name in zip(found, (before, after), names, strict=True)
         )
         quantities += [_quantity(name, a[name], b[name], of) for name in a]
-    return (mains[0], mains[1]), quantities
+        saved += saved_changes(kept, keeps, names[1])
+    return (mains[0], mains[1]), quantities, saved
 
 
 def _quantity(name: str, a: _Measured, b: _Measured, device: str) -> Quantity:
@@ -154,7 +158,7 @@ def _quantity(name: str, a: _Measured, b: _Measured, device: str) -> Quantity:
     return Quantity(name, a.total, b.total, views, device)
 
 
-def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
+def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Saved]:
     attribution = Attribution(timeline.profile)
     at = timeline.peak()
     live = timeline.live_at(at.call, at.instant).items if at else ()
@@ -177,12 +181,13 @@ def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
     pools = pool_bytes(timeline.profile.ledger)
     if rest := pool_rest(functions, pools).get(device, 0):
         pool[REST] += rest
-    return {
+    found = {
         "peak": _by_place(attribution, ((item, 1.0) for item in live)),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
         "pool": _Measured(pools.get(device, 0), {"function": pool}),
     }
+    return found, saved_values(timeline.profile, attribution, saved)
 
 
 def _per_step(timeline: Timeline) -> dict[int, float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from .model import SourceFrame
+from .model.provenance import IN_TORCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,48 @@ class Quantity:
         return f"{self.name}, {self.device}" if self.device else self.name
 
 
+class SavedKind(str, Enum):
+    """How a value that is saved for the backward differs between two profiles."""
+
+    NEW = "saved now and not before"
+    GONE = "saved before and not now"
+    TYPE = "saved in another type"
+    SIZE = "saved in another size or number"
+    OPERATOR = "made by another operator"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedChange:
+    """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
+    otherwise.
+
+    Attributes:
+        kind: how it differs.
+        op: operator that made it, both where they differ.
+        module: path of its module, numbers of layers left out.
+        line: of the program, its file and its text; the name of an input.
+        types: element types, both where they differ.
+        before, after: bytes a step, 0 where it is not saved.
+        count: tensors a step, the larger number of both.
+        device: whose memory.
+    """
+
+    kind: SavedKind
+    op: str
+    module: str
+    line: str
+    types: str
+    before: int
+    after: int
+    count: int
+    device: str = ""
+
+    @property
+    def change(self) -> int:
+        """By how much it grew."""
+        return self.after - self.before
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileDiff:
     """Two profiles side by side.
@@ -77,12 +121,15 @@ class ProfileDiff:
         quantities: in the order of Note [What is compared].
         operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
+        saved: values that forwards save for their backwards in one profile alone, or otherwise:
+            Note [How saved values are matched] in ``diff_saved.py``.
     """
 
     devices: tuple[str, str]
     quantities: tuple[Quantity, ...]
     operations: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
+    saved: tuple[SavedChange, ...] = ()
 
 
 def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[Change, ...]:
@@ -95,6 +142,8 @@ def place_of(frame: SourceFrame | None) -> str:
     """A source line by its file and its text, or its number where the text is not known."""
     if frame is None:
         return "?"
+    if IN_TORCH in frame.file:  # Whose text and lines are other ones in each version.
+        return f"{frame.file.rpartition('-packages/')[2]}: in {frame.function}"
     code = " ".join(frame.code.split())
     name = os.path.basename(frame.file)
     return f"{name}: {code}" if code else f"{name}:{frame.line}"

@@ -138,6 +138,7 @@ def advise(
                 "changes": r.changes,
                 "finding": r.title,
                 "estimate": r.estimate,
+                "at_most": r.at_most,
                 "saved": found.saved(r),
                 "saved_allocated": found.saved_allocated(r),
                 "recomputed": found.more_flops(r),

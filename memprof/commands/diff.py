@@ -16,7 +16,17 @@ from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_diff
 from memprof.views import report_style
 
-from ._common import BadFile, print_json, print_text, rank_option, read, table_options
+from ._common import (
+    BadFile,
+    keep_apart,
+    page_option,
+    print_json,
+    print_page,
+    print_text,
+    rank_option,
+    read,
+    table_options,
+)
 
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -48,12 +58,14 @@ def _limit(
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
 @rank_option
+@page_option(required=False)
 @table_options
 def diff(
     before: str,
     after: str,
     limit: tuple[float, bool] | None,
     as_json: bool,
+    output: str | None,
     top: int | None,
     device: str | None,
     exact: bool,
@@ -63,9 +75,15 @@ def diff(
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
     tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
-    flow its peaks. Exits 2 if a file cannot be read, or if there is nothing to compare; with
-    --fail-over also if a file lacks a part, or its end, or something could not be compared.
+    flow its peaks. Values that forwards save in one of them alone, or in another type, are named
+    by operator and line, also between versions of torch. Exits 2 if a file cannot be read, or if
+    there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
+    something could not be compared.
     """
+    if output is not None and as_json:
+        raise click.UsageError("--output and --json exclude each other: run the command twice.")
+    if output is not None:
+        keep_apart([output], [before, after], "--output")
     old, new = read(before), read(after)
     try:
         found = compare(old, new, device)
@@ -73,7 +91,12 @@ def diff(
         raise BadFile(f"{before} and {after}: {e}") from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if as_json:
+    if output is not None:
+        # Its assets are of no use to the terminal's text.
+        from memprof.profiler.report.html import write_diff
+
+        print_page(output, write_diff(found, output, before, after))
+    elif as_json:
         print_json(found)
     else:
         style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)

@@ -13,6 +13,10 @@ from .tries import ScriptFailed, Tries
 
 __all__ = ["Advice", "Result", "Trial", "advise", "trials_of"]
 
+_AT_MOST = ("expandable-segments", "checkpoint", "chunked-loss", "drop-gradients")
+"""Changes of which a report or an account says what they can save at most, and no more: what is
+the fullest without these bytes, or is free in pieces then, it does not tell."""
+
 _RIVALS = ("fused-optimizer", "optimizer-one-by-one", "bf16-state")
 """Of these one alone can be had."""
 
@@ -51,6 +55,11 @@ class Result:
     problem: str = ""
     title: str = ""
     estimate: int | None = None
+
+    @property
+    def at_most(self) -> bool:
+        """Whether the estimate is no more than a bound."""
+        return self.changes[0].partition("=")[0] in _AT_MOST
 
     @property
     def idle(self) -> bool:

@@ -41,7 +41,7 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
         table.add_row(
             result.changes[0] if alone else "all that help",
             page.bytes(tried.needed),
-            "" if result.estimate is None else page.bytes(result.estimate),
+            _estimate(page, result),
             page.bytes(saved) if saved > 0 else "does not help",
             "" if not more else f"{100 * more:.1f} %",
             "yes" if tried.fits else "no",
@@ -63,6 +63,13 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
         "all that the device gives. Recomputed operations are those of compiled code."
     )
     return page.text()
+
+
+def _estimate(page: Page, result: Result) -> str:
+    if result.estimate is None:
+        return ""
+    size = page.bytes(result.estimate)
+    return f"at most {size}" if result.at_most and result.estimate else size
 
 
 def _sentence(found: Advice, result: Result) -> str:

@@ -5,11 +5,13 @@ Note [What a change is expected to save]
 All is of the instant at which most was reserved; that another instant may then be the fullest is
 not known from one account.
 
-* *expandable-segments*: what was reserved beyond the most that was ever allocated.
+* *expandable-segments*: what was reserved beyond the most that was ever allocated, at most: what
+  lies in pieces then, too, nobody knows.
 * *fused-optimizer*, *optimizer-one-by-one*, *checkpoint*: only where that instant lies in the
   optimizer's step, or does not, respectively.
-* *checkpoint*: activations of the class of modules whose instances made most of them, less what an
-  instance hands on, which is kept. Instances are counted by the blocks of a line of theirs.
+* *checkpoint*: activations of the class of modules that saves most, all but those of one of its
+  instances being gone; of how many there are no line of theirs can have made fewer blocks. At most:
+  what an instance hands on is kept, and an account does not tell it from the rest of its line.
 * *bf16-state*: half of the optimizer's state.
 
 Of other changes nothing is expected: a budget is the partitioner's business, and findings of a
@@ -44,22 +46,19 @@ def expected(account: DeviceAccount) -> dict[str, int]:
 
 
 def _recomputed_blocks(account: DeviceAccount) -> int:
-    """Activations that blocks of the class with most of them need not keep."""
-    rows = [r for r in account.rows if r.purpose is Purpose.ACTIVATION and r.modules]
+    """Activations of the class of blocks that saves most when they are not kept."""
     inside: Counter[str] = Counter()
-    for row in rows:
-        # The outermost module is the model, the innermost one no block: it has nothing inside.
-        classes = dict.fromkeys(row.modules.split(" > ")[1:-1])
+    instances: dict[str, int] = {}
+    composed: set[str] = set()
+    for row in account.rows:
+        if row.purpose is not Purpose.ACTIVATION or not row.modules:
+            continue
+        # The outermost module is the model, and what has nothing inside is no block.
+        classes = tuple(dict.fromkeys(row.modules.split(" > ")[1:]))
+        composed.update(classes[:-1])
         for name in classes:
             inside[name] += row.nbytes
-    if not inside:
-        return 0
-    most = max(inside.values())
-    # Of classes that are inside of one another the outermost that has several instances.
-    for name in inside:
-        own = [r for r in rows if r.modules.endswith(f" > {name}")]
-        handed_on = max(own, key=lambda r: r.nbytes, default=None)
-        if inside[name] == most and handed_on is not None and handed_on.count > 1:
-            of_own = sum(r.nbytes for r in own)
-            return most + of_own - handed_on.nbytes
-    return 0
+            instances[name] = min(instances.get(name, row.count), row.count)
+    blocks = [name for name in composed if instances[name] > 1]
+    best = max(blocks, key=lambda n: inside[n] * (1 - 1 / instances[n]), default=None)
+    return inside[best] if best is not None else 0

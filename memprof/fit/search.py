@@ -10,23 +10,25 @@ which must fail: mostly four tries in all.
 
 The line is of what is allocated, and no more than that: what is reserved bends near the end, where
 the allocator gives back what is free before it fails. Below what the line reaches lies what
-fragmentation takes, a share of the memory that no line tells: from a value that failed the next
-try is a 64th below it, then twice as much, but never more than the half of what is left, and then
-bisection finds the end. Where a line misleads altogether (sizes are padded, graphs differ), a pair
-of tries that did not halve what is left is followed by one in its middle: never more than three
-times as many tries as bisection alone.
+fragmentation takes, a share of the memory that no line tells. But a value that failed tells how
+much its request was short of: by so much, along the line, the next try is below it, and by a
+twelfth of it at least where the line comes from far below. What fits there makes a better line, or
+where that one is of no use, bisection finds the end. Where a line misleads altogether (sizes are
+padded, graphs differ), a pair of tries that did not halve what is left is followed by one in its
+middle: never more than three times as many tries as bisection alone.
 
 No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Line", "Try", "largest"]
 
-_BACK = 1 / 64
+_BACK = 1 / 12
 """How far below a value that failed the next try is, as a share of it."""
 
 
@@ -37,10 +39,12 @@ class Try:
     Attributes:
         fits: whether it ran.
         needed: bytes of the device that it could not do without, where it ran.
+        short: bytes that the request which failed was short of; 0 where nobody knows.
     """
 
     fits: bool
     needed: int = 0
+    short: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +94,39 @@ def largest(
     fits: dict[int, int] = {}
     low, high = -1, count
     widths: list[int] = []
-    stride, back, failed = 1, _BACK, False
+    stride, failed, short = 1, False, 0
     while high - low > 1:
         middle = (low + high) // 2
         line = _through(fits) or guess
         wanted = line.reaches(memory) if line is not None else None
-        if failed and wanted is not None and back < 1:
-            # The line reached it in vain: what fragmentation takes lies between.
-            index = max(high - max(int(high * back), 1), middle)
-            back *= 2
+        widths.append(high - low)
+        stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
+        if low == -1 and guess is None:
+            index = 0
+        elif stuck and high < count:
+            index = middle
+        elif failed and line is not None and line.slope > 0:
+            # A line from far below is no better than a guess, whatever the request was short of.
+            least = high * _BACK if 2 * low < high else 1
+            index = max(high - math.ceil(max(short / line.slope, least)), middle)
+        elif wanted is not None and wanted >= high < count:
+            index = middle
+        elif low >= 0 and wanted is not None and wanted <= low + stride:
+            # The line says that it is full; where it fits all the same, strides get longer.
+            index = low + stride
+            stride *= 2
+        elif wanted is not None:
+            index = wanted
+        elif line is not None:  # It does not rise.
+            index = high - 1
         else:
-            widths.append(high - low)
-            stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
-            if low == -1 and guess is None:
-                index = 0
-            elif (stuck or back > _BACK) and high < count:
-                index = middle
-            elif low >= 0 and wanted is not None and wanted <= low + stride:
-                # The line says that it is full; where it fits all the same, strides get longer.
-                index = low + stride
-                stride *= 2
-            elif wanted is not None:
-                index = wanted
-            elif line is not None:  # It does not rise.
-                index = high - 1
-            else:
-                index = second
+            index = second
         index = min(max(index, low + 1), high - 1)
         found = probe(index)
-        failed = not found.fits
-        if failed:
-            high = index
-        else:
+        if found.fits:
             low = index
             fits[index] = found.needed
+        else:
+            high, short = index, found.short
+        failed = not found.fits
     return low, _through(fits)

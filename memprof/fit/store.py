@@ -33,6 +33,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         allocated: the most bytes that were allocated of it at once.
         parts: what was reserved at the peak, by name and in bytes, largest first.
         limit: the request that did not fit and who made it, empty where all did.
+        short: bytes more that the device must have had free for that request.
         flops: of matrix products, convolutions and attention in what was partitioned for autograd;
             None where they were not counted.
         changed: what the changes that were tried have changed, in sentences.
@@ -57,6 +58,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     seconds: float
     expected: dict[str, int] = {}
+    short: int = 0
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

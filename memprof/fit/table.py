@@ -106,7 +106,8 @@ def rows(
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
             tried = attempt({**row.values, varied.name: varied.values[index]}, row)
             by_index[index] = tried
-            return Try(tried.fits, tried.needed - tried.reserved + tried.allocated)
+            needed = tried.needed - tried.reserved + tried.allocated
+            return Try(tried.fits, needed, tried.short)
 
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from memprof.profiler.host import installed_version
+from memprof.profiler.model import Failure
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
 from memprof.simulate.command_line import Command, parse
@@ -197,12 +198,25 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
         expected=expected(account),
+        short=0 if fits else _short(s),
     )
 
 
-def _limit(s: Simulation) -> str:
+def _failure(s: Simulation) -> Failure | None:
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
-    failure = next((m.failure for m in moments if m.failure is not None), None)
+    return next((m.failure for m in moments if m.failure is not None), None)
+
+
+def _short(s: Simulation) -> int:
+    """Bytes that the device lacked for the request that failed."""
+    failure = _failure(s)
+    if failure is None:
+        return max(s.needed - s.gpu.memory, 0)
+    return max(failure.wanted - failure.device_free, 0)
+
+
+def _limit(s: Simulation) -> str:
+    failure = _failure(s)
     if failure is not None:
         went_on = "; the script went on" if s.outcome.failure is None else ""
         return f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"

@@ -32,11 +32,15 @@ def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> 
                 for parameter in group["params"]:
                     if parameter.grad is None:
                         continue
-                    _convert(optimizer.state.get(parameter, {}), torch.bfloat16, torch.float32)
+                    # The state of a narrow parameter is as narrow by itself.
+                    wide = parameter.dtype is torch.float32
+                    if wide:
+                        _convert(optimizer.state.get(parameter, {}), torch.bfloat16, torch.float32)
                     optimizer.param_groups = [{**group, "params": [parameter]}]
                     step(optimizer)
                     state = optimizer.state.get(parameter, {})
-                    narrowed += _convert(state, torch.float32, torch.bfloat16)
+                    if wide:
+                        narrowed += _convert(state, torch.float32, torch.bfloat16)
         finally:
             optimizer.param_groups = groups
         if narrowed:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from .._text import without_numbers
 from ..attribution import Attribution, Site
 from ..live import LiveItem
 from ..model import Category
@@ -58,7 +59,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         if site.category is Category.ACTIVATION and site.node is not None and not site.outside:
             place = site.frame.location if site.frame else site.node
-            module = None if site.module is None else _pattern(site.module)
+            module = None if site.module is None else without_numbers(site.module)
             groups[module, place].append((item, site))
     ranked = []
     for (module, _), members in groups.items():
@@ -66,7 +67,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         if worth >= threshold:
             lifetime = _lifetime(timeline, attribution, members)
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
-    peaks = RecomputedPeak(timeline)
+    peaks = RecomputedPeak(timeline, lambda op: cheapness(op) == 1.0)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
         nbytes = at.nbytes - peaks.without({made(i) for i, _ in members})
         if nbytes < threshold:
@@ -129,17 +130,13 @@ def _to_wrap(timeline: Timeline, members: list[tuple[LiveItem, Site]]) -> str:
     modules = {n.module_path for g in timeline.profile.graphs for n in g.nodes.values()}
     if path and not any(m and m.startswith(f"{path}.") for m in modules):
         path = path.rpartition(".")[0]
-    return _pattern(path) or "parts of the model"
+    return without_numbers(path) or "parts of the model"
 
 
 def _kept(lifetime: float) -> str:
     if not lifetime:
         return ""
     return f", kept for {lifetime:g} {'call' if lifetime == 1 else 'calls'}"
-
-
-def _pattern(module: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
 def _short(op: str | None) -> str:

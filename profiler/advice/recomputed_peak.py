@@ -11,18 +11,21 @@ timeline is gone through once more, and a value that is recomputed is live
 
 The highest instant that is left is the new peak. Lines that read a value are those of
 ``GraphRecord.statements``, by its name and those of its views. Where nothing is known to read it,
-it is live at the line that makes it alone. What else it takes to recompute (an input that nobody
-keeps so far) is not known from a profile.
+it is live at the line that makes it alone.
+
+What it is computed from and nobody keeps so far is live from where it was freed until the value is
+there again: Note [What it takes to recompute] in ``recompute_needs.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..live import LiveItem
-from ..model import GraphKind, GraphRecord, StatementKind
+from ..model import AllocationProgram, GraphKind, GraphRecord, StatementKind
 from ..timeline import Timeline
+from .recompute_needs import Needs
 
 Made = tuple[int, str | None, int]
 """A storage by who made it: graph, name in its code and line."""
@@ -39,9 +42,11 @@ class RecomputedPeak:
 
     Args:
         timeline: of the device that matters.
+        cheap: whether an operator is cheap to run again, by its name.
     """
 
     timeline: Timeline
+    cheap: Callable[[str | None], bool]
     _calls: list[int] = field(default_factory=list)
     _uses: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
@@ -56,12 +61,39 @@ class RecomputedPeak:
             for call in range(len(self.timeline)):
                 first.setdefault(self.timeline.kind(call), call)
             self._calls = list(first.values())
-        return max((max(self._bytes(call, recomputed)) for call in self._calls), default=0)
+        needs = self._needs(recomputed)
+        return max((max(self._bytes(call, recomputed, needs)) for call in self._calls), default=0)
 
-    def _bytes(self, call: int, recomputed: Collection[Made]) -> Iterator[int]:
+    def _needs(self, recomputed: Collection[Made]) -> dict[Made, dict[str, int]]:
+        """What is kept besides for each of these, bytes by name."""
+        found: dict[Made, dict[str, int]] = {}
+        for unit in self.timeline.units:
+            of = {m[1]: m for m in recomputed if m[0] == unit.graph.id and m[1] is not None}
+            if not of or unit.graph.kind is not GraphKind.FORWARD:
+                continue
+            kept = {s.owner for s in unit.saved.values() if s.graph == unit.graph.id and s.owner}
+            needs = Needs(unit.graph, _sizes(unit.program), kept, self._is_cheap(unit.graph))
+            found.update((of[name], more) for name, more in needs.of(of).items())
+        return found
+
+    def _is_cheap(self, graph: GraphRecord) -> Callable[[str], bool]:
+        def cheap(name: str) -> bool:
+            buffer = graph.buffers.get(name)
+            nodes = [graph.nodes[n] for n in (buffer.nodes if buffer else ()) if n in graph.nodes]
+            return bool(nodes) and all(self.cheap(n.original_aten or n.target) for n in nodes)
+
+        return cheap
+
+    def _bytes(
+        self, call: int, recomputed: Collection[Made], needs: Mapping[Made, Mapping[str, int]]
+    ) -> Iterator[int]:
         """Live bytes at each instant of a call."""
         at_entry = self.timeline.live_at(call, 0)
-        gone = {made(i): i.nbytes for i in at_entry.items if made(i) in recomputed}
+        gone = {
+            made(i): i.nbytes - i.count * sum(needs.get(made(i), {}).values())
+            for i in at_entry.items
+            if made(i) in recomputed
+        }
         total = at_entry.nbytes
         yield total - sum(gone.values())
         changes = self.timeline.changes(call)
@@ -78,6 +110,8 @@ class RecomputedPeak:
                     name = program.storages[event.storage].name
                     comes.setdefault(made(before), uses.get(name, (event.line, 0))[0])
         functions = {s.line: s.function for s in graph.statements}
+        more = {n: size for m, names in needs.items() if m[0] == graph.id
+                for n, size in names.items()}  # fmt: skip
         goes: dict[Made, tuple[int, int]] = {}
         for event, (before, after) in zip(program.events, changes, strict=True):
             # Lines are in the order of time within one function of the generated code alone.
@@ -90,6 +124,8 @@ class RecomputedPeak:
             ]:
                 gone[key] = goes.pop(key)[1]
             if before is not None:
+                if made(before)[0] == graph.id and (after is None or after.owner != before.owner):
+                    total += more.pop(before.owner or "", 0)
                 total -= before.nbytes
                 for known in (gone, comes, goes):
                     known.pop(made(before), None)
@@ -118,3 +154,9 @@ class RecomputedPeak:
 
 
 _USES = (StatementKind.KERNEL, StatementKind.FALLBACK)
+
+
+def _sizes(program: AllocationProgram) -> dict[str, int]:
+    """Bytes of what a program allocates, by name."""
+    storages = program.storages
+    return {e.owner: storages[e.storage].nbytes for e in program.events if e.owner}

@@ -462,10 +462,12 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
 
         return with_arguments
 
-    undone = [
-        _replace([owner], "forward", around)
-        for owner in (module.CheckpointFunction, module._NoopSaveInputs)
-    ]
+    undone = [_replace([module.CheckpointFunction], "forward", around)]
+    noop = getattr(module, "_NoopSaveInputs", None)
+    if noop is not None:
+        undone.append(_replace([noop], "forward", around))
+    else:  # From torch 2.13 on, inputs are packed without a function of autograd.
+        undone.append(_replace([module._CheckpointFrame], "save_inputs", around))
 
     def undo() -> None:
         for one in undone:

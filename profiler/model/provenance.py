@@ -23,7 +23,8 @@ class Evidence(str, Enum):
     """Nothing is known."""
 
 
-_IN_TORCH = "-packages/torch/"
+IN_TORCH = "-packages/torch/"
+"""In the path of every file of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class NodeProvenance:
     def frame(self) -> SourceFrame | None:
         """The innermost frame outside of torch (a collective or an optimizer has some in it), of
         all if there is none."""
-        users = (f for f in reversed(self.stack) if _IN_TORCH not in f.file)
+        users = (f for f in reversed(self.stack) if IN_TORCH not in f.file)
         return next(users, self.stack[-1] if self.stack else None)
 
 

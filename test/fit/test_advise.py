@@ -134,6 +134,7 @@ def test_findings_of_a_profile_stand_beside_what_they_saved(
     assert (gelu["finding"], gelu["estimate"]) == ("recompute of it", 4 * GIB)
     assert (gelu["saved"], gelu["saved_allocated"]) == (3 * GIB, 3 * GIB)
     assert segments["problem"] == "RuntimeError: no"
+    assert [r["at_most"] for r in (gelu, segments)] == [False, True]
     assert [f["kind"] for f in data["untried"]] == ["shapes"]
 
     # AND in words, with a change more than the report has
@@ -145,6 +146,16 @@ def test_findings_of_a_profile_stand_beside_what_they_saved(
     assert "(finding: recompute of it)" in text
     assert "not tried, since it is the program's own text that has to change: shapes of it" in text
     assert "all that help 11.0 GiB" in text
+
+
+def test_what_can_only_be_bounded_is_said_to_be_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_profile(Profile(), tmp_path / "run.memprof")
+    found = [finding(FindingKind.GRADIENT, 7 * GIB, "checkpoint")]
+    monkeypatch.setattr(advise_module, "find", lambda profile: found)
+    done = CliRunner().invoke(main, ["advise", "-q", "run.memprof", "--try", "--", "train.py"])
+    assert "14.0 GiB at most 7.00 GiB 6.00 GiB" in " ".join(done.stdout.split())
 
 
 def test_the_command_may_be_what_the_tracker_recorded(
@@ -183,8 +194,11 @@ def test_bad_changes(text: str, said: str) -> None:
 
 def test_what_the_account_expects() -> None:
     rows = [
-        AccountRow(Purpose.ACTIVATION, 90, 3, "Net > Block > MLP"),
-        AccountRow(Purpose.ACTIVATION, 30, 3, "Net > Block"),
+        AccountRow(Purpose.ACTIVATION, 90, 3, "Model > Net > Block > MLP"),
+        AccountRow(Purpose.ACTIVATION, 30, 3, "Model > Net > Block"),
+        # What holds the blocks has lines that made two blocks of memory, and is there once.
+        AccountRow(Purpose.ACTIVATION, 10, 1, "Model > Net"),
+        AccountRow(Purpose.ACTIVATION, 10, 2, "Model > Net > Embedding"),
         AccountRow(Purpose.OPTIMIZER_STATE, 80, 2),
         AccountRow(Purpose.TEMPORARY, 7, 1),
     ]
@@ -194,7 +208,7 @@ def test_what_the_account_expects() -> None:
         "fused-optimizer": 0,
         "optimizer-one-by-one": 0,
         "bf16-state": 40,
-        "checkpoint": 90,
+        "checkpoint": 120,
     }
     account.phase = "optimizer"
     assert expected(account)["fused-optimizer"] == 7

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...diff_model import ProfileDiff, Quantity
-from ..section import EVERY, Column, Note, Section, Table, Tone, Unit
+from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
+from ..format import format_bytes
+from ..section import EVERY, Cell, Column, Note, Section, Table, Tone, Unit
 
 _TITLES = {
     "peak": "peak of known live memory",
@@ -40,6 +41,7 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
         yield Section(
             "", "", tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
         )
+    yield from _saved(diff)
     for q in diff.quantities:
         for view, changes in q.views.items():
             columns = (
@@ -55,6 +57,41 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
             )
             if changes:
                 yield Section("", f"{_title(q)}: what changed, by {view}", tables=(table,))
+
+
+def _saved(diff: ProfileDiff) -> Iterator[Section]:
+    """Values that are saved for the backward on one side alone, or otherwise."""
+    sides = {SavedKind.NEW: "after", SavedKind.GONE: "before"}
+    for device in dict.fromkeys(c.device for c in diff.saved):
+        for kind in SavedKind:
+            found = [c for c in diff.saved if c.kind is kind and c.device == device]
+            if not found:
+                continue
+            sums = {
+                "before": sum(c.before for c in found),
+                "after": sum(c.after for c in found),
+            }
+            shown = [sides[kind]] if kind in sides else ["before", "after"]
+            if kind is SavedKind.OPERATOR:
+                shown = ["after"]
+            columns = (
+                *(Column(s if len(shown) > 1 else "bytes", Unit.BYTES, adds=True) for s in shown),
+                Column("tensors", Unit.COUNT),
+                Column("type"),
+                Column("operator", Unit.CODE),
+                Column("module", Unit.CODE),
+                Column("line", Unit.CODE),
+            )
+            where = "" if device == diff.devices[1] else f", {device}"
+            said = " → ".join(format_bytes(sums[s]) for s in shown)
+            title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {said}"
+            table = Table(columns, [_row(c, shown) for c in found], rest="more")
+            yield Section("", title, tables=(table,))
+
+
+def _row(c: SavedChange, shown: list[str]) -> tuple[Cell, ...]:
+    sizes = {"before": c.before, "after": c.after}
+    return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
 
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:

@@ -1,0 +1,39 @@
+"""Two profiles compared, as a page: what ``memprof diff BEFORE AFTER -o out.html`` writes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...diff_model import ProfileDiff
+from .. import sections
+from .page import Page, write_page
+
+
+def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
+    """The page's payload: the sections that the text has."""
+    return {"sections": [s.plain() for s in sections.of_diff(diff)]}
+
+
+def write_diff(
+    diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
+) -> int:
+    """Write a comparison as one HTML file, whole or not at all, and return its bytes.
+
+    Args:
+        diff: what was found.
+        path: of the page.
+        before, after: paths of the profiles; their names are in the title.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+    """
+    names = [os.path.basename(p) for p in (before, after) if p]
+    page = Page(
+        title=f"What grew: {' → '.join(names)}" if names else "What grew",
+        payload=diff_payload(diff),
+        scripts=("assets/diff.js",),
+        styles=("assets/report.css",),
+        description="Two memory profiles of PyTorch code compared, taken by memprof.",
+    )
+    return write_page(page, path)

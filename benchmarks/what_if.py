@@ -100,22 +100,23 @@ def fit(models: tuple[str, ...], gpus: tuple[str, ...]) -> list[dict[str, Any]]:
                 *("python", str(HERE / "train_models.py"), model, "--batch", "{BATCH}"),
             )
             took, used = time.monotonic() - begin, cpu_seconds() - used
-            if ran.returncode:
+            if ran.returncode > 1:  # 1: not even one fits, which is an answer.
                 print(f"  {model} on {gpu} ended with {ran.returncode}: {ran.stderr[-500:]}")
                 rows.append({"model": model, "gpu": gpu, "met": False})
                 continue
             document = json.loads(ran.stdout)
             row = document["rows"][0]
-            batch = int(row["best"]["values"]["BATCH"])
+            best = row["best"]
+            batch = int(best["values"]["BATCH"]) if best else 0
             after = row["failed"] and int(row["failed"]["values"]["BATCH"])
             tries = len(row["tries"])
             met = after == batch + 1 and tries <= TRIES and took <= SECONDS
-            needs = row["best"]["needed"]
+            needs = best["needed"] if best else None
             made = {"model": model, "gpu": gpu, "batch": batch, "needs": needs, "next": after}
             rows.append({**made, "tries": tries, "seconds": took, "cpu_seconds": used, "met": met})
             table.row(
                 [
-                    *(model, gpu, str(batch), f"{row['best']['needed'] / 2**30:.2f}"),
+                    *(model, gpu, str(batch), f"{needs / 2**30:.2f}" if needs else "-"),
                     *("fails" if after == batch + 1 else str(after), str(tries)),
                     *(f"{took:.0f}", f"{used:.0f}", "met" if met else "NOT MET"),
                 ]

@@ -14,11 +14,10 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_diff
+from memprof.profiler.sizes import parse_size
 from memprof.views import report_style
 
 from ._common import BadFile, print_json, print_text, rank_option, read, table_options
-
-_UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def _limit(
@@ -27,13 +26,14 @@ def _limit(
     """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|b|[kmgt]ib)?", value.strip().lower())
-    if not found or (found[2] is None and found[1] != "0"):
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()):
+        return float(percent[1]) / 100, True
+    nbytes = None if value.strip(" .0123456789") == "" and value != "0" else parse_size(value)
+    if nbytes is None:
         raise click.BadParameter(
             f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB"
         )
-    number, unit = float(found[1]), found[2] or "b"
-    return (number / 100, True) if unit == "%" else (number * _UNITS[unit], False)
+    return nbytes, False
 
 
 @click.command()

@@ -245,7 +245,7 @@ class Document:
         if new.dropped is not None:
             self._dropped = new.dropped
         if self._keep_calls is not None and (more := len(known) - self._keep_calls) > 0:
-            for column in (known.graph, known.program, known.start_ns, known.end_ns, known.thread):
+            for column in known.columns:
                 del column[:more]
             self._dropped += more
 

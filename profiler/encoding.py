@@ -66,14 +66,7 @@ def encode_profile(profile: Profile) -> bytes:
     pieces = []
     for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
         part = slice(start, start + _CALLS_A_FRAME)
-        columns = CallColumns(
-            calls.graph[part],
-            calls.program[part],
-            calls.start_ns[part],
-            calls.end_ns[part],
-            calls.thread[part],
-            calls.dropped,
-        )
+        columns = CallColumns(*(c[part] for c in calls.columns), dropped=calls.dropped)
         last = start + _CALLS_A_FRAME >= len(calls)
         pieces.append(encoder.chunk(profile, columns, end=last and profile.complete))
     return b"".join(pieces)

@@ -252,9 +252,8 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         else n
         for identity, n in profile.released.items()
     }
-    columns_of = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
-    graph, program, start, end, thread = (list(compress(c, good)) for c in columns_of)
-    profile.calls = CallColumns(graph, program, start, end, thread, dropped)
+    kept = (list(compress(column, good)) for column in calls.columns)
+    profile.calls = CallColumns(*kept, dropped=dropped)
 
 
 # Optional parts

@@ -60,6 +60,11 @@ class CallColumns:
     def __len__(self) -> int:
         return len(self.graph)
 
+    @property
+    def columns(self) -> tuple[list[int], ...]:
+        """The columns in order."""
+        return self.graph, self.program, self.start_ns, self.end_ns, self.thread
+
 
 @dataclass(slots=True, repr=False)
 class Profile:

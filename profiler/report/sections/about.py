@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from ...advice import Finding
 from ...attribution import View
 from ..format import format_bytes, format_ns, format_share
-from ..section import Column, Note, Section, Show, Table, Tone, Unit
+from ..section import LINE, MODULE, TEXT, Column, Note, Section, Show, Table, Tone, Unit, of_rows
 from ..summary import Summary
 
 VIEW_TITLES = {
@@ -22,7 +22,7 @@ _SHORT = 3
 """Findings of a short text."""
 _EVIDENCE = 3
 """Rows of evidence under a finding of a text; pages and the JSON report have all."""
-_REASON = (Column("", Unit.BYTES, adds=True), Column("", fold=True))
+_REASON = (Column("", Unit.BYTES, adds=True), TEXT)
 
 
 def module_name(path: str | None) -> str | None:
@@ -65,8 +65,8 @@ def _left_out(s: Summary) -> Section:
     title = "left out, since the file is damaged or contradicts itself: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.left_out]
-    table = Table((Column("", fold=True),), rows, rest="more: report --json", lines=True)
-    return Section("left-out", title, tables=(table,) if rows else (), tone=Tone.WARN)
+    said = of_rows(title, (TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
+    return replace(said, id="left-out")
 
 
 def _out_of_memory(s: Summary) -> Section:
@@ -80,18 +80,15 @@ def _out_of_memory(s: Summary) -> Section:
     ]
     columns = (
         Column("times", Unit.TIMES, adds=True),
-        Column("what failed"),
-        Column("module", Unit.CODE),
-        Column("source line", Unit.FRAME),
-        Column("device"),
+        *(Column("what failed"), MODULE, LINE, Column("device")),
         Column("live", Unit.BYTES),
         Column("time", Unit.TIME),
         Column("who says so"),
         Column("error", fold=True),
     )
-    table = Table(columns, rows, rest="more: report --json", lines=True)
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
-    return Section("out-of-memory", title, tables=(table,) if rows else (), tone=Tone.ERROR)
+    said = of_rows(title, columns, rows, rest="more: report --json", lines=True, tone=Tone.ERROR)
+    return replace(said, id="out-of-memory")
 
 
 def advice(s: Summary, show: Show) -> Section:
@@ -113,10 +110,7 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
         Column("", Unit.BYTES, adds=True),
         Column("what"),
         Column("times", Unit.TIMES),
-        Column("graph", Unit.CODE),
-        Column("FX node", Unit.CODE),
-        Column("module", Unit.CODE),
-        Column("source line", Unit.FRAME),
+        *(Column("graph", Unit.CODE), Column("FX node", Unit.CODE), MODULE, LINE),
     )
     rows = [
         (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)

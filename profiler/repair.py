@@ -25,7 +25,6 @@ from typing import TypeVar
 
 from .model import (
     AllocationProgram,
-    CallColumns,
     DataFlowColumns,
     DataFlowDevice,
     GraphRecord,
@@ -252,8 +251,7 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         else n
         for identity, n in profile.released.items()
     }
-    kept = (list(compress(column, good)) for column in calls.columns)
-    profile.calls = CallColumns(*kept, dropped=dropped)
+    profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
 # Optional parts

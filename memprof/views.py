@@ -210,9 +210,10 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
         said: Iterable[Section] = [sections.of_ranks(found, format_bytes)]
+        data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
-        said = sections.of_profile(profiles[0], found, format_bytes, EVERY)
-    data = {f.name: getattr(found, f.name) for f in fields(found)}
+        said = sections.of_profile(found, format_bytes, EVERY)
+        data = found.figures()
     return {**data, "sections": [s.plain(without="") for s in said if s]}
 
 
@@ -225,8 +226,7 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
         return render_ranks(found, style)
-    (profile,) = profiles
-    return render_profile(profile, found, style)
+    return render_profile(found, style)
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:

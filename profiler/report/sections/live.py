@@ -188,7 +188,7 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         return (p.nbytes, p.nbytes, p.storages, key, *more)
 
     # Where the device has an account, that says what the peak is made of.
-    watched = {a.device for a in s.accounts if not a.present}
+    watched = {a.device for a in s.profile.accounts if not a.present}
     told = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]

@@ -13,7 +13,7 @@ from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_name, check_writable, read_profile, write_profile
+from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
     DeviceAccount,
@@ -23,6 +23,7 @@ from memprof.profiler.model import (
     Profile,
     TrackerRecord,
 )
+from memprof.profiler.writing import check_writable
 
 from .eager import EagerMemory
 from .on_oom import check_place, write_to

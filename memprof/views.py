@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.diff import ProfileDiff, compare
 from memprof.profiler.export import export_profile
-from memprof.profiler.file import check_writable, read_profiles, single_profile
+from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
@@ -21,6 +21,7 @@ from memprof.profiler.report.section import EVERY, Section
 from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.text import render_diff, render_profile, render_ranks
 from memprof.profiler.snapshot.named import read_named_snapshot
+from memprof.profiler.writing import check_writable
 
 StrPath = str | os.PathLike[str]
 

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from memprof.profiler._text import visible
-from memprof.profiler.file import check_name, check_writable
+from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
+from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import BadJob, jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest

@@ -26,8 +26,6 @@ from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
 from .request import VARIABLE, Failure, Outcome, Request, Run
 
-__all__ = ["Settings", "Simulation", "attempt", "find_smallest", "simulate"]
-
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
 

@@ -8,8 +8,6 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
-__all__ = ["VARIABLE", "Failure", "Outcome", "Request", "Run"]
-
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
 

@@ -13,6 +13,7 @@ from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..growth import growth
+from ..live import UnobservedCalls
 from ..model import (
     Category,
     GraphRecord,
@@ -25,7 +26,7 @@ from ..model import (
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
-from ..timeline import WARM_UPS, Timeline, UnobservedCalls
+from ..timeline import WARM_UPS, Timeline
 from ..trees import (
     GraphedFunction,
     RecordedNode,

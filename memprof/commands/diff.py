@@ -17,15 +17,11 @@ from memprof.profiler.report.text import render_diff
 from memprof.profiler.sizes import parse_size
 from memprof.views import report_style
 
-from ._common import BadFile, print_json, print_text, rank_option, read, table_options
+from ._common import BadFile, print_json, print_text, rank_option, read, read_by, table_options
 
 
-def _limit(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[float, bool] | None:
+def _limit(value: str) -> tuple[float, bool]:
     """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
-    if value is None:
-        return None
     if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()):
         return float(percent[1]) / 100, True
     nbytes = None if value.strip(" .0123456789") == "" and value != "0" else parse_size(value)
@@ -42,7 +38,7 @@ def _limit(
 @click.option(
     "--fail-over",
     "limit",
-    callback=_limit,
+    callback=read_by(_limit),
     metavar="LIMIT",
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )

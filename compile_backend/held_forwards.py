@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from memprof.profiler._programs import PERSISTENT
 from memprof.profiler.device.holders import HeldGraphs, held_graphs
 from memprof.profiler.growth_rule import LEAST, rate_of
 from memprof.profiler.model import (
-    Category,
     GraphKind,
     GraphRecord,
     Growth,
@@ -31,15 +31,6 @@ from memprof.profiler.model import (
 from memprof.profiler.pairing import forwards_that_wait
 
 from . import _torch_compat
-
-_LASTING = frozenset(
-    {
-        Category.PARAMETER,
-        Category.PERSISTENT_STATE,
-        Category.OPTIMIZER_STATE,
-        Category.CONSTANT,
-    }
-)
 
 
 def may_wait(graphs: Iterable[GraphRecord]) -> bool:
@@ -104,7 +95,7 @@ def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
     for program in graph.programs[:1]:
         for live in program.surviving():
             outputs = [graph.outputs[i] for i in live.storage.outputs if i < len(graph.outputs)]
-            if live.storage.category in _LASTING or not any(
+            if live.storage.category in PERSISTENT or not any(
                 v.role is Role.SAVED_FOR_BACKWARD for v in outputs
             ):
                 continue

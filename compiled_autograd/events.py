@@ -16,47 +16,41 @@ KEPT = 64
 
 
 @dataclass(slots=True)
-class Capture:
-    """One captured backward.
+class Signature:
+    """Enough of a capture to say how another one differs.
 
     Attributes:
         id: number of the capture; Dynamo's compile ids of it begin with ``!<id>/``.
-        graph: after the passes.
         calls: names of the autograd nodes, in the engine's order; of AOTAutograd's with the
             number of the graph, since a forward that is compiled anew has a node of its own.
         shapes: of the lifted tensors.
         sizes: lifted sizes at capture.
+    """
+
+    id: int
+    calls: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Capture(Signature):
+    """One captured backward.
+
+    Attributes:
+        graph: after the passes.
         captured_nodes: FX nodes before the passes.
         capture_ns: time from the engine's first call to the finished graph, compiler excluded.
         passes: what the passes did.
         reason: why it was captured: why no earlier graph could be used.
     """
 
-    id: int
     graph: GraphModule
-    calls: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
     captured_nodes: int
     capture_ns: int
     passes: PassResult
     reason: str = ""
     runs: itertools.count[int] = field(default_factory=itertools.count)
-
-    @property
-    def signature(self) -> Signature:
-        """What later captures are compared with."""
-        return Signature(self.id, self.calls, self.shapes, self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Enough of a capture to say how another one differs."""
-
-    id: int
-    calls: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +76,9 @@ class CaptureLog:
 
     def captured(self, capture: Capture) -> Capture:
         """Note a capture and give it its reason."""
-        signature = capture.signature
-        capture.reason = why_captured(signature, tuple(self._signatures))
-        self._signatures.append(signature)
+        capture.reason = why_captured(capture, tuple(self._signatures))
+        # Without the graph, which would be kept alive.
+        self._signatures.append(Signature(capture.id, capture.calls, capture.shapes, capture.sizes))
         for listener in tuple(self.listeners):
             listener.captured(capture)
         return capture

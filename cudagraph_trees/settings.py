@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass, replace
 
 from memprof.profiler.process_hooks import on_reset
+from memprof.profiler.sizes import parse_size
 
 log = logging.getLogger("memprof.cudagraph_trees")
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS[f"{_letter}b"] = 1000**_power
-    _UNITS[f"{_letter}ib"] = 1024**_power
 
 
 def parse_bytes(value: int | str) -> int:
@@ -23,13 +18,12 @@ def parse_bytes(value: int | str) -> int:
         ValueError: it is neither, or negative.
     """
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
-        unit = _UNITS.get(match.group(2).lower()) if match else None
-        if match is None or unit is None:
+        found = parse_size(value)
+        if found is None:
             raise ValueError(
                 f"{value!r} is no number of bytes; write e.g. 8589934592, '8GiB' or '512MB'"
             )
-        return int(float(match.group(1)) * unit)
+        return found
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no number of bytes; it must be an integer of 0 or more")
     return value

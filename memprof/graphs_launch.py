@@ -10,8 +10,8 @@ import os
 import sys
 import time
 
+from .profiler import run_main
 from .profiler._text import visible
-from .profiler.run_main import CannotRun, run_main, show_without
 from .session import watch_graphs
 
 USAGE = "usage: python -m memprof.graphs_launch FOLDER (SCRIPT | -m MODULE) [ARGUMENT ...]"
@@ -33,13 +33,7 @@ def launch(folder: str, arguments: list[str]) -> None:
         begun = True
 
     try:
-        run_main(arguments, before=begin)
-    except CannotRun as e:
-        print(f"memprof run: {e}", file=sys.stderr)
-        sys.exit(2)
-    except BaseException:
-        show_without(__file__)
-        raise
+        run_main.launch(arguments, begin, __file__)
     finally:
         if begun:
             session.__exit__(*sys.exc_info())

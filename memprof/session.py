@@ -6,14 +6,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from memprof.compile_backend.environment import process
 from memprof.compile_backend.held_forwards import held_forwards, may_wait
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.present import present_accounts
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_name, check_writable, read_profile, write_profile
+from memprof.profiler.file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
     DataFlowColumns,
     DeviceAccount,
@@ -23,6 +23,7 @@ from memprof.profiler.model import (
     Profile,
     TrackerRecord,
 )
+from memprof.profiler.writing import check_writable
 
 from .eager import EagerMemory
 from .on_oom import check_place, write_to
@@ -30,6 +31,8 @@ from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
 log = logging.getLogger("memprof")
+
+_Part = TypeVar("_Part")
 
 DEFAULT_MAX_CALLS = 1_000_000
 
@@ -118,14 +121,14 @@ class ProfilingSession(Views):
 
     def _find_growth(self) -> list[Growth]:
         """What grows, asked while the program's variables are there."""
-        found = list(self._eager.growth) if self._eager is not None else []
-        try:
+
+        def of_compiled_code() -> list[Growth]:
             # The call log of a long session takes a second to go through.
-            if may_wait(RUNTIME.snapshot(self._session).graphs):
-                found += _held_forwards(RUNTIME.profile(self._session))
-        except Exception as e:  # The profile is of more use than this.
-            log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
-        return found
+            waits = may_wait(RUNTIME.snapshot(self._session).graphs)
+            return held_forwards(RUNTIME.profile(self._session)) if waits else []
+
+        found = [] if self._eager is None else self._eager.growth
+        return [*found, *_unless_it_fails(of_compiled_code, _NO_GROWTH, list[Growth]())]
 
     @staticmethod
     def _end_eager(eager: EagerMemory, error: object) -> None:
@@ -319,11 +322,8 @@ def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
     tracker = api.current_tracker() if api is not None else None
     if tracker is None or not tracker.started:
         return None
-    try:
-        record: TrackerRecord = tracker.record(threads)
-    except Exception as e:
-        log.error("The tracker's record does not join the profile: %s: %s", type(e).__name__, e)
-        return None
+    said = "The tracker's record does not join the profile"
+    record: TrackerRecord | None = _unless_it_fails(lambda: tracker.record(threads), said, None)
     return record
 
 
@@ -352,25 +352,25 @@ def current_profile() -> Profile:
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
     found.tracker = _tracker_record(threads)
-    found.growth = _held_forwards(found)
+    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH, [])
     found.accounts = _accounts_now()
     return found
 
 
 def _accounts_now() -> list[DeviceAccount]:
-    try:
-        return present_accounts()
-    except Exception as e:
-        log.error("memprof failed to account for the device: %s: %s", type(e).__name__, e)
-        return []
+    return _unless_it_fails(present_accounts, "memprof failed to account for the device", [])
 
 
-def _held_forwards(profile: Profile) -> list[Growth]:
+_NO_GROWTH = "memprof failed to look for growth"
+
+
+def _unless_it_fails(make: Callable[[], _Part], said: str, neutral: _Part) -> _Part:
+    """A part of a profile, which is of more use without it than not at all."""
     try:
-        return held_forwards(profile)
+        return make()
     except Exception as e:
-        log.error("memprof failed to look for growth: %s: %s", type(e).__name__, e)
-        return []
+        log.error("%s: %s: %s", said, type(e).__name__, e)
+        return neutral
 
 
 class _Process(Views):

@@ -43,10 +43,10 @@ from memprof.compile_backend.call_log import CallRecord
 from memprof.compile_backend.runtime import Runtime, Session
 from memprof.profiler.device.totals import device_totals
 from memprof.profiler.encoding import ProfileEncoder
-from memprof.profiler.file import create_for_streaming
 from memprof.profiler.host import resident_bytes
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.writing import create_for_streaming
 
 log = logging.getLogger("memprof")
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.diff import ProfileDiff, compare
 from memprof.profiler.export import export_profile
-from memprof.profiler.file import check_writable, read_profiles, single_profile
+from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
@@ -21,6 +21,7 @@ from memprof.profiler.report.section import EVERY, Section
 from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.text import render_diff, render_profile, render_ranks
 from memprof.profiler.snapshot.named import read_named_snapshot
+from memprof.profiler.writing import check_writable
 
 StrPath = str | os.PathLike[str]
 
@@ -210,9 +211,10 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
         said: Iterable[Section] = [sections.of_ranks(found, format_bytes)]
+        data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
-        said = sections.of_profile(profiles[0], found, format_bytes, EVERY)
-    data = {f.name: getattr(found, f.name) for f in fields(found)}
+        said = sections.of_profile(found, format_bytes, EVERY)
+        data = found.figures()
     return {**data, "sections": [s.plain(without="") for s in said if s]}
 
 
@@ -225,8 +227,7 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
         return render_ranks(found, style)
-    (profile,) = profiles
-    return render_profile(profile, found, style)
+    return render_profile(found, style)
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:

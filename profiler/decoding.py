@@ -245,8 +245,7 @@ class Document:
         if new.dropped is not None:
             self._dropped = new.dropped
         if self._keep_calls is not None and (more := len(known) - self._keep_calls) > 0:
-            for column in (known.graph, known.program, known.start_ns, known.end_ns, known.thread):
-                del column[:more]
+            self._columns = known.each(lambda column: column[more:], known.dropped)
             self._dropped += more
 
     def _spend_gap(self, end: int, known: int, what: str) -> None:

@@ -24,9 +24,9 @@ Whatever the pieces, the profile read is the one that was there at the last:
 from __future__ import annotations
 
 import dataclasses
+import operator
 import zlib
 from collections import Counter
-from operator import sub
 from typing import Any
 
 import msgspec
@@ -66,14 +66,7 @@ def encode_profile(profile: Profile) -> bytes:
     pieces = []
     for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
         part = slice(start, start + _CALLS_A_FRAME)
-        columns = CallColumns(
-            calls.graph[part],
-            calls.program[part],
-            calls.start_ns[part],
-            calls.end_ns[part],
-            calls.thread[part],
-            calls.dropped,
-        )
+        columns = calls.each(operator.itemgetter(part), calls.dropped)
         last = start + _CALLS_A_FRAME >= len(calls)
         pieces.append(encoder.chunk(profile, columns, end=last and profile.complete))
     return b"".join(pieces)
@@ -178,8 +171,8 @@ class ProfileEncoder:
         columns: dict[str, Any] = {
             "graph": calls.graph,
             "program": calls.program,
-            "start_ns": [*starts[:1], *map(sub, starts[1:], starts)],
-            "duration_ns": list(map(sub, calls.end_ns, starts)),
+            "start_ns": [*starts[:1], *map(operator.sub, starts[1:], starts)],
+            "duration_ns": list(map(operator.sub, calls.end_ns, starts)),
             "thread": calls.thread,
         }
         if calls.dropped != self._dropped:

@@ -8,21 +8,6 @@ import os
 
 from ._text import visible
 
-__all__ = [
-    "ProfileError",
-    "ProfileExistsError",
-    "ProfileForeignError",
-    "ProfileInvalidError",
-    "ProfileMergedError",
-    "ProfileNotWritableError",
-    "ProfileTooLargeError",
-    "ProfileTruncatedError",
-    "ProfileUnreadableError",
-    "ProfileVersionError",
-    "SnapshotInvalidError",
-    "SnapshotRefusedError",
-]
-
 
 class ProfileError(Exception):
     """Base of all errors about profile files.

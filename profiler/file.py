@@ -35,24 +35,7 @@ from .reading import read_file
 from .repair import Notes, repair
 from .snapshot.reading import decode_snapshot, is_pickle
 from .snapshot.to_model import profile_of
-from .writing import check_writable, create_for_streaming, replacing, write_whole
-
-__all__ = [
-    "check_name",
-    "check_writable",
-    "create_for_streaming",
-    "decode_profile",
-    "decode_profiles",
-    "encode_profile",
-    "profile_schema",
-    "read_profile",
-    "read_profiles",
-    "replacing",
-    "single_profile",
-    "write_profile",
-    "write_profiles",
-    "write_whole",
-]
+from .writing import write_whole
 
 StrPath = str | os.PathLike[str]
 

@@ -18,7 +18,6 @@ many in memory: the smallest values (``{}``) of JSON are the largest in Python b
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from .errors import (
     ProfileTooLargeError,
     ProfileUnreadableError,
 )
+from .sizes import parse_size
 from .writing import why
 
 StrPath = str | os.PathLike[str]
@@ -37,8 +37,6 @@ LIMIT = 1 << 30
 FREE = 64 << 20
 RATIO = 400
 LIMIT_VARIABLE = "MEMPROF_MAX_READ"
-
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def read_file(path: StrPath) -> bytes:
@@ -111,14 +109,14 @@ def _limit(path: StrPath | None) -> float:
         return float("inf")
     if not text:
         return LIMIT
-    found = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]i)?b?", text)
-    if found is None or not int(found[1]):
+    limit = parse_size(text)
+    if not limit:
         raise ProfileUnreadableError(
             path,
             f"not read, since {LIMIT_VARIABLE} is {text[:40]!r}: give it bytes such as 8GiB, or "
             "none",
         )
-    return int(found[1]) * _UNITS[f"{found[2]}b" if found[2] else ""]
+    return limit
 
 
 def _given() -> str:

@@ -25,7 +25,6 @@ from typing import TypeVar
 
 from .model import (
     AllocationProgram,
-    CallColumns,
     DataFlowColumns,
     DataFlowDevice,
     GraphRecord,
@@ -252,9 +251,7 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
         else n
         for identity, n in profile.released.items()
     }
-    columns_of = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
-    graph, program, start, end, thread = (list(compress(c, good)) for c in columns_of)
-    profile.calls = CallColumns(graph, program, start, end, thread, dropped)
+    profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
 # Optional parts

@@ -61,6 +61,24 @@ def run_main(arguments: list[str], before: Callable[[], object]) -> None:
     exec(code, main.__dict__)
 
 
+def launch(arguments: list[str], before: Callable[[], object], file: str) -> None:
+    """``run_main`` for a command that has replaced itself by the module ``file``.
+
+    What cannot be run ends the process with status 2; tracebacks begin with the script's frames.
+    """
+    try:
+        run_main(arguments, before)
+    except SystemExit:
+        raise
+    except CannotRun as e:
+        print(f"memprof run: {e}", file=sys.stderr)
+        sys.exit(2)
+    except BaseException:
+        # The interpreter shows it and sets the exit status, that of Ctrl+C too.
+        _show_without(file)
+        raise
+
+
 _SAFE_PATH = getattr(sys.flags, "safe_path", False)
 """``python -P``: no folder is put in front of the search path."""
 
@@ -106,13 +124,9 @@ def _code(spec: ModuleSpec | None) -> CodeType | None:
     return loader.get_code(spec.name)
 
 
-def show_without(*files: str) -> None:
-    """Let tracebacks that nobody catches begin with the script's own frames.
-
-    Args:
-        files: whose frames are left out too, where they come first.
-    """
-    ours = {__file__, "<frozen runpy>", runpy.__file__, *files}
+def _show_without(file: str) -> None:
+    """Let tracebacks that nobody catches begin with the script's own frames, without ``file``'s."""
+    ours = {__file__, "<frozen runpy>", runpy.__file__, file}
     hook = sys.excepthook
 
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

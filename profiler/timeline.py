@@ -63,8 +63,6 @@ from .model import (
     Profile,
 )
 
-__all__ = ["BytesOverTime", "Timeline", "UnobservedCalls"]
-
 WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
 """Why calls were not observed that another one stands for."""
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
 from .model import (
     AllocationProgram,
     CallColumns,
@@ -184,14 +182,10 @@ def bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, Find
 
 
 def account_findings(account: DeviceAccount, at: str) -> Iterator[Finding]:
-    """What contradicts itself in the account of a device, which need not be out of a file."""
+    """What contradicts itself in the account of a device."""
     if account.peak is not None and account.peak.peak is not None:
         yield f"{at}.peak.peak", "an instant of an instant"
         return
-    try:
-        msgspec.convert(msgspec.to_builtins(account), DeviceAccount)
-    except msgspec.ValidationError as e:
-        yield at, str(e)
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"

@@ -13,31 +13,13 @@ import torch
 from torch.fx import Graph
 
 from .accumulate_grad_asap import accumulate_grad_asap
-from .aot_names import aot_names
 from .as_the_engine import as_the_engine
 from .cpu_scalars_to_gpu import cpu_scalars_to_gpu
-from .dead_code import remove_dead_code
 from .hooks_as_eager import hooks_as_eager
-from .memory_order import MemoryOrder, memory_order
+from .memory_order import memory_order
 from .take_gradients import take_gradients
+from .tidy import aot_names, remove_dead_code, remove_unused_sizes
 from .unpack_hooks_late import unpack_hooks_late
-from .unused_sizes import remove_unused_sizes
-
-__all__ = [
-    "MemoryOrder",
-    "PassResult",
-    "accumulate_grad_asap",
-    "aot_names",
-    "as_the_engine",
-    "cpu_scalars_to_gpu",
-    "hooks_as_eager",
-    "memory_order",
-    "remove_dead_code",
-    "remove_unused_sizes",
-    "run_passes",
-    "take_gradients",
-    "unpack_hooks_late",
-]
 
 
 @dataclass(frozen=True, slots=True)

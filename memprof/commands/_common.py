@@ -32,6 +32,20 @@ class OutputPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+def read_by(
+    convert: Callable[[Any], Any], *errors: type[Exception]
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback of an option: its value by ``convert``, whose ``errors`` say what is wrong."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        try:
+            return None if value is None else convert(value)
+        except errors as e:
+            raise click.BadParameter(visible(str(e))) from e
+
+    return callback
+
+
 def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
     """Refuse to write over what is read, before anything is read or written.
 

@@ -24,7 +24,7 @@ from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
 from memprof.simulate.parent import Settings
 from memprof.simulated_cuda.gpus import Gpu
 
-from ._common import BadFile, print_json, print_text, read
+from ._common import BadFile, print_json, print_text, read, read_by
 from ._tries import failures_in_words, refused_before, store_at, tries_options
 from .simulate import list_gpus, one_gpu, other_memory, script_command
 
@@ -52,15 +52,10 @@ def _is_profile(word: str) -> bool:
         return False
 
 
-def _changes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    if value in (None, _FINDINGS):
-        return ()
-    texts = tuple(dict.fromkeys(value.split(",")))
-    try:
-        for text in texts:
-            change_of(text)
-    except BadChange as e:
-        raise click.BadParameter(visible(str(e))) from e
+def _changes(value: str) -> tuple[str, ...]:
+    texts = () if value == _FINDINGS else tuple(dict.fromkeys(value.split(",")))
+    for text in texts:
+        change_of(text)
     return texts
 
 
@@ -71,7 +66,7 @@ def _changes(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--try",
     "changes",
-    callback=_changes,
+    callback=read_by(_changes, BadChange),
     is_flag=False,
     flag_value=_FINDINGS,
     metavar="[CHANGE,...]",
@@ -82,7 +77,7 @@ def advise(
     command: tuple[str, ...],
     gpu: Gpu,
     memory: int | None,
-    changes: tuple[str, ...],
+    changes: tuple[str, ...] | None,
     steps: int,
     timeout: float | None,
     output: str | None,
@@ -104,7 +99,7 @@ def advise(
     is.
     """
     settings = Settings(gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True)
-    wanted = [Trial(text) for text in changes]
+    wanted = [Trial(text) for text in changes or ()]
     untried: list[Finding] = []
     path = click.get_current_context().meta.get("profile")
     if path is not None:

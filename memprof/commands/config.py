@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from memprof.profiler.file import write_whole
 from memprof.profiler.tracker.settings import (
     FILE_NAME,
     SettingsError,
@@ -23,6 +22,7 @@ from memprof.profiler.tracker.settings import (
     toml_document,
     toml_value,
 )
+from memprof.profiler.writing import write_whole
 
 from ._common import BadFile, print_json
 

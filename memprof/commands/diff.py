@@ -14,6 +14,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_diff
+from memprof.profiler.sizes import parse_size
 from memprof.views import report_style
 
 from ._common import (
@@ -25,25 +26,21 @@ from ._common import (
     print_text,
     rank_option,
     read,
+    read_by,
     table_options,
 )
 
-_UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
-
-def _limit(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[float, bool] | None:
+def _limit(value: str) -> tuple[float, bool]:
     """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|b|[kmgt]ib)?", value.strip().lower())
-    if not found or (found[2] is None and found[1] != "0"):
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()):
+        return float(percent[1]) / 100, True
+    nbytes = None if value.strip(" .0123456789") == "" and value != "0" else parse_size(value)
+    if nbytes is None:
         raise click.BadParameter(
             f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB"
         )
-    number, unit = float(found[1]), found[2] or "b"
-    return (number / 100, True) if unit == "%" else (number * _UNITS[unit], False)
+    return nbytes, False
 
 
 @click.command()
@@ -52,7 +49,7 @@ def _limit(
 @click.option(
     "--fail-over",
     "limit",
-    callback=_limit,
+    callback=read_by(_limit),
     metavar="LIMIT",
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )

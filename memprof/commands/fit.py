@@ -29,32 +29,24 @@ from memprof.simulate.torch_config import BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from ._common import print_json, print_text
+from ._common import print_json, print_text, read_by
 from ._tries import failures_in_words, refused_before, store_at, tries_options
 from .simulate import TOO_MUCH, list_gpus, other_memory, script_command, size_option
 
 _NAME_AND_VALUE = "NAME=VALUE"
 
 
-def _gpus(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Gpu, ...]:
-    try:
-        return tuple(find_gpu(name.strip()) for name in dict.fromkeys(value.split(",")))
-    except SimulationError as e:
-        raise click.BadParameter(str(e)) from e
+def _gpus(names: str) -> tuple[Gpu, ...]:
+    return tuple(find_gpu(name.strip()) for name in dict.fromkeys(names.split(",")))
 
 
-def _variables(
-    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> tuple[Variable, ...]:
-    try:
-        return tuple(map(parse_variable, value))
-    except BadVariable as e:
-        raise click.BadParameter(visible(str(e))) from e
+def _variables(texts: tuple[str, ...]) -> tuple[Variable, ...]:
+    return tuple(map(parse_variable, texts))
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for text in value:
+    for text in texts:
         name, equals, what = text.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{visible(text)!r} is no {_NAME_AND_VALUE}")
@@ -62,15 +54,10 @@ def _pairs(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     return found
 
 
-def _torch_config(
-    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> dict[str, str]:
-    try:
-        for text in value:
-            parse_setting(text)
-    except BadSetting as e:
-        raise click.BadParameter(visible(str(e))) from e
-    return _pairs(ctx, param, value)
+def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
+    for text in texts:
+        parse_setting(text)
+    return _pairs(texts)
 
 
 @script_command()
@@ -79,7 +66,7 @@ def _torch_config(
     "gpus",
     default=DEFAULT_GPU,
     show_default=True,
-    callback=_gpus,
+    callback=read_by(_gpus, SimulationError),
     metavar="GPU[,GPU...]",
     help="Which GPUs, by names like a100-40gb.",
 )
@@ -92,21 +79,21 @@ def _torch_config(
     "--vary",
     "variables",
     multiple=True,
-    callback=_variables,
+    callback=read_by(_variables, BadVariable),
     metavar="NAME=VALUES",
     help="BATCH=1..256, BATCH=8..256:8 (the largest that fits is found) or SEQ=512,1024.",
 )
 @click.option(
     "--env",
     multiple=True,
-    callback=_pairs,
+    callback=read_by(_pairs),
     metavar=_NAME_AND_VALUE,
     help="An environment variable of the script.",
 )
 @click.option(
     "--torch-config",
     multiple=True,
-    callback=_torch_config,
+    callback=read_by(_torch_config, BadSetting),
     metavar="torch.….config.NAME=VALUE",
     help="A setting of torch.",
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from memprof.profiler.file import check_writable
 from memprof.profiler.tracker.settings import ENVIRONMENT_PREFIX, SettingsError, configured
+from memprof.profiler.writing import check_writable
 
 from ._common import BadFile
 from ._tracker_flags import checked, settings_flags

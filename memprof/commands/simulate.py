@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from memprof.profiler._text import visible
-from memprof.profiler.file import check_name, check_writable
+from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
+from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import BadJob, jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest
@@ -25,17 +26,10 @@ from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 
-from ._common import BadFile, OutputPath, keep_apart, print_json, print_text
+from ._common import BadFile, OutputPath, keep_apart, print_json, print_text, read_by
 
 TOO_MUCH, FAILED = 1, 3
 """Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
-
-
-def _gpu(ctx: click.Context, param: click.Parameter, value: str) -> Gpu:
-    try:
-        return find_gpu(value)
-    except SimulationError as e:
-        raise click.BadParameter(str(e)) from e
 
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -52,22 +46,16 @@ list_gpus = click.option(
 )
 
 
-def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
+def _size(value: str) -> int:
     if value.strip().isdigit():
         raise click.BadParameter(f"{value} of what? Write {value}GiB, {value}GB or {value}MiB")
-    try:
-        return parse_size(value)
-    except SimulationError as e:
-        raise click.BadParameter(str(e)) from e
+    return parse_size(value)
 
 
-def _capability(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[int, int] | None:
-    if value is None:
-        return None
+size_option = read_by(_size, SimulationError)
+
+
+def _capability(value: str) -> tuple[int, int]:
     known = sorted({g.capability for g in GPUS})
     for major, minor in known:
         if value == f"{major}.{minor}":
@@ -91,22 +79,17 @@ def seconds_option(ctx: click.Context, param: click.Parameter, value: float | No
     return value
 
 
-def _pretences(
-    ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    try:
-        for text in value:
-            parse_pretence(text)
-    except BadPretence as e:
-        raise click.BadParameter(visible(str(e))) from e
-    return value
+def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        parse_pretence(text)
+    return texts
 
 
 one_gpu = click.option(
     "--gpu",
     default=DEFAULT_GPU,
     show_default=True,
-    callback=_gpu,
+    callback=read_by(find_gpu, SimulationError),
     help="Which GPU, by a name like a100-40gb.",
 )
 other_memory = click.option(
@@ -132,7 +115,7 @@ def script_command(
 @list_gpus
 @other_memory
 @click.option(
-    "--capability", callback=_capability, metavar="X.Y", help="Another compute capability."
+    "--capability", callback=read_by(_capability), metavar="X.Y", help="Another compute capability."
 )
 @click.option(
     "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
@@ -167,7 +150,7 @@ def script_command(
 @click.option(
     "--pretend",
     multiple=True,
-    callback=_pretences,
+    callback=read_by(_pretences, BadPretence),
     metavar="FILE:LINE=VALUE[,...]",
     help="What a line that looks at a value finds; the last value stays.",
 )

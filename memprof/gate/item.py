@@ -20,8 +20,6 @@ from . import CHILD
 from .judge import BadGate, judge, read_mark
 from .table import add
 
-__all__ = ["gate"]
-
 
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:
     """Let a test run on the simulated device, and be judged by what it took there."""

@@ -26,8 +26,6 @@ from .table import Row
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["BadGate", "Gate", "baseline_path", "judge", "read_mark"]
-
 FOLDER = "memprof-baselines"
 """Beside the test's file."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from memprof.profiler.report.format import format_bytes
 
-__all__ = ["Row", "add", "begin"]
-
 _COLUMNS = ("test", "GPU", "reserved", "limit", "allocated", "baseline", "change", "")
 
 

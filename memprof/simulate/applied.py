@@ -19,8 +19,6 @@ from .chunked_loss import chunked_cross_entropy
 from .narrow_state import step_by_parameter
 from .recomputed import Recomputed
 
-__all__ = ["Applied", "repeated_blocks"]
-
 
 class Applied:
     """Changes in this process.

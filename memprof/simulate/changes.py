@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "CHANGES",
-    "GENERAL",
-    "BadChange",
-    "Change",
-    "change_of",
-    "environment_of",
-    "settings_of",
-]
-
 _CONF = "PYTORCH_ALLOC_CONF"
 _OLD_CONF = "PYTORCH_CUDA_ALLOC_CONF"
 

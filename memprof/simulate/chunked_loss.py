@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["chunked_cross_entropy"]
-
 _CHUNKS = 8
 
 

@@ -7,8 +7,6 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-__all__ = ["BadCommand", "Command", "parse"]
-
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "horovodrun")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FACTOR", "LEAST", "WITH_OPTIMIZER", "Stillness"]
-
 FACTOR = 3
 LEAST = 20_000
 WITH_OPTIMIZER = 10

@@ -11,8 +11,6 @@ import torch
 
 from .parcel import unpack
 
-__all__ = ["default_loss"]
-
 
 def default_loss(output: Any) -> torch.Tensor:
     """The loss of an output where nobody says: its ``loss``, or the sum of all its floats.

@@ -26,9 +26,6 @@ import torch
 from memprof.simulated_cuda.integers import INTEGERS, compute_integers, contents, overwritten
 from memprof.simulated_cuda.overrides import Kernel, wrap_kernels
 
-__all__ = ["MAX_EXPERTS", "balance_experts"]
-
-
 MAX_EXPERTS = 4096
 """More entries than that are a vocabulary, of which a search takes the best."""
 

@@ -7,8 +7,6 @@ from memprof.profiler.model import HostRead, SourceFrame
 
 from .pretend import Pretences
 
-__all__ = ["HostReads"]
-
 
 class HostReads:
     """Counts copies from devices to the host by the line that asked for them.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BadJob", "Job", "jobs_of"]
-
 RANKS_PER_HOST = 8
 """GPUs of the usual host, where nobody says how many."""
 

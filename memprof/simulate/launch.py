@@ -34,8 +34,6 @@ from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 from .torch_config import parse_setting, put_settings, unused_settings
 
-__all__ = ["launch"]
-
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["step_by_parameter"]
-
 
 def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
     """An optimizer's ``step`` that updates one parameter after the other, in float32, and keeps

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memprof.profiler.model import Outside
 
-__all__ = ["CONTEXT_MIB", "NCCL_MIB", "outside"]
-
 MIB = 1 << 20
 
 CONTEXT_MIB = 512

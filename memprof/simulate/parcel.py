@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["NoParcel", "pack", "unpack"]
-
 
 class NoParcel(ValueError):
     """Something that cannot be sent; the message says what."""

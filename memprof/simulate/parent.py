@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -24,9 +24,7 @@ from .changes import environment_of, settings_of
 from .command_line import Command
 from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
-from .request import VARIABLE, Failure, Outcome, Request
-
-__all__ = ["Settings", "Simulation", "attempt", "find_smallest", "simulate"]
+from .request import VARIABLE, Failure, Outcome, Request, Run
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
@@ -39,39 +37,25 @@ AMPLE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Run):
     """How to simulate.
 
     Attributes:
         gpu: the device.
-        steps: optimizer steps after which the run ends.
-        until_still: whether it also ends when the peak stands still.
         job: None for a process alone.
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
         output: a file for the script's output, which then has no progress in it; None for standard
             error.
-        pretend: values for lines that look at one, see ``pretend.py``.
-        balanced_experts: routers deal tokens evenly, see ``experts.py``.
-        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
-        count_flops: whether operations of what is partitioned for autograd are counted.
-        changes: of the program that are tried, see ``changes.py``.
     """
 
     gpu: Gpu
-    steps: int = 3
-    until_still: bool = True
     job: Job | None = None
     devices: int = 1
     timeout_s: float | None = None
     quiet: bool = False
     output: str | None = None
-    pretend: tuple[str, ...] = ()
-    balanced_experts: bool = False
-    torch_config: tuple[str, ...] = ()
-    count_flops: bool = False
-    changes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -206,18 +190,14 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
     if job is not None:
         variables.update(job.environment())
     with tempfile.TemporaryDirectory(prefix="memprof-simulate-") as folder:
+        run = {f.name: getattr(settings, f.name) for f in fields(Run)}
+        run["torch_config"] = (*settings.torch_config, *settings_of(settings.changes))
         request = Request(
+            **run,
             outcome=os.path.join(folder, "outcome.json"),
-            steps=settings.steps,
-            until_still=settings.until_still,
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
             progress=settings.output is None and not settings.quiet,
-            pretend=settings.pretend,
-            balanced_experts=settings.balanced_experts,
-            torch_config=(*settings.torch_config, *settings_of(settings.changes)),
-            changes=settings.changes,
-            count_flops=settings.count_flops,
         )
         variables[VARIABLE] = os.path.join(folder, "request.json")
         with open(variables[VARIABLE], "wb") as f:
@@ -226,8 +206,8 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
         words += ["-m", "memprof.simulate.launch", *command.program]
         status = _wait(words, variables, settings)
         try:
-            with open(request.outcome, "rb") as f:
-                outcome = msgspec.json.decode(f.read(), type=Outcome)
+            with open(request.outcome, "rb") as written:
+                outcome = msgspec.json.decode(written.read(), type=Outcome)
         except FileNotFoundError:
             return Outcome(failure=_died(status, settings))
         if status is None:

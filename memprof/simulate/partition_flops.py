@@ -15,8 +15,6 @@ from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-__all__ = ["UNCACHED", "PartitionFlops"]
-
 UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """The environment in which every graph is partitioned."""
 

@@ -25,8 +25,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BadPretence", "Pretence", "Pretences", "parse_pretence"]
-
 Value = bool | int | float
 
 _FORMATS = {

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["fake_groups", "fake_reductions"]
-
 
 def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
     """Make every process group from here on a fake one.

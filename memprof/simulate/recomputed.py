@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Recomputed"]
-
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
-
-__all__ = ["VARIABLE", "Failure", "Outcome", "Request"]
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a script.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What becomes of a script while it is simulated.
 
     Attributes:
-        outcome: file for the ``Outcome``.
         steps: optimizer steps after which it ends.
         until_still: whether it ends when the peak has stood still, see ``ending.py``.
-        world_size: ranks of the job whose other ranks are not there; None for a process alone,
-            whose process groups are left as they are.
-        rank: of this process in that job.
-        progress: whether to print a line now and then on standard error.
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
         balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
@@ -32,17 +28,31 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         changes: of the program that are tried, keys of ``changes.CHANGES``.
     """
 
-    outcome: str
-    steps: int
+    steps: int = 3
     until_still: bool = True
-    world_size: int | None = None
-    rank: int = 0
-    progress: bool = True
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
     changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Run):
+    """How to run a script, as its process is told.
+
+    Attributes:
+        outcome: file for the ``Outcome``.
+        world_size: ranks of the job whose other ranks are not there; None for a process alone,
+            whose process groups are left as they are.
+        rank: of this process in that job.
+        progress: whether to print a line now and then on standard error.
+    """
+
+    outcome: str
+    world_size: int | None = None
+    rank: int = 0
+    progress: bool = True
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,6 @@ from memprof.profiler.model import Process, Profile
 
 from .parent import Simulation
 
-__all__ = ["as_json", "profile_of", "write_profile_of"]
-
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
     """What ``memprof simulate --json`` prints, in bytes and ns.

@@ -10,8 +10,6 @@ from memprof.profiler.report.text import render_accounts
 
 from .parent import Simulation
 
-__all__ = ["render"]
-
 
 def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
     """Simulations as text, ending in a newline.

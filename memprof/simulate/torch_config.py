@@ -12,8 +12,6 @@ from types import ModuleType
 from memprof.profiler.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
 
-__all__ = ["BadSetting", "Setting", "parse_setting", "put_settings", "unused_settings"]
-
 _SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
 
 

@@ -162,13 +162,9 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
 def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
     """Scope rows of generated functions, with the allocations inside, frees left out."""
     scopes, allocations = columns.scopes, columns.allocations
-    outer: list[int] = []
-    for kind, parent in zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True):
-        around = outer[parent] if parent >= 0 else -1
-        outer.append(len(outer) if around < 0 and kind == ScopeKind.GENERATED_CODE else around)
-    calls = np.asarray(outer, np.int64)
-    calls = np.flatnonzero(calls == np.arange(len(calls)))
-    call = np.asarray([*outer, -1], np.int64)[allocations.scope]
+    outer = scopes.around(ScopeKind.GENERATED_CODE, outermost=True)
+    calls = np.flatnonzero(outer == np.arange(len(outer)))
+    call = outer[allocations.scope]
     rows = np.flatnonzero((call >= 0) & (allocations.size > 0))
     rows = rows[np.argsort(call[rows], kind="stable")]
     bounds = np.searchsorted(call[rows], [calls, calls + 1])

@@ -174,6 +174,16 @@ class ScopeTable:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def around(self, *kinds: ScopeKind, outermost: bool = False) -> Ints:
+        """Of every row the innermost, or outermost, row of these kinds that it is or lies in, -1
+        where there is none. One entry more, -1, for what has no scope: its row is -1."""
+        found: list[int] = []
+        for kind, parent in zip(self.kind.tolist(), self.parent.tolist(), strict=True):
+            above = found[parent] if parent >= 0 else -1
+            own = kind in kinds and not (outermost and above >= 0)
+            found.append(len(found) if own else above)
+        return np.asarray([*found, -1], np.int32)
+
 
 @dataclass(slots=True)
 class FunctionCall:
@@ -280,15 +290,16 @@ class EventColumns:
         below it did to a storage."""
         return self.uses if self._again is None else self._again()
 
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Rows of leaves and allocations, addresses without a name, devices."""
+        rows = self.allocations
+        return len(self.leaves), len(rows), len(rows.unnamed_ptr), len(self.devices)
+
     def as_read(self) -> EventColumns:
         """The columns without what ``replays.py`` added to them, for another profile of the same
         run; the two share their arrays, and neither's additions become the other's."""
-        leaves, allocations, addresses, devices = self.read or (
-            len(self.leaves),
-            len(self.allocations),
-            len(self.allocations.unnamed_ptr),
-            len(self.devices),
-        )
+        leaves, allocations, addresses, devices = self.read or self.lengths
         rows = {
             f.name: getattr(self.allocations, f.name)[:allocations] for f in fields(AllocationTable)
         }

@@ -57,10 +57,11 @@ class Context:
 def find_context(columns: EventColumns, graph: Graph) -> Context:
     """Phase, optimizer step, module, compiled call and step of every allocation row."""
     allocations, scopes, leaves = columns.allocations, columns.scopes, columns.leaves
-    nearest_module, outer_compiled = _ancestors(columns)
+    nearest_module = scopes.around(ScopeKind.MODULE)
+    calls = (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE)
     scope = allocations.scope
-    module = _at(nearest_module, scope)
-    compiled = _at(outer_compiled, scope)
+    module = nearest_module[scope]
+    compiled = scopes.around(*calls, outermost=True)[scope]
 
     backward = leaves.backward[allocations.leaf] != FORWARD if len(allocations) else scope > 0
     backward = backward | (_at(scopes.backward.astype(np.int64), scope) > FORWARD)
@@ -92,22 +93,6 @@ def _at(column: Ints, rows: Ints) -> Ints:
     if not len(column):
         return np.full(len(rows), -1, np.int32)
     return np.where(rows >= 0, column[rows], column.dtype.type(-1))
-
-
-def _ancestors(columns: EventColumns) -> tuple[Ints, Ints]:
-    """Of every scope row: the innermost module and the outermost compiled call around it."""
-    module: list[int] = []
-    compiled: list[int] = []
-    scopes = columns.scopes
-    for row, (kind, parent) in enumerate(
-        zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True)
-    ):
-        module.append(row if kind == ScopeKind.MODULE else module[parent] if parent >= 0 else -1)
-        around = compiled[parent] if parent >= 0 else -1
-        if around < 0 and kind in (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE):
-            around = row
-        compiled.append(around)
-    return np.asarray(module, np.int32), np.asarray(compiled, np.int32)
 
 
 def _optimizer_steps(columns: EventColumns) -> Ints:
@@ -159,5 +144,5 @@ def _module_of_backward(columns: EventColumns, nearest_module: Ints) -> Ints:
     number = leaves.sequence[wanted][np.maximum.accumulate(latest)]
     at = np.searchsorted(sequence, number, side="right") - 1
     ok = (number >= 0) & (at >= 0)
-    out[wanted[ok]] = _at(nearest_module, leaves.scope[forward[at[ok]]])
+    out[wanted[ok]] = nearest_module[leaves.scope[forward[at[ok]]]]
     return out

@@ -279,13 +279,8 @@ def _module_state(columns: EventColumns, graph: Graph) -> Any:
     out[graph.edge_key[(graph.flags & STATE) != 0]] = True
     if not len(scopes):
         return out
-    outermost: list[int] = []
-    for row, (kind, parent) in enumerate(
-        zip(scopes.kind.tolist(), scopes.parent.tolist(), strict=True)
-    ):
-        around = outermost[parent] if parent >= 0 else -1
-        outermost.append(row if around < 0 and kind == ScopeKind.MODULE else around)
-    call = np.asarray([*outermost, -1])[leaves.scope[graph.leaf]][graph.edge_node]
+    outermost = scopes.around(ScopeKind.MODULE, outermost=True)
+    call = outermost[leaves.scope[graph.leaf]][graph.edge_node]
     written = graph.mutated & ~graph.allocates & (call >= 0)
     written &= ~graph.backward[graph.edge_node]
     pairs = np.unique(np.stack([graph.edge_key[written], call[written]]), axis=1)

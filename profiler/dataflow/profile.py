@@ -74,12 +74,7 @@ class DataFlowProfile:
             known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
             calls = match_calls(columns, known)
             if known is not None:
-                columns.read = (
-                    len(columns.leaves),
-                    len(columns.allocations),
-                    len(columns.allocations.unnamed_ptr),
-                    len(columns.devices),
-                )
+                columns.read = columns.lengths
                 replayed = join_replays(columns, calls, known, memory)
         self.objects = objects or KnownObjects()
         self._paths = dict(self.objects.modules)

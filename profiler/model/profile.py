@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from .captures import GraphPool
@@ -59,6 +60,12 @@ class CallColumns:
 
     def __len__(self) -> int:
         return len(self.graph)
+
+    def each(self, change: Callable[[list[int]], list[int]], dropped: int) -> CallColumns:
+        """Other columns, made of each of these."""
+        columns = (self.graph, self.program, self.start_ns, self.end_ns, self.thread)
+        graph, program, start, end, thread = map(change, columns)
+        return CallColumns(graph, program, start, end, thread, dropped)
 
 
 @dataclass(slots=True, repr=False)

@@ -103,6 +103,33 @@ class Column:
     only: str = ""
 
 
+BYTES = Column("bytes", Unit.BYTES, adds=True)
+BLOCKS = Column("blocks", Unit.COUNT, adds=True)
+CATEGORY = Column("category", Unit.CATEGORY)
+MODULE = Column("module", Unit.CODE)
+LINE = Column("source line", Unit.FRAME)
+TEXT = Column("", fold=True)
+"""Sentences, each a line of its own."""
+
+
+def share(whole: int) -> Column:
+    """The column of parts of ``whole``."""
+    return Column("share", Unit.SHARE, adds=True, whole=whole)
+
+
+def below(column: Column) -> Column:
+    """``column`` in small type below the one before it."""
+    return replace(column, below=True)
+
+
+ASKED_FOR = (
+    Column("asked for by", Unit.FRAME),
+    below(MODULE),
+    Column("FX nodes of compiled code", Unit.CODE, below=True),
+)
+"""Where code asked for memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Foot:
     """A row below the others, e.g. the total."""
@@ -269,6 +296,19 @@ class Section:
             "tone": self.tone.value,
             "view": self.view,
         }
+
+
+def of_rows(
+    title: str,
+    columns: tuple[Column, ...],
+    rows: Sequence[tuple[Cell, ...]],
+    *notes: Note,
+    tone: Tone = Tone.PLAIN,
+    **more: Any,
+) -> Section:
+    """A section of one table, without which there is nothing to say; ``more`` as of ``Table``."""
+    table = Table(columns, rows, **more)
+    return Section("", title, notes, (table,) if rows else (), tone=tone)
 
 
 def _plain(cell: Cell) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
 
@@ -13,23 +13,20 @@ from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..growth import growth
+from ..live import UnobservedCalls
 from ..model import (
     Category,
-    DeviceAccount,
-    GraphPool,
     GraphRecord,
     Growth,
     LedgerEntry,
     LedgerKind,
-    Machine,
-    Process,
     Profile,
     Role,
     SourceFrame,
 )
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
-from ..timeline import WARM_UPS, Timeline, UnobservedCalls
+from ..timeline import WARM_UPS, Timeline
 from ..trees import (
     GraphedFunction,
     RecordedNode,
@@ -153,6 +150,7 @@ class Summary:
     """A report.
 
     Attributes:
+        profile: what it is about.
         device: whose memory it is about.
         device_peaks: bytes, for each device that programs use.
         calls, dropped_calls, unobserved_calls: numbers of calls.
@@ -168,25 +166,15 @@ class Summary:
         recordings: graphs that were recorded, in order of recording.
         pools: bytes of their pools at their largest, by device.
         unobserved: by graph.
-        process: whose profile it is, None if not known.
-        complete: False if the file ends before the session did.
         dataflow: peaks of the data-flow profile, by device.
         tracker: None if it did not run.
-        accounts: all that was reserved on each device.
-        graph_pools: what CUDA graphs hold, as far as somebody watched captures.
         at_peak: what was reserved at the peak of devices that nobody watched.
         advice: what could be changed, most bytes first.
-        left_out: parts of the file that could not be used, and why, a line each.
         out_of_memory: allocations that failed.
         growth: what is held across steps and grows, most a step first.
     """
 
-    memprof: str
-    torch: str
-    python: str
-    machine: Machine
-    created_ns: int
-    options: dict[str, str]
+    profile: Profile
     device: str
     device_peaks: dict[str, int]
     graphs: int
@@ -206,18 +194,24 @@ class Summary:
     trees: list[GraphedFunction] = field(default_factory=list)
     recordings: list[RecordedNode] = field(default_factory=list)
     pools: dict[str, int] = field(default_factory=dict)
-    accounts: list[DeviceAccount] = field(default_factory=list)
-    graph_pools: list[GraphPool] = field(default_factory=list)
     at_peak: list[DevicePeak] = field(default_factory=list)
     unobserved: list[UnobservedCalls] = field(default_factory=list)
-    process: Process | None = None
-    complete: bool = True
     dataflow: list[DataFlowPeak] = field(default_factory=list)
     tracker: TrackerSummary | None = None
     advice: list[Finding] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """What ``memprof report --json`` has as data, by name."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "profile"}
+        return {name: getattr(self.profile, name) for name in _OF_PROFILE} | own
+
+
+_OF_PROFILE = (
+    *("memprof", "torch", "python", "machine", "created_ns", "options", "process", "complete"),
+    *("accounts", "graph_pools", "left_out"),
+)
 
 
 def summarize(
@@ -245,12 +239,7 @@ def summarize(
     calls = profile.calls
     unobserved = timeline.unobserved()
     return Summary(
-        memprof=profile.memprof,
-        torch=profile.torch,
-        python=profile.python,
-        machine=profile.machine,
-        created_ns=profile.created_ns,
-        options=profile.options,
+        profile=profile,
         **_memory(timeline, attribution),
         device_peaks={d: peak_bytes(t) for d, t in found.items()},
         graphs=len(profile.graphs),
@@ -265,15 +254,10 @@ def summarize(
         recordings=recorded_nodes(profile.ledger),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
-        process=profile.process,
-        complete=profile.complete,
         dataflow=data_flow_peaks(profile),
         tracker=tracker_summary(profile.tracker),
-        accounts=profile.accounts,
-        graph_pools=profile.graph_pools,
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
-        left_out=profile.left_out,
         out_of_memory=out_of_memory(profile),
         growth=growth(profile),
     )

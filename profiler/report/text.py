@@ -29,9 +29,9 @@ def render_text(summary: Summary, style: Style = PLAIN) -> str:
     return render(sections.of_report(summary, style.show), style)
 
 
-def render_profile(profile: Profile, summary: Summary, style: Style = PLAIN) -> str:
+def render_profile(summary: Summary, style: Style = PLAIN) -> str:
     """All that there is to say of a profile, as text, ending in a newline."""
-    return render(sections.of_profile(profile, summary, style.show, style.top), style)
+    return render(sections.of_profile(summary, style.show, style.top), style)
 
 
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:

@@ -12,13 +12,6 @@ from .lifecycle import LIFECYCLE
 from .settings import Configured, SettingsError, TrackerSettings, configured
 from .tracker import MemoryTracker
 
-__all__ = [
-    "checkpoint",
-    "current_tracker",
-    "stop_tracking",
-    "track",
-]
-
 log = logging.getLogger("memprof")
 
 _lock = ForkSafeLock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ..run_main import CannotRun, run_main, show_without
+from .. import run_main
 from .api import track
 
 USAGE = "usage: python -m memprof.profiler.tracker.launch (SCRIPT | -m MODULE) [ARGUMENT ...]"
@@ -20,19 +20,9 @@ def launch(arguments: list[str]) -> None:
     if not arguments or arguments == ["-m"]:
         print(USAGE, file=sys.stderr)
         sys.exit(2)
-    try:
-        # As an argument: who asks for a run with the tracker has decided, whatever a file says; and
-        # the processes that the script starts have not.
-        run_main(arguments, before=lambda: track(enabled=True))
-    except SystemExit:
-        raise
-    except CannotRun as e:
-        print(f"memprof run: {e}", file=sys.stderr)
-        sys.exit(2)
-    except BaseException:
-        # The interpreter shows it and sets the exit status, that of Ctrl+C too.
-        show_without(__file__)
-        raise
+    # As an argument: who asks for a run with the tracker has decided, whatever a file says; and
+    # the processes that the script starts have not.
+    run_main.launch(arguments, lambda: track(enabled=True), __file__)
 
 
 if __name__ == "__main__":

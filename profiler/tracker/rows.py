@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from msgspec import Meta
@@ -47,6 +47,10 @@ class OperationRow:
     failed: bool = False
 
 
+_PLAIN = [f.name for f in fields(OperationColumns) if f.name not in ("parent", "memory")]
+"""Columns that rows have as they are."""
+
+
 def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, OperationRow]:
     """``rows`` by number without those in ``gone``; the parent of one whose own parent is gone
     is the nearest one that is not."""
@@ -66,23 +70,10 @@ def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
     ordered = sorted(rows, key=lambda r: (r.start_ns, r.number))
     position = {r.number: i for i, r in enumerate(ordered)}
     columns = OperationColumns()
+    for name in _PLAIN:
+        getattr(columns, name).extend(getattr(r, name) for r in ordered)
+    columns.parent.extend(position.get(r.parent, -1) for r in ordered)
     for device in dict.fromkeys(d for r in ordered for d in r.memory):
-        columns.memory[device] = MemoryColumns()
-    for r in ordered:
-        columns.summary.append(r.summary)
-        columns.lane.append(r.lane)
-        columns.parent.append(position.get(r.parent, -1))
-        columns.start_ns.append(r.start_ns)
-        columns.end_ns.append(r.end_ns)
-        columns.tensor_bytes_before.append(r.tensor_bytes_before)
-        columns.tensor_bytes_after.append(r.tensor_bytes_after)
-        columns.tensors_before.append(r.tensors_before)
-        columns.tensors_after.append(r.tensors_after)
-        columns.failed.append(r.failed)
-        for device, memory in columns.memory.items():
-            before, after, peak, exact = r.memory.get(device, (-1, -1, -1, False))
-            memory.before.append(before)
-            memory.after.append(after)
-            memory.peak.append(peak)
-            memory.exact.append(exact)
+        figures = (r.memory.get(device, (-1, -1, -1, False)) for r in ordered)
+        columns.memory[device] = MemoryColumns(*map(list, zip(*figures, strict=True)))
     return columns

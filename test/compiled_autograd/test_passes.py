@@ -20,6 +20,7 @@ from memprof.compiled_autograd.memory import Blocks, node_memory, peak
 from memprof.compiled_autograd.node_meta import GRADIENT_GROUP, INPUT_GROUP, of_sizes, set_value
 from memprof.compiled_autograd.nodes import call_hook
 from memprof.compiled_autograd.origin import META, NodeOrigin
+from memprof.compiled_autograd.passes.memory_order import MemoryOrder
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
 
 from .support import compact
@@ -335,7 +336,7 @@ sum_default_1 = sum.default(clone_default_1)
 return [sum_default, sum_default_1]""",
         )
         order = passes.memory_order(b.graph)
-        assert order == passes.MemoryOrder(before=8004, after=4008)
+        assert order == MemoryOrder(before=8004, after=4008)
         self.assertExpectedInline(
             b.text(),
             """\

@@ -72,7 +72,8 @@ def test_fewer_points_keep_the_peak_and_the_ends() -> None:
     (whole,) = data_flow_columns(profile).devices
     (few,) = data_flow_columns(profile, points=50).devices
     assert len(whole.time_ns) > 200
-    assert 10 < len(few.time_ns) <= 50
+    # One of each equal stretch of time: a machine that pauses leaves few.
+    assert 3 <= len(few.time_ns) <= 50
     assert few.peak is not None
     assert whole.peak is not None
     assert few.time_ns[few.peak] == whole.time_ns[whole.peak]

@@ -11,16 +11,13 @@ import pytest
 
 from memprof.profiler import claims
 from memprof.profiler.errors import ProfileExistsError, ProfileNotWritableError
-from memprof.profiler.file import (
-    create_for_streaming,
-    write_profile,
-    write_whole,
-)
+from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
+from memprof.profiler.writing import create_for_streaming, write_whole
 
 HOLD = """
 import sys
-from memprof.profiler.file import create_for_streaming
+from memprof.profiler.writing import create_for_streaming
 fd, path = create_for_streaming(sys.argv[1])
 import os
 os.write(fd, b"mine")

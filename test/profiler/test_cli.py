@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> str:
 
 def whole(style: Style = PLAIN) -> str:
     profile = training()
-    return render_profile(profile, summarize(profile), style)
+    return render_profile(summarize(profile), style)
 
 
 class TestHelp(TestCase):

@@ -30,7 +30,6 @@ from memprof.profiler.errors import (
 )
 from memprof.profiler.export import export_profile
 from memprof.profiler.file import (
-    check_writable,
     decode_profile,
     encode_profile,
     profile_schema,
@@ -39,6 +38,7 @@ from memprof.profiler.file import (
 )
 from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
 from memprof.profiler.report import render_text, summarize
+from memprof.profiler.writing import check_writable
 
 
 @pytest.fixture

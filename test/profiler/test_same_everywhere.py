@@ -47,7 +47,7 @@ def tables(section: dict[str, Any], title: str = "") -> Iterator[tuple[str, str]
 
 
 def in_text(profile: Profile) -> Counter[tuple[str, str]]:
-    said = sections.of_profile(profile, summarize(profile), format_bytes, 12)
+    said = sections.of_profile(summarize(profile), format_bytes, 12)
     plain = (s.without("page").plain(without="") for s in said)
     return Counter(t for s in plain for t in tables(s) if not t[0].startswith(IN_ANOTHER_FORM))
 
@@ -101,10 +101,10 @@ def test_json_has_every_section(tmp_path: Path) -> None:
 
 def test_a_short_text_is_a_part_of_the_whole() -> None:
     profile = full()
-    whole = render_profile(profile, summarize(profile), Style(top=EVERY))
-    short = render_profile(profile, summarize(profile), Style(top=5, short=True))
+    whole = render_profile(summarize(profile), Style(top=EVERY))
+    short = render_profile(summarize(profile), Style(top=5, short=True))
     said, _, more = short.rpartition("\nMore in the whole report ")
-    titles = [s.title for s in sections.of_profile(profile, summarize(profile), format_bytes, 5)]
+    titles = [s.title for s in sections.of_profile(summarize(profile), format_bytes, 5)]
     assert len(said.splitlines()) < len(whole.splitlines()) / 2
     assert [t for t in titles if t and t.split(",")[0] not in whole] == []
     assert "words" in more

@@ -33,11 +33,11 @@ def test_a_file_prints_its_report(path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("COLUMNS", raising=False)  # libraries of other tests set it
     out = io.StringIO()
     memprof.load(path).report(file=out, full=True)
-    whole = render_profile(training(), summarize(training()))
+    whole = render_profile(summarize(training()))
     assert out.getvalue() == whole
     memprof.load(path).report(file=out)
     short = Style(top=5, short=True)
-    assert out.getvalue() == whole + render_profile(training(), summarize(training()), short)
+    assert out.getvalue() == whole + render_profile(summarize(training()), short)
     with pytest.raises(ValueError, match="top is 0"):
         memprof.load(path).report(top=0)
     with pytest.raises(ValueError, match="no memory on 'cuda:7'; devices in it: cpu"):

@@ -119,7 +119,7 @@ def report_payload(
     return {
         "source": source,
         "header": sections.header(summary).plain(),
-        "sections": [s.plain() for s in _sections(profile, summary) if s],
+        "sections": [s.plain() for s in _sections(summary) if s],
         "templates": {n: t.plain() for n, t in sections.live_templates().items()},
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
         "gantt": gantt_payload(profile, calls),
@@ -138,9 +138,9 @@ def report_payload(
     }
 
 
-def _sections(profile: Profile, summary: Summary) -> Iterator[Section]:
+def _sections(summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
-    grows = sections.of_growth(summary.growth, format_bytes)
+    profile, grows = summary.profile, sections.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
     if grows and not failed:

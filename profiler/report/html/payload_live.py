@@ -78,14 +78,13 @@ class Sites:
 
     def __init__(self, attribution: Attribution, strings: Strings) -> None:
         self.attribution = attribution
-        self.frames: list[list[int]] = []
         self._strings = strings
         self._numbers: dict[int, int] = {}
         self._rows: Each[tuple[int, ...]] = Each()
-        self._frames: dict[SourceFrame, int] = {}
-        self._names: dict[View, dict[tuple[str, int | None], int]] = {v: {} for v in View}
-        self._notes: dict[View, list[str]] = {v: [] for v in View}
-        self._reasons: dict[str, int] = {}
+        self._frames: Each[SourceFrame] = Each()
+        self._names: dict[View, Each[tuple[str, int | None]]] = {v: Each() for v in View}
+        self._notes: dict[View, dict[tuple[str, int | None], str]] = {v: {} for v in View}
+        self._reasons: Each[str] = Each()
 
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
         """The number of the site of a storage."""
@@ -102,7 +101,7 @@ class Sites:
                 _CATEGORY[site.category],
                 *[self._place(site, view) for view in _VIEWS],
                 self._strings(site.op),
-                self.frame(site.frame),
+                -1 if site.frame is None else self._frames[site.frame],
                 self._strings(site.fqn),
                 self._strings(site.outside),
                 self._strings(site.module),
@@ -110,18 +109,14 @@ class Sites:
             )
         ]
 
-    def frame(self, frame: SourceFrame | None) -> int:
-        """The number of a source line, -1 for None."""
-        if frame is None:
-            return -1
-        found = self._frames.get(frame)
-        if found is None:
-            found = self._frames[frame] = len(self.frames)
-            s = self._strings
-            self.frames.append(
-                [s(shorten_path(frame.file)), frame.line, s(frame.function), s(frame.code.strip())]
-            )
-        return found
+    @property
+    def frames(self) -> list[list[int]]:
+        """Source lines by number: file, line, function and code, texts by their numbers."""
+        s = self._strings
+        return [
+            [s(shorten_path(f.file)), f.line, s(f.function), s(f.code.strip())]
+            for f in self._frames
+        ]
 
     def columns(self) -> dict[str, Any]:
         """All sites, one entry a site in each column, and what places mean."""
@@ -135,7 +130,7 @@ class Sites:
                 v.value: {
                     "key": [s(key) for key, _ in self._names[v]],
                     "graph": [-1 if graph is None else graph for _, graph in self._names[v]],
-                    "note": [s(note) for note in self._notes[v]],
+                    "note": [s(note) for note in self._notes[v].values()],
                 }
                 for v in View
             },
@@ -145,15 +140,10 @@ class Sites:
     def _place(self, site: Site, view: View) -> int:
         named = self.attribution.named(site, view)
         if named is None:
-            reason = site.why.get(view, "unknown")
-            return -1 - self._reasons.setdefault(reason, len(self._reasons))
+            return -1 - self._reasons[site.why.get(view, "unknown")]
         key, graph, note = named
-        names = self._names[view]
-        place = names.get((key, graph))
-        if place is None:
-            place = names[key, graph] = len(names)
-            self._notes[view].append(note)
-        return place
+        self._notes[view].setdefault((key, graph), note)
+        return self._names[view][key, graph]
 
 
 class Items:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...model import Profile
 from ..section import Section, Show
 from ..summary import Summary
 from .about import advice, header, not_counted
@@ -58,16 +57,15 @@ __all__ = [
 ]
 
 
-def of_profile(profile: Profile, s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
+def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
     """All that there is to say of a profile, what matters most first.
 
     Args:
-        profile: a valid one.
         s: its summary.
         show: how bytes are written.
         snapshots: of the tracker, at most so many.
     """
-    grows = of_growth(s.growth, show)
+    profile, grows = s.profile, of_growth(s.growth, show)
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)
     if not failed:

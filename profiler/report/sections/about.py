@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from ...advice import Finding
 from ...attribution import View
 from ..format import format_bytes, format_ns, format_share
-from ..section import Column, Note, Section, Show, Table, Tone, Unit
+from ..section import LINE, MODULE, TEXT, Column, Note, Section, Show, Table, Tone, Unit, of_rows
 from ..summary import Summary
 
 VIEW_TITLES = {
@@ -22,7 +22,7 @@ _SHORT = 3
 """Findings of a short text."""
 _EVIDENCE = 3
 """Rows of evidence under a finding of a text; pages and the JSON report have all."""
-_REASON = (Column("", Unit.BYTES, adds=True), Column("", fold=True))
+_REASON = (Column("", Unit.BYTES, adds=True), TEXT)
 
 
 def module_name(path: str | None) -> str | None:
@@ -32,28 +32,29 @@ def module_name(path: str | None) -> str | None:
 
 def header(s: Summary) -> Section:
     """Versions, machine, rank; what was left out and what ran out of memory."""
-    m = s.machine
+    p = s.profile
+    m = p.machine
     where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
     where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else "", *m.accelerators]
     calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
     if s.dropped_calls:
         calls += f" ({s.dropped_calls:,} earlier calls are no longer in the log)"
-    versions = f"memprof {s.memprof} · torch {s.torch} · Python {s.python}"
+    versions = f"memprof {p.memprof} · torch {p.torch} · Python {p.python}"
     notes = [Note(versions, Tone.STRONG, detail=True)]
     if any(where):
         notes.append(Note(" · ".join(w for w in where if w), detail=True))
     notes.append(Note(calls, detail=True))
-    p = s.process
-    if p is not None and p.world_size > 1:
-        who = f"local rank {p.local_rank}, host {p.host}, process {p.pid}"
-        notes.append(Note(f"rank {p.rank} of {p.world_size} ({who})"))
-    if s.created_ns:
-        created = datetime.fromtimestamp(s.created_ns / 1e9, tz=timezone.utc)
+    of = p.process
+    if of is not None and of.world_size > 1:
+        who = f"local rank {of.local_rank}, host {of.host}, process {of.pid}"
+        notes.append(Note(f"rank {of.rank} of {of.world_size} ({who})"))
+    if p.created_ns:
+        created = datetime.fromtimestamp(p.created_ns / 1e9, tz=timezone.utc)
         notes.append(Note(f"taken {created:%Y-%m-%d %H:%M:%S} UTC", detail=True))
-    if s.options:
-        options = ", ".join(f"{k}={v}" for k, v in sorted(s.options.items()))
+    if p.options:
+        options = ", ".join(f"{k}={v}" for k, v in sorted(p.options.items()))
         notes.append(Note(f"options: {options}", detail=True))
-    if not s.complete:
+    if not p.complete:
         said = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(said, Tone.WARN))
     parts = tuple(part for part in (_left_out(s), _out_of_memory(s)) if part)
@@ -61,12 +62,12 @@ def header(s: Summary) -> Section:
 
 
 def _left_out(s: Summary) -> Section:
-    n = len(s.left_out)
+    n = len(s.profile.left_out)
     title = "left out, since the file is damaged or contradicts itself: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
-    rows = [(text,) for text in s.left_out]
-    table = Table((Column("", fold=True),), rows, rest="more: report --json", lines=True)
-    return Section("left-out", title, tables=(table,) if rows else (), tone=Tone.WARN)
+    rows = [(text,) for text in s.profile.left_out]
+    said = of_rows(title, (TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
+    return replace(said, id="left-out")
 
 
 def _out_of_memory(s: Summary) -> Section:
@@ -80,18 +81,15 @@ def _out_of_memory(s: Summary) -> Section:
     ]
     columns = (
         Column("times", Unit.TIMES, adds=True),
-        Column("what failed"),
-        Column("module", Unit.CODE),
-        Column("source line", Unit.FRAME),
-        Column("device"),
+        *(Column("what failed"), MODULE, LINE, Column("device")),
         Column("live", Unit.BYTES),
         Column("time", Unit.TIME),
         Column("who says so"),
         Column("error", fold=True),
     )
-    table = Table(columns, rows, rest="more: report --json", lines=True)
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
-    return Section("out-of-memory", title, tables=(table,) if rows else (), tone=Tone.ERROR)
+    said = of_rows(title, columns, rows, rest="more: report --json", lines=True, tone=Tone.ERROR)
+    return replace(said, id="out-of-memory")
 
 
 def advice(s: Summary, show: Show) -> Section:
@@ -113,10 +111,7 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
         Column("", Unit.BYTES, adds=True),
         Column("what"),
         Column("times", Unit.TIMES),
-        Column("graph", Unit.CODE),
-        Column("FX node", Unit.CODE),
-        Column("module", Unit.CODE),
-        Column("source line", Unit.FRAME),
+        *(Column("graph", Unit.CODE), Column("FX node", Unit.CODE), MODULE, LINE),
     )
     rows = [
         (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)
@@ -181,7 +176,7 @@ def not_counted(s: Summary, show: Show) -> Section:
             Table(_REASON, rows, caption=caption, lines=True, rest="more reasons", detail=True)
         )
     # Whoever follows the allocator counts these, too.
-    counted = any(a.device == s.device for a in s.accounts)
+    counted = any(a.device == s.device for a in s.profile.accounts)
     said = (
         *(Note(n, detail=True) for n in notes),
         *(Note(n, detail=counted) for n in special),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ...model import BEFORE, AccountRow, DeviceAccount, Failure, PoolShare
 from .. import failure as words
 from ..device_peak import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..format import format_ns, shorten_path
-from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
+from ..section import (
+    ASKED_FOR,
+    BLOCKS,
+    BYTES,
+    LINE,
+    MODULE,
+    Cell,
+    Column,
+    Foot,
+    Note,
+    Section,
+    Show,
+    Table,
+    Tone,
+    Unit,
+    of_rows,
+    share,
+)
 
 _BRIEF = 6
 """Uses of memory in a short text."""
+_Part = tuple[int, int, str]
+"""Bytes, the same for their share, and of what."""
 _AUTOGRAD = "(no Python was running: autograd)"
-_BYTES = Column("bytes", Unit.BYTES, adds=True)
 
 
 def of_accounts(
@@ -83,10 +101,8 @@ def _pools(a: DeviceAccount) -> Section:
         Column("segments", Unit.COUNT, adds=True),
         Column("pool"),
     )
-    rows: list[tuple[Cell, ...]] = [
-        (p.reserved, p.free, p.largest_free, _pieces(p), p.segments, p.name) for p in a.pools
-    ]
-    return Section("", f"Pools {_when(a)}", tables=(Table(columns, rows),) if rows else ())
+    rows = [(p.reserved, p.free, p.largest_free, _pieces(p), p.segments, p.name) for p in a.pools]
+    return of_rows(f"Pools {_when(a)}", columns, rows)
 
 
 def _pieces(p: PoolShare) -> str | None:
@@ -135,10 +151,8 @@ def _before(f: Failure) -> str:
 def _helps(f: Failure) -> Section:
     columns = (Column("", Unit.BYTES), Column("", fold=True), Column("", Unit.FRAME))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
-    table = Table(columns, rows, least=len(rows), lines=True)
-    return Section(
-        "", "What would have helped, and how much at most", tables=(table,) if rows else ()
-    )
+    title = "What would have helped, and how much at most"
+    return of_rows(title, columns, rows, least=len(rows), lines=True)
 
 
 def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
@@ -159,12 +173,7 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
         steps = f"{a.steps:,} optimizer step{'s' if a.steps != 1 else ''} in " if a.steps else ""
         notes.append(Note(f"{steps}{format_ns(a.elapsed_ns)}; ended: {a.ended}"))
     notes += [Note(note, Tone.WARN) for note in a.notes]
-    columns = (
-        Column("", Unit.TEXT),
-        Column("times", Unit.TIMES, adds=True),
-        Column("module", Unit.CODE),
-        Column("source line", Unit.FRAME),
-    )
+    columns = (Column(""), Column("times", Unit.TIMES, adds=True), MODULE, LINE)
     failed = [
         (f"out of memory: {show(f.nbytes)} asked for", f.count, f.modules, f.frame)
         for f in a.failed
@@ -188,40 +197,31 @@ def _purposes(a: DeviceAccount) -> Section:
     uses = {p.label for p in a.by_purpose()}
     parts = [(n, n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[2] in uses]
-    share = Column("share", Unit.SHARE, adds=True, whole=a.reserved)
-    columns = (_BYTES, share, Column("what"))
     others = [row for row in parts if row[2] not in uses]
-    foot = tuple(Foot(row) for row in (*others, (a.reserved, a.reserved, "total reserved")))
-    table = Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
-    return Section("", f"What is reserved {_when(a)}", tables=(table,))
+    return Section("", f"What is reserved {_when(a)}", tables=(_sum(a.reserved, rows, others),))
+
+
+def _sum(reserved: int, rows: Sequence[_Part], others: Sequence[_Part]) -> Table:
+    """What ``reserved`` is made of, with a foot of what has no name."""
+    columns = (BYTES, share(reserved), Column("what"))
+    foot = tuple(map(Foot, (*others, (reserved, reserved, "total reserved"))))
+    return Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
 
 
 def _peak(peak: DevicePeak) -> Section:
     rows = [(n, n, what) for what, n in peak.parts]
-    share = Column("share", Unit.SHARE, adds=True, whole=peak.reserved)
-    columns = (_BYTES, share, Column("what"))
-    others = [
-        *((what, n) for what, n in ((EAGER, peak.eager), (ROUNDING, peak.rounding)) if n),
-        (UNATTRIBUTED, peak.unattributed),
-        (FREE, peak.free),
-        ("total reserved", peak.reserved),
-    ]
-    foot = tuple(Foot((n, n, what)) for what, n in others)
+    some = [(n, n, what) for what, n in ((EAGER, peak.eager), (ROUNDING, peak.rounding)) if n]
+    every = [(n, n, what) for what, n in ((UNATTRIBUTED, peak.unattributed), (FREE, peak.free))]
     note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
-    table = Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
+    table = _sum(peak.reserved, rows, some + every)
     return Section("", "What was reserved at the peak", (note,), tables=(table,))
 
 
 def _holders(a: DeviceAccount) -> Section:
-    columns = (
-        _BYTES,
-        Column("tensors", Unit.COUNT, adds=True),
-        Column("what"),
-        Column("who has it"),
-    )
-    rows: list[tuple[Cell, ...]] = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
-    title = "Live now, largest first"
-    return Section("", title, tables=(Table(columns, rows, brief=_BRIEF // 2),) if rows else ())
+    tensors = Column("tensors", Unit.COUNT, adds=True)
+    columns = (BYTES, tensors, Column("what"), Column("who has it"))
+    rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
+    return of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
 
 
 def _when(a: DeviceAccount) -> str:
@@ -235,18 +235,17 @@ def _when(a: DeviceAccount) -> str:
 
 def _outside(a: DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
-    table = Table((_BYTES, Column("what"), Column("from", fold=True)), rows, least=len(rows))
-    return Section("", "Outside of torch's allocator", tables=(table,) if rows else ())
+    columns = (BYTES, Column("what"), Column("from", fold=True))
+    return of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
 
 
 def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:
     found: dict[str, int] = {}
     for r in a.rows:
         found[key(r)] = found.get(key(r), 0) + r.nbytes
-    share = Column("share", Unit.SHARE, adds=True, whole=a.live)
     rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
-    table = Table((_BYTES, share, Column(by, Unit.PATH)), rows, brief=_BRIEF)
-    return Section("", f"Live {_when(a)} by {by}", tables=(table,) if rows else ())
+    columns = (BYTES, share(a.live), Column(by, Unit.PATH))
+    return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
 
 def _location(r: AccountRow) -> str:
@@ -261,29 +260,19 @@ def _nowhere(r: AccountRow) -> str:
 
 
 def _blocks(a: DeviceAccount) -> Section:
-    columns = (
-        _BYTES,
-        Column("blocks", Unit.COUNT, adds=True),
-        Column("what"),
-        Column("code"),
-        Column("asked for by", Unit.FRAME),
-        Column("module", Unit.CODE, below=True),
-        Column("FX nodes of compiled code", Unit.CODE, below=True),
-    )
+    columns = (BYTES, BLOCKS, Column("what"), Column("code"), *ASKED_FOR)
     rows: list[tuple[Cell, ...]] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
-    title = f"Live {_when(a)}, largest first"
-    return Section("", title, tables=(Table(columns, rows),) if rows else ())
+    return of_rows(f"Live {_when(a)}, largest first", columns, rows)
 
 
 def _host_reads(a: DeviceAccount) -> Section:
     count = sum(r.count for r in a.host_reads)
     times = "once" if count == 1 else f"{count:,} times"
     rows = [(r.count, r.nbytes, r.frame or _AUTOGRAD) for r in a.host_reads]
-    columns = (Column("times", Unit.COUNT, adds=True), _BYTES, Column("source line", Unit.FRAME))
-    title = f"The program looked at values {times}; kernels computed none"
-    return Section("", title, tables=(Table(columns, rows),) if rows else ())
+    columns = (Column("times", Unit.COUNT, adds=True), BYTES, LINE)
+    return of_rows(f"The program looked at values {times}; kernels computed none", columns, rows)

@@ -7,7 +7,21 @@ from collections.abc import Iterable, Iterator
 from ...breakdown import View
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import Column, Foot, Note, Section, Show, Table, Unit
+from ..section import (
+    BYTES,
+    CATEGORY,
+    LINE,
+    MODULE,
+    Column,
+    Foot,
+    Note,
+    Section,
+    Show,
+    Table,
+    Unit,
+    below,
+    share,
+)
 from .about import module_name
 
 _MOST = 300
@@ -42,11 +56,7 @@ def no_dataflow() -> Section:
 
 
 def _categories(p: DataFlowPeak) -> Table:
-    columns = (
-        Column("bytes", Unit.BYTES),
-        Column("share", Unit.SHARE, whole=p.nbytes),
-        Column("category", Unit.CATEGORY),
-    )
+    columns = (BYTES, share(p.nbytes), CATEGORY)
     rows = [(n, n, category.value) for category, n in p.categories.items()]
     foot = (Foot((p.nbytes, p.nbytes, "total")),)
     return Table(columns, rows, foot, least=len(rows))
@@ -75,11 +85,7 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
 
 def _by(p: DataFlowPeak, view: View, caption: str) -> Table:
     found = p.views[view]
-    columns = (
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=found.total),
-        Column(view.value, Unit.CODE),
-    )
+    columns = (BYTES, share(found.total), Column(view.value, Unit.CODE))
     rows = [
         *((s.nbytes, s.nbytes, s.key or "(root)") for s in found.parts),
         *((s.nbytes, s.nbytes, f"({s.key})") for s in found.remainder),
@@ -100,10 +106,7 @@ def _leaks(p: DataFlowPeak) -> Table:
         Column("bytes", Unit.BYTES),
         Column("made in step", Unit.COUNT),
         Column("steps it outlived", Unit.COUNT),
-        Column("category", Unit.CATEGORY),
-        Column("made by", Unit.CODE),
-        Column("module", Unit.CODE, below=True),
-        Column("source line", Unit.FRAME, below=True),
+        *(CATEGORY, Column("made by", Unit.CODE), below(MODULE), below(LINE)),
     )
     rows = [
         (
@@ -120,13 +123,8 @@ def _leaks(p: DataFlowPeak) -> Table:
 def _live(p: DataFlowPeak) -> Table:
     live, total = p.live[:_MOST], p.nbytes
     columns = (
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=total),
-        Column("category", Unit.CATEGORY),
-        Column("made by", Unit.CODE),
-        Column("graph", Unit.CODE, below=True),
-        Column("module", Unit.CODE, below=True),
-        Column("source line", Unit.FRAME, below=True),
+        *(BYTES, share(total), CATEGORY, Column("made by", Unit.CODE)),
+        *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),
     )
     rows = [
         (
@@ -137,7 +135,7 @@ def _live(p: DataFlowPeak) -> Table:
     ]
     rest = sum(s.nbytes for s in p.live[_MOST:])
     smaller = (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None)
-    foot = (Foot((total, total, "", "total", "", "", None)),)
+    foot: tuple[Foot, ...] = (Foot((total, total, "", "total", "", "", None)),)
     caption = f"Live on {p.device} at that peak"
-    below = (Foot(smaller), *foot) if rest else foot
-    return Table(columns, rows, below, caption, rest="smaller", detail=True)
+    foot = (Foot(smaller), *foot) if rest else foot
+    return Table(columns, rows, foot, caption, rest="smaller", detail=True)

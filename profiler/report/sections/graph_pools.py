@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from ...graph_pools import label, left_behind, numbers
 from ...model import CapturedGraph, CaptureRow, GraphPool
-from ..section import Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
+from ..section import (
+    ASKED_FOR,
+    BLOCKS,
+    BYTES,
+    Cell,
+    Column,
+    Foot,
+    Note,
+    Section,
+    Show,
+    Table,
+    Tone,
+    Unit,
+    of_rows,
+    share,
+)
 
-_BYTES = Column("bytes", Unit.BYTES, adds=True)
 _NOWHERE = "(no Python was running)"
 
 
@@ -72,15 +86,9 @@ def _state(g: CapturedGraph) -> str:
 
 def _shares(pool: GraphPool) -> Section:
     every = [g.number for g in pool.graphs]
-    rows: list[tuple[Cell, ...]] = [
-        (s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares
-    ]
-    columns = (
-        _BYTES,
-        Column("share", Unit.SHARE, adds=True, whole=pool.reserved),
-        Column("graphs", Unit.COUNT),
-        Column("which", fold=True),
-    )
+    rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
+    graphs = Column("graphs", Unit.COUNT)
+    columns = (BYTES, share(pool.reserved), graphs, Column("which", fold=True))
     others = (
         (pool.other_shares, "further combinations of graphs"),
         (pool.live_outside, "in use, asked for outside of captures"),
@@ -88,22 +96,13 @@ def _shares(pool: GraphPool) -> Section:
         (pool.reserved, "total reserved"),
     )
     foot = tuple(Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1])
-    table = Table(columns, rows, foot, rest="more")
-    return Section("", "Who uses which bytes", tables=(table,) if rows else ())
+    return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
 
 
 def _left(pool: GraphPool, show: Show) -> Section:
     found = left_behind(pool)
-    columns = (
-        _BYTES,
-        Column("captures", Unit.COUNT),
-        Column("blocks", Unit.COUNT, adds=True),
-        Column("what"),
-        Column("asked for by", Unit.FRAME),
-        Column("module", Unit.CODE, below=True),
-        Column("FX nodes of compiled code", Unit.CODE, below=True),
-    )
-    rows: list[tuple[Cell, ...]] = [
+    columns = (BYTES, Column("captures", Unit.COUNT), BLOCKS, Column("what"), *ASKED_FOR)
+    rows = [
         (r.nbytes, len(x.graphs), r.count, r.fate.label, r.frame or _NOWHERE, r.modules, r.nodes)
         for x in found
         for r in (x.row,)
@@ -111,8 +110,7 @@ def _left(pool: GraphPool, show: Show) -> Section:
     leaks = sum(x.row.nbytes for x in found if x.leaks)
     said = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
     notes = (Note(said, Tone.WARN),) if leaks else ()
-    title = "What captures left in the pool"
-    return Section("", title, notes, tables=(Table(columns, rows),) if rows else ())
+    return of_rows("What captures left in the pool", columns, rows, *notes)
 
 
 def _at_peak(pool: GraphPool, show: Show) -> Section:
@@ -129,16 +127,8 @@ def _outside(pool: GraphPool) -> Section:
 
 
 def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
-    columns = (
-        _BYTES,
-        Column("blocks", Unit.COUNT, adds=True),
-        Column("what"),
-        Column("asked for by", Unit.FRAME),
-        Column("module", Unit.CODE, below=True),
-        Column("FX nodes of compiled code", Unit.CODE, below=True),
-    )
-    rows: list[tuple[Cell, ...]] = [
+    rows = [
         (r.nbytes, r.count, r.fate.label, r.frame or _NOWHERE, r.modules, r.nodes) for r in found
     ]
     foot = (Foot((rounding, None, "rounding", None, None, None)),) if rounding else ()
-    return Table(columns, rows, foot)
+    return Table((BYTES, BLOCKS, Column("what"), *ASKED_FOR), rows, foot)

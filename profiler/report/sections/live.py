@@ -8,7 +8,24 @@ from dataclasses import replace
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import EVERY, Cell, Column, Foot, Note, Section, Show, Table, Tone, Unit
+from ..section import (
+    BYTES,
+    CATEGORY,
+    EVERY,
+    LINE,
+    MODULE,
+    Cell,
+    Column,
+    Foot,
+    Note,
+    Section,
+    Show,
+    Table,
+    Tone,
+    Unit,
+    below,
+    share,
+)
 from ..summary import Summary
 from .about import VIEW_TITLES, module_name
 from .trees import why_no_addresses
@@ -121,8 +138,8 @@ def of_instant(profile: Profile) -> Iterator[Section]:
 def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
     """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
     names = {
-        View.CATEGORY: (Column("category", Unit.CATEGORY),),
-        View.MODULE: (Column("module", Unit.CODE),),
+        View.CATEGORY: (CATEGORY,),
+        View.MODULE: (MODULE,),
         View.NODE: (
             Column("FX node", Unit.CODE),
             Column("graph", Unit.CODE, below=True),
@@ -131,42 +148,24 @@ def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
         View.LINE: (Column("source line", Unit.PATH), Column("code", Unit.CODE, below=True)),
         View.GRAPH: (Column("graph", Unit.CODE),),
     }
-    return (
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=total),
-        Column("storages", Unit.COUNT, adds=True),
-        *names[view],
-    )
+    return (BYTES, share(total), Column("storages", Unit.COUNT, adds=True), *names[view])
 
 
 def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
-    number, share = Column("bytes", Unit.BYTES), Column("share", Unit.SHARE)
-    below = (Column(name, Unit.CODE, below=True) for name in ("graph", "FX node", "name"))
-    out = {view.value: Table(live_columns(view)) for view in View}
-    out["storage"] = Table(
-        (
-            number,
-            share,
-            Column("copies", Unit.COUNT),
-            Column("storage", Unit.CODE),
-            Column("category", Unit.CATEGORY, below=True),
-            *below,
-        )
-    )
-    out["addresses"] = Table(
-        (
-            Column("address", Unit.ADDRESS),
-            number,
-            Column("what", Unit.CODE),
-            Column("category", Unit.CATEGORY, below=True),
-            Column("module", Unit.CODE, below=True),
-            Column("made by", Unit.CODE, below=True),
-            Column("source line", Unit.CODE, below=True),
+
+    def code(*names: str) -> tuple[Column, ...]:
+        return tuple(Column(name, Unit.CODE, below=True) for name in names)
+
+    storage = (Column("copies", Unit.COUNT), Column("storage", Unit.CODE), below(CATEGORY))
+    address = (Column("address", Unit.ADDRESS), BYTES, Column("what", Unit.CODE), below(CATEGORY))
+    return {view.value: Table(live_columns(view)) for view in View} | {
+        "storage": Table((BYTES, share(0), *storage, *code("graph", "FX node", "name"))),
+        "addresses": Table(
+            (*address, *code("module", "made by", "source line")),
+            empty="Nothing is there at this instant.",
         ),
-        empty="Nothing is there at this instant.",
-    )
-    return out
+    }
 
 
 def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
@@ -189,7 +188,7 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         return (p.nbytes, p.nbytes, p.storages, key, *more)
 
     # Where the device has an account, that says what the peak is made of.
-    watched = {a.device for a in s.accounts if not a.present}
+    watched = {a.device for a in s.profile.accounts if not a.present}
     told = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
@@ -264,7 +263,7 @@ def saved(s: Summary, show: Show) -> Section:
     """Activations that forwards leave for their backwards."""
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     columns = (
-        Column("bytes", Unit.BYTES, adds=True),
+        BYTES,
         Column(
             "calls",
             Unit.COUNT,
@@ -272,9 +271,7 @@ def saved(s: Summary, show: Show) -> Section:
         ),
         Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
         Column("FX node", Unit.CODE),
-        Column("graph", Unit.CODE, below=True),
-        Column("module", Unit.CODE, below=True),
-        Column("source line", Unit.FRAME, below=True),
+        *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),
     )
     rows = [
         (

@@ -10,7 +10,22 @@ from ...model import Growth
 from ...running_job import Present
 from ..failure import place
 from ..format import format_ns
-from ..section import EVERY, Cell, Column, Note, Section, Show, Table, Tone, Unit
+from ..section import (
+    BYTES,
+    CATEGORY,
+    EVERY,
+    TEXT,
+    Cell,
+    Column,
+    Note,
+    Section,
+    Show,
+    Table,
+    Tone,
+    Unit,
+    of_rows,
+    share,
+)
 
 _MOST_GROWTH = 3
 
@@ -62,21 +77,15 @@ def _tone(p: Present) -> Tone:
     return Tone.WARN if p.stalled else Tone.PLAIN
 
 
-_BYTES = (
-    Column("reserved", Unit.BYTES),
-    Column("allocated", Unit.BYTES),
-    Column("most reserved", Unit.BYTES),
-    Column("most allocated", Unit.BYTES),
+_MEMORY = tuple(
+    Column(name, Unit.BYTES)
+    for name in ("reserved", "allocated", "most reserved", "most allocated")
 )
 
 
 def _devices(p: Present) -> Section:
-    columns = (
-        Column("device"),
-        *_BYTES,
-        Column("of", Unit.BYTES),
-        Column("since watched", Unit.CHANGE),
-    )
+    since = Column("since watched", Unit.CHANGE)
+    columns = (Column("device"), *_MEMORY, Column("of", Unit.BYTES), since)
     rows = [
         (
             *(d.device, d.reserved, d.allocated or None, d.most_reserved, d.most_allocated or None),
@@ -91,32 +100,25 @@ def _devices(p: Present) -> Section:
 def _compiled(p: Present, show: Show) -> Section:
     if p.peak is None:
         return Section("", "")
-    columns = (
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=p.peak),
-        Column("category", Unit.CATEGORY),
-    )
     rows = [(n, n, name) for name, n in p.categories]
     title = f"Peak of compiled code on {p.peak_device}: {show(p.peak)}"
-    return Section("", title, tables=(Table(columns, rows, rest="smaller"),))
+    return of_rows(title, (BYTES, share(p.peak), CATEGORY), rows, rest="smaller")
 
 
 def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
-    rows: list[tuple[Cell, ...]] = [
+    rows = [
         (
             f"{show(g.a_step)} per {g.step}, {show(g.nbytes)} by now: "
-            + (g.holder or (place(g.frame) if g.frame is not None else "unknown")),
+            + (g.holder or place(g.frame) or "unknown"),
         )
         for g in found
     ]
-    table = Table((Column("", fold=True),), rows, most=_MOST_GROWTH, lines=True)
-    return Section("", title, tables=(table,), tone=Tone.WARN)
+    return of_rows(title, (TEXT,), rows, most=_MOST_GROWTH, lines=True, tone=Tone.WARN)
 
 
 def _findings(p: Present) -> Section:
-    columns = (Column("", Unit.BYTES), Column(""), Column("", fold=True))
-    table = Table(columns, p.findings, least=EVERY, lines=True)
-    return Section("", "What to change", tables=(table,)) if p.findings else Section("", "")
+    columns = (Column("", Unit.BYTES), Column(""), TEXT)
+    return of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:
@@ -127,7 +129,7 @@ def _side_by_side(found: Sequence[Present]) -> Section:
         Column("age", Unit.NS),
         Column("steps/s", Unit.FIGURE),
         Column("device"),
-        *_BYTES,
+        *_MEMORY,
     )
     rows: list[tuple[Cell, ...]] = []
     for p in sorted(found, key=lambda p: (p.process.rank, p.process.pid, p.path)):

@@ -23,7 +23,7 @@ def totals(s: Summary) -> Section:
 
 
 def _rows(s: Summary) -> Iterator[tuple[int, str, str]]:
-    for a in s.accounts:
+    for a in s.profile.accounts:
         yield a.reserved, f"reserved on {a.device}", "torch's allocator"
         yield a.most_allocated, f"allocated on {a.device}", "torch's allocator"
     for p in s.dataflow:
@@ -36,7 +36,7 @@ def _rows(s: Summary) -> Iterator[tuple[int, str, str]]:
     if s.tracker.resident is not None:
         yield s.tracker.resident, "resident in the process", "the tracker's snapshots"
     yield s.tracker.tensors, "live Python tensors, all devices", "the tracker's snapshots"
-    known = {a.device for a in s.accounts} | {"cpu"}
+    known = {a.device for a in s.profile.accounts} | {"cpu"}
     for device, highest in s.tracker.devices.items():
         if highest and device not in known:
             yield highest, f"allocated on {device}", "the tracker's snapshots"

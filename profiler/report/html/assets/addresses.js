@@ -219,7 +219,7 @@
           ["of the pool", share(nbytes[b], shown.use(0).reserved)],
           ["address", addressText(address[b])],
           ["instants", `${count(begin[b])} to ${count(end[b] - 1)}`],
-          ["category", d.category.replaceAll("_", " "), memprof.theme.category(d.category)],
+          ["category", memprof.dom.words(d.category), memprof.theme.category(d.category)],
           ...(d.module !== null ? [["module", d.module || "(root)"]] : []),
         ],
         d.location ?? undefined,

@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el } = memprof.dom;
+  const { el, swatch, words } = memprof.dom;
   const { bytes, ns, tick } = memprof.format;
   const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
   const PLOT = { left: 70, right: 24, top: 20, bottom: 28 };
@@ -20,12 +20,11 @@
     const rank = (l) => memprof.STACK.indexOf(l.name);
     const found = stacked ? [...data.lines].sort((a, b) => rank(a) - rank(b)) : data.lines;
     const lines = found.map(({ name, values }, i) => ({
-      name: name.replaceAll("_", " "),
+      name: words(name),
       values,
-      variable: stacked ? `--cat-${name.replaceAll("_", "-")}` : LINES[i % LINES.length],
+      variable: stacked ? memprof.theme.variable(name) : LINES[i % LINES.length],
     }));
-    const key = ({ name, variable }) =>
-      el("li", {}, el("i.swatch", { style: { "--swatch": `var(${variable})` } }), name);
+    const key = ({ name, variable }) => el("li", {}, swatch(`var(${variable})`), name);
     const canvas = new memprof.Canvas("curve-canvas", label);
     const box = el("div.curve", {}, canvas.node);
     const first = time[0];

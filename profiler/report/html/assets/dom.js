@@ -75,5 +75,20 @@
     };
   }
 
-  memprof.dom = { el, fill, announce, oncePerFrame };
+  /** A square of a CSS colour, before the words that it stands for. */
+  function swatch(color) {
+    return el("i.swatch", { style: { "--swatch": color } });
+  }
+
+  /** A name of a profile as people read it. */
+  function words(name) {
+    return name.replaceAll("_", " ");
+  }
+
+  /** A button; `title` says what it does where its label is a sign. */
+  function button(label, press, title = null, tag = "button") {
+    return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
+  }
+
+  memprof.dom = { el, fill, announce, oncePerFrame, swatch, words, button };
 })((globalThis.memprof ??= {}));

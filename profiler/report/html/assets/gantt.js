@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, announce, oncePerFrame } = memprof.dom;
+  const { el, fill, announce, oncePerFrame, swatch, button } = memprof.dom;
   const { format } = memprof;
   const AXIS = 22;
   const MOST = 420;
@@ -85,11 +85,11 @@
         state.select(call, state.model.extent(call).highest);
         document.getElementById("live-set").scrollIntoView();
       };
-      const button = (text, click) => el("button.quiet", { type: "button", on: { click } }, text);
+      const quiet = (text, press) => button(text, press, null, "button.quiet");
       const pair = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd.num", {}, value));
       fill(
         detail,
-        el("h3", {}, `${model.name(lane, i)} `, button("Show", show), call !== null && button("Its live set", live)),
+        el("h3", {}, `${model.name(lane, i)} `, quiet("Show", show), call !== null && quiet("Its live set", live)),
         el("dl.gantt-facts", {}, facts.map(pair)),
       );
     }
@@ -133,9 +133,7 @@
         ["+", "Zoom in", () => view.zoom(2)],
         ["Whole run", "Show everything", () => view.whole()],
         ...callsWindow(model, view),
-      ].map(([text, title, press]) =>
-        el("button", { type: "button", title, "aria-label": title, on: { click: press } }, text),
-      ),
+      ].map(([text, title, press]) => button(text, press, title)),
     );
     const found = el("span.dim.num", { "aria-live": "polite" });
     const find = el("input", {
@@ -222,13 +220,7 @@
           "ul",
           { "aria-label": title },
           entries.map(({ label, variable, count }) =>
-            el(
-              "li",
-              {},
-              el("i.swatch", { style: { "--swatch": `var(${variable})` } }),
-              `${label} `,
-              el("span.num", {}, format.count(count)),
-            ),
+            el("li", {}, swatch(`var(${variable})`), `${label} `, el("span.num", {}, format.count(count))),
           ),
         ),
       ]),

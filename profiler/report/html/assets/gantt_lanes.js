@@ -133,15 +133,8 @@
     text(c, name, x, y, room, style) {
       let width = this.measured.get(name);
       if (width === undefined) this.measured.set(name, (width = c.measureText(name).width));
-      let shown = name;
-      if (width > room) {
-        // The ellipsis takes some of the room.
-        const fit = Math.floor((name.length * (room - 9)) / width);
-        if (fit < 2) return;
-        shown = `${name.slice(0, fit)}…`;
-      }
       c.fillStyle = style;
-      c.fillText(shown, x, y);
+      memprof.plot.write(c, name, x, y, room, width);
     }
 
     outline(c, bar, style, thick) {

@@ -63,7 +63,7 @@
       });
       foot.push([b.total, b.total, "", "total"]);
       return show(rows, foot, b.total, (_, i) =>
-        state.showDetail(b.parts[i].items, nameOf(b.parts[i]).replaceAll("_", " ")),
+        state.showDetail(b.parts[i].items, memprof.dom.words(nameOf(b.parts[i]))),
       );
     }
 
@@ -154,7 +154,7 @@
           "dl.facts",
           {},
           fact("Bytes", `${bytes(total)} (${exactBytes(total)})`),
-          fact("Category", [categories.map((c) => [swatch(c), c.replaceAll("_", " "), " "])]),
+          fact("Category", [categories.map((c) => [swatch(c), memprof.dom.words(c), " "])]),
           fact("Module", first.module === null ? null : first.module || "(root)"),
           fact(fqns.length === 1 ? "Name" : "Names", list(fqns)),
           fact(nodes.length === 1 ? "FX node" : "FX nodes", list(nodes)),

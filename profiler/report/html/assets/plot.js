@@ -315,6 +315,14 @@
     c.stroke();
   }
 
+  /** A text, cut at its end where there is no room for it; nothing where hardly any is left. */
+  function write(c, text, x, y, room, width = c.measureText(text).width) {
+    // The ellipsis takes some of the room.
+    const fit = Math.floor((text.length * (room - 9)) / width);
+    if (width <= room) c.fillText(text, x, y);
+    else if (fit > 1) c.fillText(`${text.slice(0, fit)}…`, x, y);
+  }
+
   Object.assign(memprof, { above, byteStep, Canvas, View, interact, overview });
-  memprof.plot = { byteAxis, timeAxis, stack, line, color };
+  memprof.plot = { byteAxis, timeAxis, stack, line, color, write };
 })((globalThis.memprof ??= {}));

@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, announce, oncePerFrame } = memprof.dom;
+  const { el, fill, announce, oncePerFrame, button } = memprof.dom;
   const { bytes, exactBytes, count, share } = memprof.format;
 
   /** What is chosen, and who wants to know. */
@@ -108,12 +108,7 @@
     const where = el("span", { id: "instant-name" });
     const event = el("code.instant-event");
     const left = el("span.num", { id: "instant-unattributed" });
-    const step = (label, title, press) =>
-      el(
-        "button.quiet",
-        { type: "button", "aria-label": title, title, on: { click: press } },
-        label,
-      );
+    const step = (label, title, press) => button(label, press, title, "button.quiet");
     fill(
       root,
       el(

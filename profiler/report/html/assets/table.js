@@ -4,13 +4,12 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill } = memprof.dom;
+  const { el, fill, words, button } = memprof.dom;
   const { format } = memprof;
   const narrow = matchMedia("(max-width: 720px)");
   const NUMBERS = new Set("bytes change count times ns share figure address".split(" "));
   const LINES = 50;
 
-  const words = (text) => text.replaceAll("_", " ");
   const missing = (value) => value === null || value === undefined || value === "";
 
   /** The text of a cell. */
@@ -65,7 +64,7 @@
   /** The colour of a category, nothing for other words. */
   function swatch(category) {
     if (!memprof.STACK.includes(category)) return null;
-    return el("i.swatch", { style: { "--swatch": `var(--cat-${category.replaceAll("_", "-")})` } });
+    return memprof.dom.swatch(`var(${memprof.theme.variable(category)})`);
   }
 
   /** Columns with those that stand below them: [column, index, [[column, index], …]]. */
@@ -140,7 +139,7 @@
       const title = column.title.charAt(0).toUpperCase() + column.title.slice(1);
       const properties = { scope: "col", class: classes(column), title: column.help || null };
       if (column.unit === "figure") return el("th", properties, title);
-      const press = el("button.sort", { type: "button", on: { click: () => sortBy(i) } }, title);
+      const press = button(title, () => sortBy(i), null, "button.sort");
       return el("th", { ...properties, "aria-sort": "none", data: { column: i } }, press);
     }
 
@@ -197,7 +196,7 @@
         draw();
       };
       const said = `Show ${format.count(next)} more of ${format.count(order.length)}`;
-      more.append(el("button.quiet", { type: "button", on: { click: press } }, said));
+      more.append(button(said, press, null, "button.quiet"));
     }
 
     function line({ row, i, depth }) {

@@ -59,6 +59,10 @@
     return found;
   }
 
+  function variable(category) {
+    return `--cat-${category.replaceAll("_", "-")}`;
+  }
+
   /** Black or white, whichever has more contrast on an "rgb(…)" colour (WCAG 2.2). */
   function textOn(color) {
     const [r, g, b] = color.match(/[\d.]+/g).map((v) => {
@@ -93,7 +97,8 @@
     textOn,
     isDark,
     onChange,
-    /** The colour of a category in every view; `name` is the value in profiles. */
-    category: (name) => color(`--cat-${name.replaceAll("_", "-")}`),
+    /** The CSS variable of a category's colour; `name` is the value in profiles. */
+    variable,
+    category: (name) => color(variable(name)),
   };
 })((globalThis.memprof ??= {}));

@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, oncePerFrame } = memprof.dom;
+  const { el, fill, oncePerFrame, words, button } = memprof.dom;
   const { Axis, columns, busyShare } = memprof.columns;
   const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
   const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
@@ -195,11 +195,7 @@
       const rows = STACK.map((name) => [name, row[state.model.categories.indexOf(name)]])
         .filter(([, n]) => n > 0)
         .reverse()
-        .map(([name, n]) => [
-          name.replaceAll("_", " "),
-          memprof.format.bytes(n),
-          memprof.theme.category(name),
-        ]);
+        .map(([name, n]) => [words(name), memprof.format.bytes(n), memprof.theme.category(name)]);
       const total = row.reduce((a, b) => a + b, 0);
       memprof.tooltip.show(
         event.clientX,
@@ -268,12 +264,7 @@
       fill(
         legend,
         STACK.filter((name) => used.has(state.model.categories.indexOf(name))).map((name) =>
-          el(
-            "li",
-            {},
-            el("i.swatch", { style: { "--swatch": `var(--cat-${name.replaceAll("_", "-")})` } }),
-            name.replaceAll("_", " "),
-          ),
+          el("li", {}, memprof.table.swatch(name), words(name)),
         ),
       );
     }
@@ -284,10 +275,6 @@
       describe();
     });
     return { rebuild };
-  }
-
-  function button(label, press) {
-    return el("button", { type: "button", on: { click: press } }, label);
   }
 
   /** Buttons of which one is pressed. */

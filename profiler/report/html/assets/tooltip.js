@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill } = memprof.dom;
+  const { el, fill, swatch } = memprof.dom;
   let box = null;
 
   function make() {
@@ -30,8 +30,8 @@
         el(
           "dl.tooltip-rows",
           {},
-          rows.map(([label, value, swatch]) => [
-            el("dt", {}, swatch && el("i.swatch", { style: { "--swatch": swatch } }), label),
+          rows.map(([label, value, color]) => [
+            el("dt", {}, color && swatch(color), label),
             el("dd", {}, value),
           ]),
         ),

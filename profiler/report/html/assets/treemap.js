@@ -4,6 +4,7 @@
 
   const { el, fill } = memprof.dom;
   const { bytes, share } = memprof.format;
+  const { write } = memprof.plot;
   const SMALL = 1 / 1500;
   const MOST = 900;
   /** Pixels that the label "999 MiB" takes with its padding. */
@@ -184,7 +185,7 @@
 
     function titleOf(data) {
       if (data.module) return data.path || "(root)";
-      return data.info ? data.name : `${data.name} in ${data.category.replaceAll("_", " ")}`;
+      return data.info ? data.name : `${data.name} in ${memprof.dom.words(data.category)}`;
     }
 
     function hover(data, event) {
@@ -195,7 +196,7 @@
       const d = data.info;
       if (data.category) {
         const color = memprof.theme.category(data.category);
-        rows.push(["category", data.category.replaceAll("_", " "), color]);
+        rows.push(["category", memprof.dom.words(data.category), color]);
       }
       if (d?.module !== undefined && d?.module !== null)
         rows.push(["module", d.module || "(root)"]);
@@ -250,14 +251,6 @@
         const middle = 10 + i * LINE;
         if (middle + LINE / 2 < height) write(c, text, x + 4, y + middle, width - 9);
       });
-    }
-
-    /** A text, cut at its end where there is no room for it. */
-    function write(c, text, x, y, room) {
-      const width = c.measureText(text).width;
-      const fit = Math.floor((text.length * (room - 9)) / width);
-      if (width <= room) c.fillText(text, x, y);
-      else if (fit > 1) c.fillText(`${text.slice(0, fit)}…`, x, y);
     }
 
     state.onSelect(draw);

@@ -123,7 +123,7 @@ bench-account: $(SIMGPU_STAMP) ## how much of the device the report of real mode
 	$(SIMGPU_PY) benchmarks/account_models.py $(ARGS)
 
 bench-what-if: $(SIMGPU_STAMP) ## what fit, its budgets and gates promise, as a user runs them (simulated)
-	$(SIMGPU_VENV)/bin/python benchmarks/what_if.py $(ARGS)
+	$(SIMGPU_PY) benchmarks/what_if.py $(ARGS)
 
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)

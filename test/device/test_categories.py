@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.profiler.device.account import Mark, Phase
 from memprof.profiler.device.batches import sizes_of
+from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.device.written import Written
@@ -327,6 +327,6 @@ def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
     watch = Watch()
     watch._installed = True
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
-    watch._marking = _First(lambda: watch.marks.append(begins))  # type: ignore[assignment]
+    watch._marks.lock = _First(lambda: watch.marks.append(begins))
     watch._batch([torch.zeros(3)])
     assert watch.marks[-1] == replace(begins, batch=(12,))

@@ -36,6 +36,17 @@ NO_STACK = "(no stack was recorded)"
 _PURPOSES = {p.value: p for p in Purpose}
 
 
+EMPTY = (
+    "nothing was recorded: when this was taken torch's allocator had no memory of any device, and no "
+    "history",
+    "call torch.cuda.memory._dump_snapshot(path) in the process that has the tensors, while it has "
+    'them; for lines and a history, torch.cuda.memory._record_memory_history(stacks="python") '
+    "before they are made",
+    "the allocator cudaMallocAsync keeps neither",
+)
+"""Notes on a snapshot without a device."""
+
+
 def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     """The accounts of a snapshot's devices, the one with most reserved first.
 
@@ -46,13 +57,18 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     Raises:
         SnapshotInvalidError: its numbers add up to more than 64 bits.
     """
-    accounts = [_account(snapshot, device) for device in snapshot.devices]
+    accounts = [_account(snapshot, device) for device in snapshot.devices] or [_nothing()]
     for account in accounts:
         for where, said in account_findings(account, f"the account of {account.device}"):
             raise SnapshotInvalidError(path, f"no valid snapshot: {where}: {said}", where)
     return Profile(
         accounts=sorted(accounts, key=lambda a: -a.reserved), created_ns=_taken_at(snapshot)
     )
+
+
+def _nothing() -> DeviceAccount:
+    """Of a snapshot without a device: it says why that may be, and what to do."""
+    return DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
 
 
 def _taken_at(snapshot: Snapshot) -> int:

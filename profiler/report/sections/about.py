@@ -89,7 +89,7 @@ def _out_of_memory(s: Summary) -> Section:
         Column("who says so"),
         Column("error", fold=True),
     )
-    table = Table(columns, rows, rest="more: report --json", lines=True)
+    table = Table(columns, rows, rest="more: report --json", lines=True, brief=2)
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
     return Section("out-of-memory", title, tables=(table,) if rows else (), tone=Tone.ERROR)
 

@@ -50,7 +50,7 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
                 detail=True,
                 name="modules of all reserved memory",
             ),
-            _groups(a, "source line", _location),
+            replace(_groups(a, "source line", _location), name="its source lines", spare=2),
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
@@ -221,7 +221,8 @@ def _holders(a: DeviceAccount) -> Section:
     )
     rows: list[tuple[Cell, ...]] = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
     title = "Live now, largest first"
-    return Section("", title, tables=(Table(columns, rows, brief=_BRIEF // 2),) if rows else ())
+    tables = (Table(columns, rows, brief=_BRIEF // 2),) if rows else ()
+    return Section("", title, tables=tables, name="who has what is live now", spare=2)
 
 
 def _when(a: DeviceAccount) -> str:
@@ -236,7 +237,10 @@ def _when(a: DeviceAccount) -> str:
 def _outside(a: DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     table = Table((_BYTES, Column("what"), Column("from", fold=True)), rows, least=len(rows))
-    return Section("", "Outside of torch's allocator", tables=(table,) if rows else ())
+    title = "Outside of torch's allocator"
+    tables = (table,) if rows else ()
+    # Its sum stands above.
+    return Section("", title, tables=tables, name="what is outside of the allocator", spare=5)
 
 
 def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:

@@ -37,8 +37,8 @@ _PURPOSES = {p.value: p for p in Purpose}
 
 
 EMPTY = (
-    "nothing was recorded: when this was taken torch's allocator had no memory of any device, and no "
-    "history",
+    "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
+    "and no history",
     "call torch.cuda.memory._dump_snapshot(path) in the process that has the tensors, while it has "
     'them; for lines and a history, torch.cuda.memory._record_memory_history(stacks="python") '
     "before they are made",

@@ -732,17 +732,17 @@ def test_many_graphs_with_parameters_of_their_own() -> None:
 
 def serving(released: dict[int, int], mutated: bool = True, times: int = 6) -> Profile:
     """A prefill that makes a cache of 8 MiB, and a decode step that writes to it."""
-    U, I = Role.USER_INPUT, Category.INPUT
+    U, given = Role.USER_INPUT, Category.INPUT
     out = GraphValue(0, "out", Role.USER_OUTPUT, Category.OUTPUT)
     prefill = ProgramBuilder().alloc("cache", 8 * MIB, 1, Category.OUTPUT, 7, [0]).build()
     decode = (
         ProgramBuilder()
-        .input("token", MIB, I, 8, [0])
-        .input("cache", 8 * MIB, I, 7, [1])
+        .input("token", MIB, given, 8, [0])
+        .input("cache", 8 * MIB, given, 7, [1])
         .alloc("out", MIB, 1, Category.OUTPUT, 9, [0])
         .build()
     )
-    inputs = (GraphValue(0, "token", U, I), GraphValue(1, "cache", U, I, mutated=mutated))
+    inputs = (GraphValue(0, "token", U, given), GraphValue(1, "cache", U, given, mutated=mutated))
     graphs = [
         GraphRecord(0, GraphKind.INFERENCE, "0/0", 0, ("cpu",), (), (out,), programs=[prefill]),
         GraphRecord(1, GraphKind.INFERENCE, "1/0", 1, ("cpu",), inputs, (out,), programs=[decode]),

@@ -42,7 +42,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Growth, SourceFrame
+from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
@@ -249,7 +249,15 @@ class Watch:
         self._mark_process(None)
         replay = self._replays[device]
         peak = replay.now()
-        explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
+        sizes = compat.workspace_sizes(device)
+        workspaces = {
+            b.address
+            for b in replay.live
+            if b.requested in sizes and (otherwise(b) or ("",))[0] is Purpose.WORKSPACE
+        }
+        explained = explain(
+            *(peak, self.marks), cut_off=True, now=True, otherwise=otherwise, workspaces=workspaces
+        )
         account = account_of(device, replay, explained, peak.reserved, self.steps, self.lost)
         account.allocated, account.most_allocated = peak.allocated, replay.most_allocated
         failed = replay.out_of_memory

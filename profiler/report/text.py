@@ -19,7 +19,7 @@ from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
 from .summary import Summary
 
-SCREEN = 40
+SCREEN = 44
 """Lines that a short text has at most, if it can."""
 _NAMES = 6
 """Of what is left out, that are named where room is scarce."""
@@ -81,10 +81,11 @@ def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     sections = [section.without("page") for section in said]
     text = _render(sections, style)
     if style.short:
-        for least in sorted({n for s in sections for n in s.spares()}, reverse=True):
+        for least in (None, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
             if text.count("\n") <= SCREEN:
                 break
-            text = _render([s.spared(least) for s in sections], style, most=_NAMES)
+            left = sections if least is None else [s.spared(least) for s in sections]
+            text = _render(left, style, most=_NAMES)
     return text
 
 

@@ -50,7 +50,7 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
                 detail=True,
                 name="modules of all reserved memory",
             ),
-            replace(_groups(a, "source line", _location), name="its source lines", spare=2),
+            replace(_groups(a, "source line", _location), name="its source lines", spare=1),
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )

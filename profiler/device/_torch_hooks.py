@@ -137,10 +137,19 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
 
         return with_arguments
 
-    undone = [
-        replace([owner], "forward", around)
-        for owner in (module.CheckpointFunction, module._NoopSaveInputs)
-    ]
+    def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
+        def with_all_arguments(*args: Any, **kwargs: Any) -> Any:
+            do((*args, *kwargs.values()))
+            return generator(*args, **kwargs)
+
+        return with_all_arguments
+
+    undone = [replace([module.CheckpointFunction], "forward", around)]
+    if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
+        undone.append(replace([module._NoopSaveInputs], "forward", around))
+    else:
+        name = "_checkpoint_without_reentrant_generator"
+        undone.append(replace([module], name, around_generator))
 
     def undo() -> None:
         for one in undone:

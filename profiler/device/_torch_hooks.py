@@ -139,7 +139,11 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
 
     def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
         def with_all_arguments(*args: Any, **kwargs: Any) -> Any:
-            do((*args, *kwargs.values()))
+            # From 2.15 on those of the function are a tuple and a dict among these.
+            given: list[Any] = []
+            for a in (*args, *kwargs.values()):
+                given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
+            do(given)
             return generator(*args, **kwargs)
 
         return with_all_arguments
@@ -149,6 +153,7 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
+        name += "_impl" if hasattr(module, f"{name}_impl") else ""
         undone.append(replace([module], name, around_generator))
 
     def undo() -> None:

@@ -72,12 +72,13 @@ class Runtime:
             return [self._graphs[i] for i in sorted(self._graphs)]
 
     def note_persistent(self, record: GraphRecord, program: AllocationProgram) -> None:
-        """Watch the release of what stays between calls of a new program: parameters, buffers,
-        optimizer state, caches."""
+        """Watch the release of what may stay between calls of a new program: parameters, buffers,
+        optimizer state, and what the graph writes to."""
         for storage in program.storages:
             if storage.identity is not None and any(
                 record.inputs[i].role in _PERSISTENT
                 or record.inputs[i].category is Category.PERSISTENT_STATE
+                or record.inputs[i].mutated
                 for i in storage.inputs
                 if i < len(record.inputs)
             ):

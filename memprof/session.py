@@ -272,7 +272,7 @@ def profile(
             only counted. A file has them all.
         eager: follow the CUDA allocator as well, so that the profile has an account of every byte
             that was reserved at the peak, of eager and compiled code alike (``Profile.accounts``,
-            there once the session has ended; docs/eager-memory.md). It is for some hundred steps,
+            there once the session has ended; docs/eager-memory.md). It slows a program down,
             since each allocation costs microseconds more. Where there can be no account (no CUDA,
             or somebody else records the allocator's history), the log and the ledger say why.
         graphs: watch captures of CUDA graphs, whoever makes them: see ``watch_graphs``.

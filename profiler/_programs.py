@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from .kept_inputs import kept_inputs
 from .live import Hold, LiveItem
 from .model import (
     AllocationProgram,
@@ -88,7 +89,8 @@ class PreparedProgram:
 
     Attributes:
         id: index in the list of units.
-        graph, index, program: ``graph.programs[index] is program``.
+        graph, index, program: the program is ``graph.programs[index]``, but for what
+            ``prepare_programs`` changes.
         peak_at, peak_bytes: ``program.peak()``.
         exit_bytes: live when the call has returned.
         saved_bytes: of a forward, bytes of all storages it returns for the backward.
@@ -128,19 +130,23 @@ class PreparedProgram:
 def prepare_programs(profile: Profile, device: str | None = None) -> list[PreparedProgram]:
     """All programs of a profile, prepared; graph by graph, program by program.
 
-    With ``device``, storages on other devices count no bytes: the order of events and the
-    numbers of instants stay what they are.
+    Inputs that turn out to be state (``kept_inputs``) have that category. With ``device``, storages
+    on other devices count no bytes: the order of events and the numbers of instants stay what they
+    are.
     """
     units: list[PreparedProgram] = []
+    kept = kept_inputs(profile)
+
+    def prepared(s: Storage) -> Storage:
+        if s.identity in kept and s.category in (Category.INPUT, Category.OUTPUT):
+            s = replace(s, category=Category.PERSISTENT_STATE)
+        return s if device in (None, s.device) else replace(s, nbytes=0)
+
     for graph in profile.graphs:
         for index, program in enumerate(graph.programs):
-            if device is not None:
-                program = replace(
-                    program,
-                    storages=tuple(
-                        s if s.device == device else replace(s, nbytes=0) for s in program.storages
-                    ),
-                )
+            if device is not None or kept:
+                storages = tuple(prepared(s) for s in program.storages)
+                program = replace(program, storages=storages)
             units.append(_unit(len(units), graph, index, program))
     _link(units)
     return units

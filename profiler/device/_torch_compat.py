@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import importlib
 import os
 import re
 import sys
@@ -19,16 +18,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memprof.profiler.model import SourceFrame
 
+from ._torch_hooks import Undo, replace
+
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
 
 
 NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 """BatchNorm and InstanceNorm: their buffers are running statistics."""
-
-
-Undo = Callable[[], None]
-"""Takes back what the function that returned it has done."""
 
 
 def history_enabled() -> bool:
@@ -94,7 +91,7 @@ def keep_counting() -> Undo:
 
         return counted
 
-    undo = _replace([torch._C], "_cuda_resetAccumulatedMemoryStats", around)
+    undo = replace([torch._C], "_cuda_resetAccumulatedMemoryStats", around)
 
     def forget() -> None:
         undo()
@@ -124,83 +121,6 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
-    """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
-    return _replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
-
-
-def _replace(
-    owners: Sequence[Any],
-    name: str,
-    around: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Undo:
-    """Put ``around(function)`` in the place of a function that ``owners`` have under ``name``.
-
-    Undone, the function is there again; where somebody has put another one over ours, that stays
-    and ours does nothing but call the function.
-    """
-    original = getattr(owners[0], name)
-    own = [vars(owner).get(name, original) for owner in owners]  # a staticmethod as such
-    ours: Callable[..., Any] | None = around(original)
-
-    @functools.wraps(original)
-    def standing_in(*args: Any, **kwargs: Any) -> Any:
-        return (ours or original)(*args, **kwargs)
-
-    for owner in owners:
-        setattr(owner, name, standing_in)
-
-    def undo() -> None:
-        nonlocal ours
-        ours = None
-        for owner, before in zip(owners, own, strict=True):
-            if getattr(owner, name) is standing_in:
-                setattr(owner, name, before)
-
-    return undo
-
-
-def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
-    """Call ``do`` with every module that gets a parameter or a buffer from here on."""
-
-    def hook(module: torch.nn.Module, name: str, value: Any) -> None:
-        do(module)
-
-    # Copies and what was pickled get theirs at once.
-    def around(set_state: Callable[..., None]) -> Callable[..., None]:
-        def with_state(self: torch.nn.Module, state: Any) -> None:
-            set_state(self, state)
-            do(self)
-
-        return with_state
-
-    handles = [
-        torch.nn.modules.module.register_module_parameter_registration_hook(hook),
-        torch.nn.modules.module.register_module_buffer_registration_hook(hook),
-    ]
-    undo = _replace([torch.nn.Module], "__setstate__", around)
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-        undo()
-
-    return remove
-
-
-def on_optimizer(do: Callable[[], None]) -> Undo:
-    """Call ``do`` when an optimizer is made."""
-
-    def around(original: Callable[..., None]) -> Callable[..., None]:
-        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            do()
-            original(self, *args, **kwargs)
-
-        return init
-
-    return _replace([torch.optim.Optimizer], "__init__", around)
-
-
 def existing(*kinds: type) -> list[Any]:
     """Objects of classes, and of those below them, that Python's collector knows.
 
@@ -227,22 +147,6 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
     return [t for name in names for t in plain_tensors(getattr(tensor, name))]
-
-
-def wrap_captures(
-    around_begin: Callable[[Callable[..., Any]], Callable[..., Any]],
-    around_end: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Undo:
-    """Replace the two methods by which everything in Python captures a CUDA graph."""
-    graph = [torch.cuda.CUDAGraph]
-    undo_begin = _replace(graph, "capture_begin", around_begin)
-    undo_end = _replace(graph, "capture_end", around_end)
-
-    def undo() -> None:
-        undo_begin()
-        undo_end()
-
-    return undo
 
 
 def current_device() -> int:
@@ -450,42 +354,11 @@ def is_marked_static(tensor: torch.Tensor) -> bool:
         return False
 
 
-def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
-    """Call ``do`` with the arguments of each function that is run under activation checkpointing,
-    in either way of ``torch.utils.checkpoint``, by eager code."""
-    module: Any = importlib.import_module("torch.utils.checkpoint")
-
-    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def with_arguments(*args: Any) -> Any:
-            do(args)
-            return forward(*args)
-
-        return with_arguments
-
-    undone = [_replace([module.CheckpointFunction], "forward", around)]
-    noop = getattr(module, "_NoopSaveInputs", None)
-    if noop is not None:
-        undone.append(_replace([noop], "forward", around))
-    else:  # From torch 2.13 on, inputs are packed without a function of autograd.
-        undone.append(_replace([module._CheckpointFrame], "save_inputs", around))
-
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo
-
-
-def on_batch(do: Callable[[Any], None]) -> Undo:
-    """Call ``do`` with each batch that an iterator of a ``DataLoader`` returns."""
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    def around(following: Callable[..., Any]) -> Callable[..., Any]:
-        def next_batch(self: Any) -> Any:
-            batch = following(self)
-            do(batch)
-            return batch
-
-        return next_batch
-
-    return _replace([_BaseDataLoaderIter], "__next__", around)
+def tensors_of_caches() -> list[torch.Tensor]:
+    """What caches of keys, values and states of transformers have, where that is imported."""
+    module = sys.modules.get("transformers.cache_utils")
+    names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
+    kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]
+    held = [list(vars(layer).values()) for layer in existing(*kinds)] if kinds else []
+    flat = (x for values in held for v in values for x in (v if isinstance(v, list) else [v]))
+    return [t for t in flat if isinstance(t, torch.Tensor)]

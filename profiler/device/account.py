@@ -8,9 +8,11 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
 
 1. a block that held one of those at any mark of its life is one, and persistent state if it was
    that at any (Note [What counts as persistent state] in ``known.py``);
-2. a block that goes when torch is told to give back cuBLAS's workspaces is one; in somebody's
-   program, which keeps them, one of their size that is there at the end and in no tensor;
+2. a block that goes when torch is told to give back cuBLAS's workspaces is one, as before and
+   after a capture; in somebody's program, which keeps them, one of their size that is there at the
+   end and in no tensor;
 3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
+   what transformers' caches of keys and values did, by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -34,8 +36,7 @@ import bisect
 import linecache
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 
 from memprof.profiler.model import (
     BEFORE,
@@ -46,37 +47,9 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
+from .marks import Mark, Phase
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
-
-
-class Phase(str, Enum):
-    """What runs from a mark to the next."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-
-
-@dataclass(slots=True)
-class Mark:
-    """An instant between two events of the allocator's history.
-
-    Attributes:
-        phase: what runs from here on.
-        step: optimizer steps that have ended.
-        known: purposes of storages, by the address of their first byte, as far as looked for.
-        line: of the program that waits in ``backward()`` from here on; None if not known.
-        checkpointed: addresses of what is handed to a checkpointed function here.
-        batch: bytes of each tensor of a batch that a DataLoader returns here.
-    """
-
-    phase: Phase
-    step: int
-    known: dict[int, Purpose] = field(default_factory=dict)
-    line: SourceFrame | None = None
-    checkpointed: frozenset[int] = frozenset()
-    batch: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +99,10 @@ def explain(
         at = where(block.frames)
         purpose, detail = decide(block, at)
         holder = ""
-        if purpose is Purpose.UNKNOWN and otherwise is not None:
+        if otherwise is not None and purpose is Purpose.UNKNOWN:
             purpose, holder = otherwise(block) or (purpose, "")
+        elif otherwise is not None and decide.goes_by_writes(block):
+            _, holder = otherwise(block) or (purpose, "")
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
         waiting = decide.line_that_waits(block) if at.line is None else None
@@ -204,6 +179,7 @@ class _Decider:
         self._now = now
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
+        self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]
         self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
         ended = len(self._backwards)
         if now:  # The backward that runs has not let go of all that it will.
@@ -216,7 +192,8 @@ class _Decider:
         if known is None and self._is_workspace(block):
             return Purpose.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            return known or Purpose.UNKNOWN, BEFORE
+            often = Purpose.PERSISTENT_STATE if self._is_written_often(block) else None
+            return known or often or Purpose.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.inside else None
         if distributed is not None and known in (None, Purpose.GRADIENT):
             purpose, detail = distributed
@@ -226,7 +203,11 @@ class _Decider:
                 return purpose, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
+        if at.line is not None and _CACHES.search(at.line.file):
+            return Purpose.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
+        if phase is Phase.FORWARD and self._is_written_often(block):
+            return Purpose.PERSISTENT_STATE, ""
         if not self._backwards:
             return self._without_backward(block, at)
         end = block.freed_after
@@ -279,17 +260,30 @@ class _Decider:
                 continue
             if block.freed_after is not None and block.freed_after < i:
                 break
-            addresses = self._addresses[i]
-            at = bisect.bisect_left(addresses, block.address)
-            if at < len(addresses) and addresses[at] < block.address + block.size:
-                found = found or known[addresses[at]]
+            address = _in_block(block, self._addresses[i])
+            if address is not None:
+                found = found or known[address]
                 # That something is written to may be seen later than that it is a module's.
-                if known[addresses[at]] is Purpose.PERSISTENT_STATE:
+                if known[address] is Purpose.PERSISTENT_STATE:
                     return Purpose.PERSISTENT_STATE
         return found
 
+    def goes_by_writes(self, block: Block) -> bool:
+        """Whether a block is state for nothing but that it was written to often."""
+        return self._of_storage(block) is None and self._is_written_often(block)
+
+    def _is_written_often(self, block: Block) -> bool:
+        return any(
+            block.mark < i
+            and (block.freed_after is None or i <= block.freed_after)
+            and _in_block(block, addresses) is not None
+            for i, addresses in self._often
+        )
+
     def _is_workspace(self, block: Block) -> bool:
-        if self._last is not None and block.freed_after == self._last:
+        if block.freed_after is not None and (
+            block.freed_after == self._last or self._marks[block.freed_after].clears
+        ):
             return True
         return block.freed_after is None and block.address in self._workspaces
 
@@ -310,6 +304,16 @@ class _Decider:
         mark = self._marks[block.mark]
         return mark.line if mark.phase is Phase.BACKWARD else None
 
+
+def _in_block(block: Block, addresses: Sequence[int]) -> int | None:
+    """The first of sorted addresses that lies in a block; None if none does."""
+    at = bisect.bisect_left(addresses, block.address)
+    inside = at < len(addresses) and addresses[at] < block.address + block.size
+    return addresses[at] if inside else None
+
+
+CACHE = "cache of transformers"
+_CACHES = re.compile(r"[/\\]transformers[/\\]cache_utils\.py$")
 
 BUCKETS = "DDP's buckets"
 BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"

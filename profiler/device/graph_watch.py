@@ -31,6 +31,7 @@ from memprof.profiler.capture_names import capture_name
 from memprof.profiler.model import CapturedGraph, GraphPool
 
 from . import _torch_compat as compat
+from . import _torch_hooks as hooks
 from .capture_site import capture_site
 from .captures import Capture, Device, describe
 from .replay import Block
@@ -65,7 +66,7 @@ class GraphWatch:
             watch: has ``self.made``, and is installed.
         """
         self._watch = watch
-        self._undo = compat.wrap_captures(self._around_begin, self._around_end)
+        self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
 
     def uninstall(self) -> None:
         """Leave torch as it was."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.growth_rule import LEAST, Rate, rate_of
 from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
 
-from .account import Mark, Phase, source_of
+from .account import source_of
 from .holders import Held, Holders, most_common_chain
+from .marks import Mark
 from .replay import Block
 from .where import Where, where
 
@@ -60,13 +60,9 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     """
     if marks[-1].step >= LEAST:
         return Steps(lambda b: marks[b.mark].step + 1, marks[-1].step, "optimizer step")
-    begun = [
-        i
-        for i, m in enumerate(marks)
-        if m.phase is Phase.BACKWARD and (i == 0 or marks[i - 1].phase is not Phase.BACKWARD)
-    ]
-    if len(begun) >= LEAST:
-        return Steps(lambda b: bisect.bisect_right(begun, b.mark) + 1, len(begun), "backward")
+    if marks[-1].backwards >= LEAST:
+        begun = marks[-1].backwards
+        return Steps(lambda b: marks[b.mark].backwards + 1, begun, "backward")
     span = max(1, events // WINDOWS)
     return Steps(lambda b: b.event // span + 1, events // span, f"{span:,} allocator events")
 

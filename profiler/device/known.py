@@ -14,17 +14,23 @@ What a program writes to and keeps from step to step, without training it. It is
   holds and that were seen to be written to, of a module that has the same names and shapes as one
   with parameters in an optimizer. Such a copy that nobody writes to (a teacher, a reference model)
   is made of parameters;
-* *static tensors*: marked by ``torch._dynamo.mark_static_address``, as caches of transformers
-  are, and neither a parameter nor of an optimizer. The program says itself that they stay.
+* *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
+  of an optimizer. The program says itself that they stay;
+* *caches of transformers*: keys, values and states of its classes of caches;
+* *any other tensor* that is there at a look and whose counter of writes is past ``MANY``: a cache
+  that is an attribute or an argument, a running sum, the input of a CUDA graph that each batch is
+  copied into. No constructor writes so often, and no checkpoint that is loaded. Nothing goes after
+  this by which a block is known, DDP's and FSDP's functions included.
 
-Without looks, as at the end of a session without ``eager=True``, the first and the last of these,
-and ``AveragedModel``, remain. Of compiled code the graph tells (Note [How a category is decided]).
+Of buffers and copies of models, too, so many writes are enough: one look at the end of a session
+knows them. Of compiled code the graph tells (Note [How a category is decided]).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -37,6 +43,21 @@ log = logging.getLogger("memprof")
 
 Known = dict[int, Purpose]
 """Purposes of storages, by the address of their first byte."""
+
+MANY = 16
+"""Writes to a tensor past which it is state, whatever else it may be."""
+
+
+class Look(NamedTuple):
+    """What is known of everything in the process.
+
+    Attributes:
+        known: of modules and optimizers, and what the program itself says.
+        often: addresses of storages that were written to often, those of ``known`` included.
+    """
+
+    known: Known
+    often: frozenset[int] = frozenset()
 
 
 def modules_and_optimizers() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
@@ -58,7 +79,11 @@ def of_modules(modules: Iterable[torch.nn.Module], written: Written | None = Non
         statistics = isinstance(module, compat.NormWithStatistics)
         for name, tensor in list(module.__dict__.get("_buffers", {}).items()):
             if isinstance(tensor, torch.Tensor):
-                state = statistics or (written is not None and written.was(module, name))
+                state = (
+                    statistics
+                    or is_written_often(tensor)
+                    or (written is not None and written.was(module, name))
+                )
                 _add(known, tensor, Purpose.PERSISTENT_STATE if state else Purpose.PARAMETER)
         for tensor in list(module.__dict__.get("_parameters", {}).values()):
             if isinstance(tensor, torch.Tensor):
@@ -79,7 +104,7 @@ def of_averages(
         if isinstance(module, torch.optim.swa_utils.AveragedModel):
             for tensor in _tensors_of(module):
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
-    if written is None or not trained:
+    if not trained:
         return known
     of_trained = set()
     candidates = []
@@ -91,7 +116,9 @@ def of_averages(
         held = sum(id(p) in trained for _, p in named)
         if held:
             of_trained.add(shapes)
-        elif written.anything(module):
+        elif any(map(is_written_often, module.parameters())) or (
+            written is not None and written.anything(module)
+        ):
             candidates.append((module, shapes))
     for module, shapes in candidates:
         if shapes in of_trained:
@@ -105,17 +132,28 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-def of_static() -> Known:
-    """Tensors that the program has marked as staying where they are.
+def is_written_often(tensor: torch.Tensor) -> bool:
+    """Whether torch has counted so many writes that the tensor is state."""
+    return (compat.writes_to(tensor) or 0) >= MANY
+
+
+def of_static() -> Look:
+    """Tensors that the program has marked as staying where they are, and those of caches; and all
+    that were written to often.
 
     Dynamo marks parameters, buffers and state of optimizers itself: what is known of them goes
     before this.
     """
     known: Known = {}
+    often: Known = {}
     for tensor in compat.existing(torch.Tensor):
         if compat.is_marked_static(tensor):
             _add(known, tensor, Purpose.PERSISTENT_STATE)
-    return known
+        elif is_written_often(tensor):
+            _add(often, tensor, Purpose.PERSISTENT_STATE)
+    for tensor in compat.tensors_of_caches():
+        _add(known, tensor, Purpose.PERSISTENT_STATE)
+    return Look(known, frozenset(often))
 
 
 def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
@@ -138,7 +176,7 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_process(written: Written | None = None) -> Known:
+def of_process(written: Written | None = None) -> Look:
     """All of the above, of everything in the process that the collector knows."""
     modules, optimizers = modules_and_optimizers()
     return of_all(modules, optimizers, written)
@@ -148,13 +186,14 @@ def of_all(
     modules: Iterable[torch.nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
     written: Written | None = None,
-) -> Known:
+) -> Look:
     """All of the above, of these modules and optimizers."""
     modules, optimizers = list(modules), list(optimizers)
     known = of_modules(modules, written)
     for optimizer in optimizers:
         known = of_state(optimizer) | of_parameters(optimizer) | known
-    return of_static() | known | of_averages(modules, optimizers, written)
+    static, often = of_static()
+    return Look(static | known | of_averages(modules, optimizers, written), often)
 
 
 def _add_with_gradient(known: Known, p: torch.Tensor) -> None:

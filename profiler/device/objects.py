@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from . import known
-from .known import Known
+from .known import Known, Look
 from .written import Written
 
 
@@ -58,7 +58,7 @@ class Objects:
         # ``values()`` walks a dictionary that the program's threads may add to meanwhile.
         return [m for ref in self._modules.valuerefs() if (m := ref()) is not None]
 
-    def of_process(self) -> Known:
+    def of_process(self) -> Look:
         """All that is known of modules and optimizers, by asking for those that there are."""
         modules, optimizers = known.modules_and_optimizers()
         for module in modules:

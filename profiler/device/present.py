@@ -26,8 +26,9 @@ from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
 from . import known
-from .account import Mark, Otherwise, Phase, explain
+from .account import Otherwise, explain
 from .holders import Holders
+from .marks import Mark, Phase
 from .replay import Block, Replay
 from .totals import most_requested, named, outside, peaks
 
@@ -52,17 +53,17 @@ def present_accounts() -> list[DeviceAccount]:
     if not used:
         return []
     segments, settings = compat.segments_now()
-    owned = known.of_process()
+    look = known.of_process()
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most.
-    large = [h for h in holders.held if h.nbytes > least and h.address not in owned]
+    large = [h for h in holders.held if h.nbytes > least and h.address not in look.known]
     if large:
         holders.name(large)
     found = []
     for i in used:
         own = [s for s in segments if s["device"] == i]
-        account = unwatched_account(i, own, settings, owned, whose(holders, own))
+        account = unwatched_account(i, own, settings, look, whose(holders, own))
         account.present = True
         account.given_back = torch.cuda.max_memory_reserved(i) - account.reserved
         account.reserved += account.given_back
@@ -93,7 +94,7 @@ def unwatched_account(
     device: int,
     segments: list[dict[str, Any]],
     settings: dict[str, Any],
-    owned: known.Known,
+    look: known.Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
     """The account of a device that nobody follows.
@@ -102,13 +103,14 @@ def unwatched_account(
         device: its index.
         segments: all that it has now.
         settings: of the allocator.
-        owned: what modules and optimizers have.
+        look: at the process: what modules and optimizers have.
         otherwise: says whose a block is that no module and no optimizer has.
     """
     replay = Replay(settings)
     replay.take_over(segments)
     replay.assign_pools(segments)
-    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, owned)]
+    seen = Mark(Phase.FORWARD, 0, look.known, often=look.often)
+    marks = [Mark(Phase.FORWARD, 0), seen]
     peak = replay.now()
     explained = explain(peak, marks, now=True, otherwise=otherwise)
     account = named(device)

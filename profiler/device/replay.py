@@ -122,6 +122,7 @@ class Replay:
         strange: events that contradict what was followed.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time.
+        mark: number of the last mark before what was followed last.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Replay:
         }
         self._segments = Segments()
         self._live: dict[int, Block] = {}
-        self._mark = 0
+        self.mark = 0
         self._asked = 0
         self._let_go = 0
         self._peak_pending = False
@@ -178,7 +179,7 @@ class Replay:
 
     def now(self) -> Peak:
         """What there is at this instant, as if it were the one that decides."""
-        peak = Peak(self.reserved, self.allocated_bytes, self.events, self._mark)
+        peak = Peak(self.reserved, self.allocated_bytes, self.events, self.mark)
         self._take_down(peak)
         return peak
 
@@ -197,12 +198,12 @@ class Replay:
             action = e["action"]
             if action == "alloc":
                 while self._next_mark(marks)[0] <= self._asked:
-                    self._mark += 1
+                    self.mark += 1
                 self._asked += 1
                 self._alloc(e)
             elif action == "free_requested":
                 while self._next_mark(marks) <= (self._asked, self._let_go):
-                    self._mark += 1
+                    self.mark += 1
                 self._let_go += 1
                 self._free_requested(e["addr"])
             elif action == "free_completed":
@@ -241,7 +242,7 @@ class Replay:
         self._keep_peak()
         self._asked, self._let_go = counts
         while self._next_mark(marks) <= counts:
-            self._mark += 1
+            self.mark += 1
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0
@@ -259,7 +260,7 @@ class Replay:
             if self._live.get(block.address) is not block:
                 block.ended = self.events
                 if block.freed_after is None:
-                    block.freed_after = self._mark
+                    block.freed_after = self.mark
         self._note_peak()
         self._keep_peak()
 
@@ -275,13 +276,13 @@ class Replay:
             or (block.freed_after is not None and not awaiting)
         ):
             frames = found.get("frames", ())
-            block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
+            block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
             if self._made is not None and self.events:
                 self._made(block)
         if not awaiting:
             self.allocated_bytes += size
         elif block.freed_after is None:
-            block.freed_after = self._mark
+            block.freed_after = self.mark
         self._live[address] = block
 
     def agrees(self, segments: Iterable[Mapping[str, Any]]) -> bool:
@@ -291,7 +292,7 @@ class Replay:
         return found == (self.reserved, self.allocated_bytes)
 
     def _next_mark(self, marks: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        return marks[self._mark + 1] if self._mark + 1 < len(marks) else (math.inf, math.inf)
+        return marks[self.mark + 1] if self.mark + 1 < len(marks) else (math.inf, math.inf)
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn to which pools the segments belong that are there now.
@@ -319,7 +320,7 @@ class Replay:
         else:
             size = there
         frames, stream = e.get("frames", ()), e.get("stream", 0)
-        block = Block(address, requested, size, self.events, self._mark, frames, stream=stream)
+        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
         self._live[address] = block
         self.allocated_bytes += size
         if self._made is not None:
@@ -330,7 +331,7 @@ class Replay:
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
         reserved = self._segments.reserved
         if (reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
-            self.peak = Peak(reserved, self.allocated_bytes, self.events, self._mark)
+            self.peak = Peak(reserved, self.allocated_bytes, self.events, self.mark)
             self._peak_pending = True
 
     def rounded(self, requested: int) -> int:
@@ -360,7 +361,7 @@ class Replay:
         if block is None or block.freed_after is not None:
             self.strange += 1
             return
-        block.freed_after = self._mark
+        block.freed_after = self.mark
         self.allocated_bytes -= block.size
 
     def _free_completed(self, address: int) -> None:
@@ -370,7 +371,7 @@ class Replay:
             self.strange += 1
             return
         if block.freed_after is None:  # Graph pools are put back without a request.
-            block.freed_after = self._mark
+            block.freed_after = self.mark
             self.allocated_bytes -= block.size
         block.ended = self.events
         segment = self._segments.at(address)

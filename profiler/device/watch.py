@@ -29,7 +29,6 @@ and ends the account, never the training.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import logging
 import os
@@ -46,15 +45,16 @@ from torch.optim.optimizer import (
 from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 
 from . import _torch_compat as compat
+from . import _torch_hooks as hooks
 from . import known
-from .account import Explained, Mark, Otherwise, Phase, explain, failed_requests
+from .account import Otherwise, explain
 from .batches import sizes_of
-from .growth import growth_of, steps_of
-from .holders import Holders
 from .known import Known
+from .marks import Mark, Marks, Phase
 from .objects import Objects
-from .replay import Block, Peak, Replay
-from .totals import counted, named, outside, peaks
+from .replay import Block, Replay
+from .totals import counted, outside, peaks
+from .watched import account_of, growth_of_all, most_of, workspaces_of
 from .where import line_of_caller
 
 log = logging.getLogger("memprof")
@@ -90,7 +90,6 @@ class Watch:
     """Follows every device of this process, from ``install`` to ``uninstall``.
 
     Attributes:
-        marks: so far; the first one is the beginning.
         steps: optimizer steps that have ended, of the optimizer that has made most.
         objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
@@ -124,10 +123,9 @@ class Watch:
         self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        self._marking = threading.RLock()
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._known: dict[Phase | None, Known] = {}
-        self.marks = [Mark(Phase.FORWARD, 0)]
+        self._marks = Marks()
         self.steps = 0
         self._steps_of: dict[int, int] = {}
         self.lost = 0
@@ -135,7 +133,6 @@ class Watch:
         self._replays: dict[int, Replay] = {}
         self._taken = 0
         self._depth = 0
-        self._counts: dict[int, list[tuple[int, int]]] = {}
         self._started = False
         self._draining = False
         self._modules_known = False
@@ -146,13 +143,14 @@ class Watch:
         self._installed = True
         if self._phases:
             self._undo += [
-                compat.wrap_backward(self._around_backward),
-                compat.on_module_tensors(self.objects.module_made),
-                compat.on_optimizer(self.objects.optimizer_made),
+                hooks.wrap_backward(self._around_backward),
+                hooks.on_module_tensors(self.objects.module_made),
+                hooks.on_optimizer(self.objects.optimizer_made),
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
-                compat.on_checkpoint(self._checkpointed),
-                compat.on_batch(self._batch),
+                hooks.on_checkpoint(self._checkpointed),
+                hooks.around_clearing_of_workspaces(self._clears, self._cleared),
+                hooks.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
 
@@ -163,6 +161,11 @@ class Watch:
             self._undo.pop()()
         if self._history_is_ours and os.getpid() == self._process:
             compat.stop_history()
+
+    @property
+    def marks(self) -> list[Mark]:
+        """So far; the first one is the beginning."""
+        return self._marks.all
 
     @property
     def watches(self) -> bool:
@@ -197,7 +200,7 @@ class Watch:
         """
         self._ending = True
         if self._replays and not self.why_not:
-            self._mark(None, self.objects.of_process())
+            self._mark_process(None)
             self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
@@ -220,54 +223,13 @@ class Watch:
     ) -> DeviceAccount:
         replay = self._replays[device]
         peak = replay.peak
-        workspaces = self._workspaces(device) if self._guest else ()
+        workspaces = workspaces_of(device, replay) if self._guest else ()
         explained = explain(peak, self.marks, last, cut_off, workspaces=workspaces)
-        # A script may set the counters back (reset_peak_memory_stats), the history has no such end.
-        # And what they had before this began they may have from an earlier peak.
-        reserved, allocated = (
-            max(followed, counted if counted > before else 0)
-            for followed, counted, before in zip(
-                (peak.reserved, replay.most_allocated),
-                peaks(stats),
-                self._peaks_before[device],
-                strict=True,
-            )
-        )
-        account = self._of_explained(device, explained, peak, reserved)
-        account.most_allocated = allocated
+        reserved, allocated = most_of(replay, stats, self._peaks_before[device])
+        account = account_of(device, replay, explained, reserved, self.steps, self.lost)
+        account.allocated, account.most_allocated = peak.allocated, allocated
         account.outside = outside(device) if self._guest else []
-        self._note_faults(account, replay)
         return account
-
-    def _of_explained(
-        self, device: int, explained: Explained, peak: Peak, reserved: int
-    ) -> DeviceAccount:
-        account = named(device, self.steps)
-        account.reserved = reserved
-        account.allocated = peak.allocated
-        account.step, account.phase = explained.step, explained.phase
-        account.rows, account.pools = explained.rows, explained.pools
-        account.rounding, account.awaiting = explained.rounding, explained.awaiting
-        account.failed = failed_requests(self._replays[device])
-        account.unexplained = reserved - account.explained
-        return account
-
-    def _note_faults(self, account: DeviceAccount, replay: Replay) -> None:
-        if replay.strange:
-            account.notes.append(
-                f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
-                "contradict the others, as they do where it was begun anew by somebody else"
-            )
-        if replay.corrected:
-            account.notes.append(
-                f"{replay.corrected:,} times the allocator had other blocks than followed from its "
-                "history, as where several threads allocate at once: sizes above may be off"
-            )
-        if self.lost:
-            account.notes.append(
-                f"the allocator's history was full {self.lost:,} times: the live memory may be "
-                "that of a lower peak"
-            )
 
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
         """What is reserved on a device at this instant, in the midst of the program, and how many
@@ -284,13 +246,20 @@ class Watch:
             self.drain()
         if not self.follows or device not in self._replays:
             raise LookupError(f"cuda:{device} is not followed")
-        self._mark(None, self.objects.of_process())
+        self._mark_process(None)
         replay = self._replays[device]
         peak = replay.now()
-        explained = explain(peak, self.marks, cut_off=True, now=True, otherwise=otherwise)
-        account = self._of_explained(device, explained, peak, peak.reserved)
-        account.most_allocated = replay.most_allocated
-        self._note_faults(account, replay)
+        sizes = compat.workspace_sizes(device)
+        workspaces = {
+            b.address
+            for b in replay.live
+            if b.requested in sizes and (otherwise(b) or ("",))[0] is Purpose.WORKSPACE
+        }
+        explained = explain(
+            *(peak, self.marks), cut_off=True, now=True, otherwise=otherwise, workspaces=workspaces
+        )
+        account = account_of(device, replay, explained, peak.reserved, self.steps, self.lost)
+        account.allocated, account.most_allocated = peak.allocated, replay.most_allocated
         failed = replay.out_of_memory
         return account, failed[-1][0] if failed else 0
 
@@ -298,21 +267,9 @@ class Watch:
         """What is held across steps and grows, on all devices, most a step first."""
         if not self.follows:
             return []
-        self._mark(None, self.objects.of_process())
+        self._mark_process(None)
         self.drain()
-        last = self.marks[-1].known
-        addresses = sorted(last)
-
-        def purpose(block: Block) -> Purpose | None:
-            at = bisect.bisect_left(addresses, block.address)
-            inside = at < len(addresses) and addresses[at] < block.address + block.size
-            return last[addresses[at]] if inside else None
-
-        found = []
-        for device, replay in self._replays.items():
-            steps = steps_of(self.marks, replay.events)
-            found += growth_of(f"cuda:{device}", list(replay.live), steps, purpose)
-        return sorted(found, key=lambda g: -g.a_step)
+        return growth_of_all(self._replays, self.marks)
 
     @_hook
     def _start(self) -> None:
@@ -338,13 +295,13 @@ class Watch:
         for device in devices:
             made = functools.partial(self._made, device) if self._made is not None else None
             replay = self._replays[device] = Replay(snapshot["allocator_settings"], made)
-            counts = self._counts[device] = [begun[device]] * len(self.marks)
+            counts = self._marks.begin(device, begun[device])
             replay.take_over(_of_device(snapshot, device), begun[device], counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self._taken = self.asked
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
-            self._mark(Phase.FORWARD, self.objects.of_process())
+            self._mark_process(Phase.FORWARD)
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number, that of all devices."""
@@ -361,12 +318,15 @@ class Watch:
         if found:  # Most often what it was at the last such mark: kept once.
             found = found if found != self._known.get(phase) else self._known[phase]
             self._known[phase] = found
-        with self._marking:  # A DataLoader may be read by a thread of its own.
+        with self._marks.lock:
             if phase is None:  # In the one that runs, for which its line still waits.
                 phase, said = self.marks[-1].phase, {"line": self.marks[-1].line, **said}
-            for device, counts in self._counts.items():
-                counts.append(compat.allocation_counts(device))
-            self.marks.append(Mark(phase, self.steps, found, **said))
+            counts = {d: compat.allocation_counts(d) for d in self._marks.counts}
+            self._marks.add(Mark(phase, self.steps, found, **said), counts)
+
+    def _mark_process(self, phase: Phase | None) -> None:
+        look = self.objects.of_process()
+        self._mark(phase, look.known, often=look.often)
 
     @property
     def asked(self) -> int:
@@ -409,12 +369,14 @@ class Watch:
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, self._counts[device])
+            replay.feed(events, self._marks.counts[device])
             segments = _of_device(snapshot, device)
             if not replay.agrees(segments):
                 replay.corrected += 1
-                replay.take_over(segments, counts[device], self._counts[device])
+                replay.take_over(segments, counts[device], self._marks.counts[device])
             replay.assign_pools(segments)
+        if self._made is None and not self._ending:  # Else their numbers are kept elsewhere.
+            self._marks.thin(self._replays.values())
 
     @_hook
     def drain_if_due(self) -> None:
@@ -446,6 +408,14 @@ class Watch:
         if phase is Phase.BACKWARD:
             self.objects.look_once()
         self._mark(phase, line=line)
+
+    @_hook
+    def _clears(self) -> None:
+        self._mark(None, clears=True)
+
+    @_hook
+    def _cleared(self) -> None:
+        self._mark(None)
 
     @_hook
     def _checkpointed(self, arguments: Sequence[Any]) -> None:
@@ -483,17 +453,6 @@ class Watch:
         self.drain(DRAIN)
         if self._on_step is not None:
             self._on_step(min(self._steps_of.values()), self.steps)
-
-    def _workspaces(self, device: int) -> set[int]:
-        """Addresses of what cuBLAS works in: of one of its sizes, there now, and in no tensor."""
-        sizes = compat.workspace_sizes(device)
-        found = [
-            b for b in self._replays[device].live if b.freed_after is None and b.requested in sizes
-        ]
-        if not found:
-            return set()
-        holders = Holders()
-        return {b.address for b in found if holders.of(b) is None}
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -237,6 +237,8 @@ class Section:
         view: an interactive view that a page draws first, by the name it has there.
         detail: left out of a short text, which names it at its end.
         name: how it is named there, "" for not at all.
+        spare: left out of a short text that would not fit a screen, those with the highest number
+            first; 0 never is.
     """
 
     id: str
@@ -248,6 +250,7 @@ class Section:
     view: str = ""
     detail: bool = False
     name: str = ""
+    spare: int = 0
 
     def __bool__(self) -> bool:
         """Whether there is anything to say."""
@@ -261,6 +264,19 @@ class Section:
             tables=tuple(t.without(medium) for t in self.tables if t.only != medium),
             parts=tuple(p.without(medium) for p in self.parts),
         )
+
+    def spares(self) -> set[int]:
+        """Every ``spare`` above 0, of this section and those below it."""
+        return {self.spare, *(n for part in self.parts for n in part.spares())} - {0}
+
+    def spared(self, least: int) -> Section:
+        """The section with what can be spared as a detail.
+
+        Args:
+            least: the lowest ``spare`` of what that is; above 0.
+        """
+        parts = tuple(part.spared(least) for part in self.parts)
+        return replace(self, parts=parts, detail=self.detail or self.spare >= least)
 
     def short(self) -> tuple[Section, list[str]]:
         """The section without details, and the names of those left out. Of one that has nothing

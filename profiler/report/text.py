@@ -19,6 +19,10 @@ from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
 from .summary import Summary
 
+SCREEN = 44
+"""Lines that a short text has at most, if it can."""
+_NAMES = 6
+"""Of what is left out, that are named where room is scarce."""
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
@@ -73,19 +77,33 @@ def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
 
 
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:
-    """Sections as text, ending in a newline."""
+    """Sections as text, ending in a newline; a short one fits a screen, as far as it can."""
+    sections = [section.without("page") for section in said]
+    text = _render(sections, style)
+    if style.short:
+        for least in (None, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
+            if text.count("\n") <= SCREEN:
+                break
+            left = sections if least is None else [s.spared(least) for s in sections]
+            text = _render(left, style, most=_NAMES)
+    return text
+
+
+def _render(said: Iterable[Section], style: Style, most: int | None = None) -> str:
+    """Sections as text; of the names of what is left out so many, None for all."""
     page = Page(style)
     left: list[str] = []
-    for section in said:
-        shown = section.without("page")
+    for shown in said:
         if style.short:
             shown, names = shown.short()
             left += names
         if shown:
             _section(page, shown)
     if left:
+        names = list(dict.fromkeys(left))
+        rest = f" and {len(names) - most:,} more" if most is not None and most < len(names) else ""
         page.line()
-        page.line(f"{_MORE}: {', '.join(dict.fromkeys(left))}", _STYLES[Tone.DIM])
+        page.line(f"{_MORE}: {', '.join(names[:most])}{rest}", _STYLES[Tone.DIM])
     return page.text()
 
 

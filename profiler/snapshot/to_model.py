@@ -37,6 +37,17 @@ NO_STACK = "(no stack was recorded)"
 _PURPOSES = {p.value: p for p in Purpose}
 
 
+EMPTY = (
+    "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
+    "and no history",
+    "call torch.cuda.memory._dump_snapshot(path) in the process that has the tensors, while it has "
+    'them; for lines and a history, torch.cuda.memory._record_memory_history(stacks="python") '
+    "before they are made",
+    "the allocator cudaMallocAsync keeps neither",
+)
+"""Notes on a snapshot without a device."""
+
+
 def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     """The accounts of a snapshot's devices, the one with most reserved first.
 
@@ -47,7 +58,7 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     Raises:
         SnapshotInvalidError: its numbers add up to more than 64 bits.
     """
-    accounts = [_account(snapshot, device) for device in snapshot.devices]
+    accounts = [_account(snapshot, device) for device in snapshot.devices] or [_nothing()]
     for account in accounts:
         try:  # Its sums can be beyond what the types of the model hold.
             msgspec.convert(msgspec.to_builtins(account), DeviceAccount)
@@ -57,6 +68,11 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     return Profile(
         accounts=sorted(accounts, key=lambda a: -a.reserved), created_ns=_taken_at(snapshot)
     )
+
+
+def _nothing() -> DeviceAccount:
+    """Of a snapshot without a device: it says why that may be, and what to do."""
+    return DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
 
 
 def _taken_at(snapshot: Snapshot) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from memprof.profiler.device.account import Mark, Phase, explain, failed_requests, of_distributed
+from memprof.profiler.device.account import explain, failed_requests, of_distributed
+from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.replay import Replay
 from memprof.profiler.device.where import where
 from memprof.profiler.model import AccountRow, Purpose

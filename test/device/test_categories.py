@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.profiler.device.account import Mark, Phase
 from memprof.profiler.device.batches import sizes_of
+from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.device.written import Written
@@ -249,6 +249,108 @@ def test_a_static_cache_that_is_no_buffer_of_a_module(tmp_path: Path) -> None:
     script(tmp_path / "program.py", _BEGIN + _CACHE)
 
 
+_WRITTEN = """
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(N, N)
+        self.register_buffer("buffer", torch.zeros(1001, N))
+        self.own = torch.zeros(1002, N, device="cuda")
+
+    def forward(self, x, at, given, made=None):
+        if made is None:
+            made = torch.zeros(1004, N, device="cuda")
+        y = self.linear(x)
+        for cache in (self.buffer, self.own, given, made):
+            cache[at] = y
+        return y + given.sum() + made.sum(), made
+
+
+def serve(compiled):
+    model = Attention().cuda()
+    f = model
+    if compiled:
+        f = torch.compile(model, backend="memprof", options={"graphs": False}, dynamic=False)
+    given = torch.zeros(1003, N, device="cuda")
+    x, at = torch.ones(1, N, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        _, made = f(x, at, given)
+        for _ in range(17):
+            _, made = f(x, at, given, made)
+    return model, given, made
+
+
+CACHES = {4 * N * n for n in (1001, 1002, 1003, 1004)}
+for compiled in (False, True) if sys.argv[1] == "watched" else ():
+    with memprof.profile(eager=True) as session:
+        kept = serve(compiled)
+    state = {r.nbytes for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE}
+    assert state == CACHES, (compiled, state)
+    kept = None
+    torch.compiler.reset()
+if sys.argv[1] == "watched":
+    sys.exit()
+
+with memprof.profile() as session:
+    kept = serve(True)
+(account,) = session.profile().accounts
+assert account.by_purpose()[Purpose.PERSISTENT_STATE] == sum(CACHES)
+assert "kept[...], global of program.py" in {r.holder for r in account.rows}, account.rows
+"""
+
+
+@simgpu
+@pytest.mark.parametrize("kind", ["watched", "at the end"])
+def test_caches_that_nobody_marked(tmp_path: Path, kind: str) -> None:
+    script(tmp_path / "program.py", _BEGIN + _WRITTEN, kind)
+
+
+_TRANSFORMERS = """
+from transformers import DynamicCache
+
+with memprof.profile(eager=True) as session, torch.no_grad():
+    cache = DynamicCache()
+    for i in range(4):
+        new = torch.ones(1, 8, 1000, 64, device="cuda")
+        cache.update(new, new, 0)
+state = [r for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE]
+assert {r.detail for r in state} <= {"cache of transformers", ""}, state
+assert sum(r.nbytes for r in state) >= 2 * 4 * 8 * 4000 * 64, state
+
+with memprof.profile() as session:
+    pass
+(account,) = session.profile().accounts
+assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 2 * 4 * 8 * 4000 * 64
+"""
+
+
+@simgpu
+def test_caches_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    script(tmp_path / "program.py", _BEGIN + _TRANSFORMERS)
+
+
+_CAPTURE = """
+with memprof.profile(eager=True) as session:
+    model = nn.Linear(N, N).cuda()
+    x = torch.ones(8, N, device="cuda")
+    with torch.no_grad():
+        model(x)
+    torch._C._cuda_clearCublasWorkspaces()
+(account,) = session.profile().accounts
+workspaces = [r for r in account.rows if r.detail == "cuBLAS"]
+assert workspaces and all(r.purpose is Purpose.WORKSPACE for r in workspaces), account.rows
+"""
+
+
+@simgpu
+def test_workspaces_that_were_given_back_before_the_end(tmp_path: Path) -> None:
+    """As they are around the capture of a CUDA graph."""
+    script(tmp_path / "program.py", _BEGIN + _CAPTURE)
+
+
 def test_writes_are_seen_at_two_looks() -> None:
     module = nn.Linear(4, 4)
     module.register_buffer("cache", torch.zeros(4))
@@ -327,6 +429,6 @@ def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
     watch = Watch()
     watch._installed = True
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
-    watch._marking = _First(lambda: watch.marks.append(begins))  # type: ignore[assignment]
+    watch._marks.lock = _First(lambda: watch.marks.append(begins))
     watch._batch([torch.zeros(3)])
     assert watch.marks[-1] == replace(begins, batch=(12,))

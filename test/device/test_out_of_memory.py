@@ -74,6 +74,7 @@ def forward():
     x = batch(1024)
     held.append(mib(650))
     with fails("forward"):
+        net(x[:8])
         net(x.repeat(4, 1))
 
 
@@ -241,6 +242,7 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     asked, _, rest = words.partition("it did not fit: ")
     assert "program.py" in asked
     assert rest.startswith("everything is in use")
+    assert report.holds(Purpose.WORKSPACE) > 0  # which the first call has made
     if not eager:
         assert report.account.rows[0].holder == "held[...], global of program.py"
 

@@ -17,6 +17,7 @@ import torch
 
 import memprof
 from memprof.profiler.device import _torch_compat as compat
+from memprof.profiler.device import _torch_hooks as hooks
 from memprof.profiler.model import LedgerKind
 
 from .programs import run, script
@@ -459,7 +460,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
         return "done"
 
     owner.function = function
-    undo = compat._replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
+    undo = hooks.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
     ours = owner.function
     assert owner.function() == "done"
     owner.function = theirs = lambda: ours()
@@ -468,6 +469,6 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
     assert owner.function() == "done"
     assert said == ["ours"]
     owner.function = function
-    undo = compat._replace([owner], "function", lambda f: lambda: f())
+    undo = hooks.replace([owner], "function", lambda f: lambda: f())
     undo()
     assert owner.function is function

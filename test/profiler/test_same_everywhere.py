@@ -20,7 +20,7 @@ from memprof.profiler.report import Style, sections, summarize
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.section import EVERY, Section
-from memprof.profiler.report.text import render_profile
+from memprof.profiler.report.text import SCREEN, render_profile
 
 IN_ANOTHER_FORM = (
     "Live at the peak",  # the page shows the live set of any instant
@@ -107,7 +107,20 @@ def test_a_short_text_is_a_part_of_the_whole() -> None:
     titles = [s.title for s in sections.of_profile(summarize(profile), format_bytes, 5)]
     assert len(said.splitlines()) < len(whole.splitlines()) / 2
     assert [t for t in titles if t and t.split(",")[0] not in whole] == []
-    assert "words" in more
+    assert " more" in more
+
+
+def test_a_short_text_of_all_that_there_can_be_fits_a_screen() -> None:
+    profile = full()
+    short = render_profile(profile, summarize(profile), Style(top=5, short=True))
+    assert len(short.splitlines()) <= SCREEN
+    for heading in ("Memory grows", "What is reserved at the peak", "What to change"):
+        assert heading in short
+    # Nothing goes where there is room.
+    profile = Profile(tracker=profile.tracker)
+    small = render_profile(profile, summarize(profile), Style(top=5, short=True))
+    assert "Memory over time" in small
+    assert small.rstrip().endswith("words")
 
 
 def test_a_section_without_anything_but_details_is_left_out() -> None:

@@ -114,6 +114,17 @@ def test_a_memo_is_as_large_as_the_file_has_objects_for() -> None:
     check(b"\x80\x04]" + b"".join(b"r" + struct.pack("<I", 256 + i) for i in range(9_000)) + b".")
 
 
+def test_a_snapshot_of_nothing_says_so_and_how_to_take_one(tmp_path: Path) -> None:
+    empty = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
+    path = tmp_path / "empty.pickle"
+    path.write_bytes(pickle.dumps(empty))
+    said = CliRunner().invoke(main, ["report", str(path)]).stdout
+    assert "nothing was recorded" in said
+    assert "torch.cuda.memory._dump_snapshot(path)" in said
+    assert "compiled" not in said
+    assert CliRunner().invoke(main, ["diff", str(path), str(path)]).exit_code == 0
+
+
 def test_gzip_and_segments_alone() -> None:
     plain = accounts(snapshot())
     zipped = decode_profile(gzip.compress(pickle.dumps(snapshot(), 4)))

@@ -728,3 +728,45 @@ def test_many_graphs_with_parameters_of_their_own() -> None:
     # and nobody looked at each in every call.
     few, more = (lines_run(partial(Timeline, many(n))) for n in (20, 160))
     assert more < 8.5 * few
+
+
+def serving(released: dict[int, int], mutated: bool = True, times: int = 6) -> Profile:
+    """A prefill that makes a cache of 8 MiB, and a decode step that writes to it."""
+    U, given = Role.USER_INPUT, Category.INPUT
+    out = GraphValue(0, "out", Role.USER_OUTPUT, Category.OUTPUT)
+    prefill = ProgramBuilder().alloc("cache", 8 * MIB, 1, Category.OUTPUT, 7, [0]).build()
+    decode = (
+        ProgramBuilder()
+        .input("token", MIB, given, 8, [0])
+        .input("cache", 8 * MIB, given, 7, [1])
+        .alloc("out", MIB, 1, Category.OUTPUT, 9, [0])
+        .build()
+    )
+    inputs = (GraphValue(0, "token", U, given), GraphValue(1, "cache", U, given, mutated=mutated))
+    graphs = [
+        GraphRecord(0, GraphKind.INFERENCE, "0/0", 0, ("cpu",), (), (out,), programs=[prefill]),
+        GraphRecord(1, GraphKind.INFERENCE, "1/0", 1, ("cpu",), inputs, (out,), programs=[decode]),
+    ]
+    log = calls((0, 0), *[(1, 0)] * times)
+    return Profile(graphs=graphs, calls=log, released=released)
+
+
+def categories(profile: Profile) -> Counter[Category]:
+    timeline = Timeline(profile)
+    at = timeline.peak()
+    assert at is not None
+    found: Counter[Category] = Counter()
+    for item in timeline.live_at(at.call, at.instant).items:
+        found[item.storage.category] += item.nbytes
+    return found
+
+
+def test_an_input_that_is_written_to_and_stays_is_state() -> None:
+    state = categories(serving({}))
+    assert state[Category.PERSISTENT_STATE] == 8 * MIB
+    assert state[Category.INPUT] == MIB
+    # One that is let go of at once is what an operation in place works on.
+    assert Category.PERSISTENT_STATE not in categories(serving({7: 2}))
+    assert Category.PERSISTENT_STATE in categories(serving({7: 4}))
+    assert Category.PERSISTENT_STATE not in categories(serving({}, mutated=False))
+    assert Category.PERSISTENT_STATE not in categories(serving({}, times=2))

@@ -6,6 +6,7 @@ Nothing here knows whether it will be text or a page, and nothing reads a file o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..section import Section, Show
 from ..summary import Summary
@@ -72,7 +73,8 @@ def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
         yield grows
     yield totals(s)
     yield from of_accounts(profile.accounts, show, s.at_peak)
-    yield from (of_graph_pool(p, show) for p in profile.graph_pools)
+    for n, pool in enumerate(profile.graph_pools):
+        yield replace(of_graph_pool(pool, show), spare=4 if n else 0)
     if failed:
         yield grows
     others = profile.accounts or profile.graph_pools or profile.tracker

@@ -88,7 +88,9 @@ def _out_of_memory(s: Summary) -> Section:
         Column("error", fold=True),
     )
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
-    said = of_rows(title, columns, rows, rest="more: report --json", lines=True, tone=Tone.ERROR)
+    said = of_rows(
+        title, columns, rows, rest="more: report --json", lines=True, brief=2, tone=Tone.ERROR
+    )
     return replace(said, id="out-of-memory")
 
 

@@ -68,7 +68,7 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
                 detail=True,
                 name="modules of all reserved memory",
             ),
-            _groups(a, "source line", _location),
+            replace(_groups(a, "source line", _location), name="its source lines", spare=1),
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
@@ -221,7 +221,8 @@ def _holders(a: DeviceAccount) -> Section:
     tensors = Column("tensors", Unit.COUNT, adds=True)
     columns = (BYTES, tensors, Column("what"), Column("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
-    return of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
+    said = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
+    return replace(said, name="who has what is live now", spare=2)
 
 
 def _when(a: DeviceAccount) -> str:
@@ -236,7 +237,9 @@ def _when(a: DeviceAccount) -> str:
 def _outside(a: DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     columns = (BYTES, Column("what"), Column("from", fold=True))
-    return of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
+    said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
+    # Its sum stands above.
+    return replace(said, name="what is outside of the allocator", spare=5)
 
 
 def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:

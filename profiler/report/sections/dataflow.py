@@ -44,7 +44,8 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
         view = f"curve dataflow {p.device}"
         shown = tuple(table for table in tables if table.rows)
         name = "data flow by source line, module and operator"
-        parts.append(Section("", title, tuple(_notes(p, show)), shown, view=view, name=name))
+        notes = tuple(_notes(p, show))
+        parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
     title = "Data flow, eager code included"
     return Section("dataflow", title, parts=tuple(parts))
 

@@ -70,4 +70,4 @@ def ledger_counts(s: Summary) -> Section:
     notes = [Note(done, detail=True)]
     if not s.ledger.fallbacks:
         notes.append(Note("no fallbacks to plain Inductor", detail=True))
-    return Section("", "Ledger", tuple(notes), parts=tuple(parts), name="ledger")
+    return Section("", "Ledger", tuple(notes), parts=tuple(parts), name="ledger", spare=3)

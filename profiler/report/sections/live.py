@@ -216,7 +216,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         if view is View.LINE and (none := without(b)):
             share = format_share(none, b.total)
             notes = (Note(f"{show(none)}, {share}, have no line: compiled code did not make them"),)
-        yield Section("", title, notes, tables, detail=detail, name=name)
+        spare = 2 if view is View.LINE else 1
+        yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
 
 
 def without(b: Breakdown) -> int:

@@ -17,9 +17,11 @@ def totals(s: Summary) -> Section:
     """
     rows = sorted((row for row in _rows(s) if row[0]), key=lambda row: -row[0])
     columns = (Column("bytes", Unit.BYTES), Column("what"), Column("seen by"))
-    table = Table(columns, rows, least=len(rows))
+    table = Table(columns, rows, least=len(rows), brief=4)
     several = bool(s.dataflow or s.tracker) and len(rows) > 1
-    return Section("totals", "Peaks", tables=(table,)) if several else Section("", "")
+    if not several:
+        return Section("", "")
+    return Section("totals", "Peaks", tables=(table,), name="peaks side by side", spare=1)
 
 
 def _rows(s: Summary) -> Iterator[tuple[int, str, str]]:

@@ -33,10 +33,10 @@ _STATES = {
 
 def of_tracker(record: TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
     """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
-    yield _about(record)
-    yield _memory(record, snapshots)
-    yield _largest(record, show)
-    yield _operations(record, show)
+    yield replace(_about(record), spare=2, name="the tracker")
+    yield replace(_memory(record, snapshots), spare=3)
+    yield replace(_largest(record, show), spare=4)
+    yield replace(_operations(record, show), spare=4)
     yield replace(_operators(record, show), detail=True, name="PyTorch operators")
     yield replace(_sources(record), detail=True, name="what the tracker sees")
 

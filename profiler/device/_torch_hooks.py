@@ -1,0 +1,178 @@
+"""Functions of torch that others stand in for while somebody watches: what is private of it.
+
+Where a name is missing in some version, that is an error of this file and nobody else's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.graph
+
+Undo = Callable[[], None]
+"""Takes something back; it may be called again."""
+
+
+def replace(
+    owners: Sequence[Any],
+    name: str,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
+    """Put ``around(function)`` in the place of a function that ``owners`` have under ``name``.
+
+    Undone, the function is there again; where somebody has put another one over ours, that stays
+    and ours does nothing but call the function.
+    """
+    original = getattr(owners[0], name)
+    own = [vars(owner).get(name, original) for owner in owners]  # a staticmethod as such
+    ours: Callable[..., Any] | None = around(original)
+
+    @functools.wraps(original)
+    def standing_in(*args: Any, **kwargs: Any) -> Any:
+        return (ours or original)(*args, **kwargs)
+
+    for owner in owners:
+        setattr(owner, name, standing_in)
+
+    def undo() -> None:
+        nonlocal ours
+        ours = None
+        for owner, before in zip(owners, own, strict=True):
+            if getattr(owner, name) is standing_in:
+                setattr(owner, name, before)
+
+    return undo
+
+
+def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
+    return replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
+
+
+def around_clearing_of_workspaces(before: Callable[[], None], after: Callable[[], Any]) -> Undo:
+    """Call ``before`` and ``after`` when Python code has cuBLAS's workspaces given back, as it does
+    around a capture."""
+
+    def around(clear: Callable[[], None]) -> Callable[[], None]:
+        def between() -> None:
+            before()
+            clear()
+            after()
+
+        return between
+
+    return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
+
+
+def wrap_captures(
+    around_begin: Callable[[Callable[..., Any]], Callable[..., Any]],
+    around_end: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
+    """Replace the two methods by which everything in Python captures a CUDA graph."""
+    graph = [torch.cuda.CUDAGraph]
+    undo_begin = replace(graph, "capture_begin", around_begin)
+    undo_end = replace(graph, "capture_end", around_end)
+
+    def undo() -> None:
+        undo_begin()
+        undo_end()
+
+    return undo
+
+
+def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
+    """Call ``do`` with every module that gets a parameter or a buffer from here on."""
+
+    def hook(module: torch.nn.Module, name: str, value: Any) -> None:
+        do(module)
+
+    # Copies and what was pickled get theirs at once.
+    def around(set_state: Callable[..., None]) -> Callable[..., None]:
+        def with_state(self: torch.nn.Module, state: Any) -> None:
+            set_state(self, state)
+            do(self)
+
+        return with_state
+
+    handles = [
+        torch.nn.modules.module.register_module_parameter_registration_hook(hook),
+        torch.nn.modules.module.register_module_buffer_registration_hook(hook),
+    ]
+    undo = replace([torch.nn.Module], "__setstate__", around)
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+        undo()
+
+    return remove
+
+
+def on_optimizer(do: Callable[[], None]) -> Undo:
+    """Call ``do`` when an optimizer is made."""
+
+    def around(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            do()
+            original(self, *args, **kwargs)
+
+        return init
+
+    return replace([torch.optim.Optimizer], "__init__", around)
+
+
+def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
+    """Call ``do`` with the arguments of each function that is run under activation checkpointing,
+    in either way of ``torch.utils.checkpoint``, by eager code."""
+    module: Any = importlib.import_module("torch.utils.checkpoint")
+
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def with_arguments(*args: Any) -> Any:
+            do(args)
+            return forward(*args)
+
+        return with_arguments
+
+    def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
+        def with_all_arguments(*args: Any, **kwargs: Any) -> Any:
+            # From 2.15 on those of the function are a tuple and a dict among these.
+            given: list[Any] = []
+            for a in (*args, *kwargs.values()):
+                given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
+            do(given)
+            return generator(*args, **kwargs)
+
+        return with_all_arguments
+
+    undone = [replace([module.CheckpointFunction], "forward", around)]
+    if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
+        undone.append(replace([module._NoopSaveInputs], "forward", around))
+    else:
+        name = "_checkpoint_without_reentrant_generator"
+        name += "_impl" if hasattr(module, f"{name}_impl") else ""
+        undone.append(replace([module], name, around_generator))
+
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
+def on_batch(do: Callable[[Any], None]) -> Undo:
+    """Call ``do`` with each batch that an iterator of a ``DataLoader`` returns."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    def around(following: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(self: Any) -> Any:
+            batch = following(self)
+            do(batch)
+            return batch
+
+        return next_batch
+
+    return replace([_BaseDataLoaderIter], "__next__", around)

@@ -1,0 +1,197 @@
+"""Marks: instants between two events of the allocator's history, and what was known at each.
+
+Note [Few marks]
+~~~~~~~~~~~~~~~~
+A run has a few marks a step, and the peak is explained at its end. What can be asked then is what
+was between two marks of a block that still lives, or is of the peak. So when the history has been
+followed past marks, those that no such block refers to go (``thin``). Of a row of them that goes at
+most one of each phase stays, in the order in which they came, so that a phase which lay between two
+blocks still does; and what was known at any of the row is known at the last of these, as far as it
+is about such blocks. A block that is asked about was there during the whole row, or not at all: so
+its address was nobody else's meanwhile.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from memprof.profiler.model import Purpose, SourceFrame
+
+from .replay import Block, Replay
+
+AT_LEAST = 1_000
+"""Marks that a run must have for some to go."""
+
+
+class Phase(str, Enum):
+    """What runs from a mark to the next."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(slots=True)
+class Mark:
+    """An instant between two events of the allocator's history.
+
+    Attributes:
+        phase: what runs from here on.
+        step: optimizer steps that have ended.
+        known: purposes of storages, by the address of their first byte, as far as looked for.
+        line: of the program that waits in ``backward()`` from here on; None if not known.
+        checkpointed: addresses of what is handed to a checkpointed function here.
+        batch: bytes of each tensor of a batch that a DataLoader returns here.
+        often: addresses of what was written to often, as far as looked for.
+        clears: whether cuBLAS's workspaces, and nothing else, are given back here.
+        backwards: that have begun, that of this mark included.
+    """
+
+    phase: Phase
+    step: int
+    known: dict[int, Purpose] = field(default_factory=dict)
+    line: SourceFrame | None = None
+    checkpointed: frozenset[int] = frozenset()
+    batch: tuple[int, ...] = ()
+    often: frozenset[int] = frozenset()
+    clears: bool = False
+    backwards: int = 0
+
+
+class Marks:
+    """All marks of a run so far, of all its devices.
+
+    Attributes:
+        all: in order of time; a mark's number is its index. The first one is the beginning.
+        counts: by device, for each mark how many blocks had been asked for, and let go of.
+        lock: held while a mark is set: a DataLoader may be read by a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self.all = [Mark(Phase.FORWARD, 0)]
+        self.counts: dict[int, list[tuple[int, int]]] = {}
+        self.lock: Any = threading.RLock()
+        self._due = AT_LEAST
+
+    def begin(self, device: int, counts: tuple[int, int]) -> list[tuple[int, int]]:
+        """Count on a device from now on; what it has counted is that of all marks so far."""
+        with self.lock:
+            return self.counts.setdefault(device, [counts] * len(self.all))
+
+    def add(self, mark: Mark, counts: dict[int, tuple[int, int]]) -> None:
+        """Set a mark; call it with ``lock`` held."""
+        before = self.all[-1]
+        begins = mark.phase is Phase.BACKWARD and before.phase is not Phase.BACKWARD
+        mark.backwards = before.backwards + begins
+        for device, so_far in self.counts.items():
+            so_far.append(counts[device])
+        self.all.append(mark)
+
+    def thin(self, replays: Iterable[Replay]) -> None:
+        """Let go of what nobody can ask for any more; see Note [Few marks].
+
+        Args:
+            replays: all that follow these marks. Numbers in them, and in their blocks, are made
+                those that the marks have then.
+        """
+        replays = list(replays)
+        with self.lock:
+            passed = min(r.mark for r in replays)
+            if passed < self._due:
+                return
+            blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks)}
+            stay = {0, *(r.peak.mark for r in replays), *(r.mark for r in replays)}
+            for b in blocks.values():
+                stay.add(b.mark)
+                if b.freed_after is not None:
+                    stay.add(b.freed_after)
+            old = _Thinned(self.all, blocks.values())
+            for i in range(len(self.all)):
+                if i >= passed or i in stay:
+                    old.keep(i)
+                else:
+                    old.leave_out(i)
+            self.all[:] = old.kept
+            for counts in self.counts.values():
+                counts[:] = [counts[i] for i in old.numbers]
+            new = {i: n for n, i in enumerate(old.numbers)}
+            for b in blocks.values():
+                b.mark = new[b.mark]
+                if b.freed_after is not None:
+                    b.freed_after = new[b.freed_after]
+            for r in replays:
+                r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
+            self._due = max(AT_LEAST, 2 * len(self.all))
+
+
+class _Thinned:
+    """Marks that stay, as they are gone through.
+
+    Attributes:
+        kept: marks that stay.
+        numbers: that they had.
+    """
+
+    def __init__(self, marks: Sequence[Mark], blocks: Iterable[Block]) -> None:
+        self._marks = marks
+        ordered = sorted(blocks, key=lambda b: b.address)
+        self._starts = [b.address for b in ordered]
+        # Of some that are the peak's and some that live, one may lie within another.
+        self._ends = list(itertools.accumulate((b.address + b.size for b in ordered), max))
+        self._row: list[int] = []
+        self._known: dict[int, Purpose] = {}
+        self.kept: list[Mark] = []
+        self.numbers: list[int] = []
+
+    def leave_out(self, number: int) -> None:
+        self._row.append(number)
+
+    def keep(self, number: int) -> None:
+        self._end_row()
+        self.kept.append(self._marks[number])
+        self.numbers.append(number)
+
+    def _end_row(self) -> None:
+        """One mark of each phase of the row that ends, and on the last of them what was known."""
+        row, self._row = [(i, self._marks[i]) for i in self._row], []
+        if not row:
+            return
+        of_phase: dict[Phase, int] = {}
+        known: dict[int, Purpose] = {}
+        often: set[int] = set()
+        checkpointed: set[int] = set()
+        batch: tuple[int, ...] = ()
+        for i, mark in row:
+            of_phase.setdefault(mark.phase, i)
+            often |= mark.often
+            checkpointed |= mark.checkpointed
+            batch = mark.batch or batch
+            for address, purpose in mark.known.items():
+                if purpose is Purpose.PERSISTENT_STATE:
+                    known[address] = purpose
+                else:
+                    known.setdefault(address, purpose)
+        known = {a: p for a, p in known.items() if self._is_asked_for(a)}
+        if known == self._known:
+            known = self._known
+        self._known = known
+        for i in of_phase.values():
+            nothing = frozenset[int]()
+            mark = self._marks[i]
+            self.kept.append(replace(mark, known={}, often=nothing, checkpointed=nothing, batch=()))
+            self.numbers.append(i)
+        last = self.kept[-1]
+        last.known, last.batch = known, batch
+        last.often = frozenset(filter(self._is_asked_for, often))
+        last.checkpointed = frozenset(filter(self._is_asked_for, checkpointed))
+
+    def _is_asked_for(self, address: int) -> bool:
+        """Whether an address may lie in a block that can be asked about."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        return at >= 0 and address < self._ends[at]

@@ -23,7 +23,10 @@ What the allocator counts beyond is named by what is left to be it:
 * *not attributed*: the same where there were compiled calls of which the inside is not known.
 
 Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
-counts it as a parameter. So the two are one sum, which is divided as the better informed says.
+counts it as a parameter. So the two are one sum, which is divided as the better informed says. The
+other way round, a cache that a graph has made and takes again is an input to the graphs, and state
+to the look, which counts writes: state that the graphs do not know is taken to be among their
+inputs and outputs.
 
 Where the two sources say more than the counter they cannot be of one instant, and
 no sum is made of them.
@@ -103,18 +106,22 @@ def device_peak(
     for purpose, category in _LASTING.items():
         found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
     state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
-    both = max(
-        now.get(state, 0) + now.get(parameter, 0),
-        sum(compiled.get(_LASTING[p], 0) for p in (state, parameter)),
-    )
+    of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
+    both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
     found[parameter.label] = both - found[state.label]
     found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
     for category, nbytes in compiled.items():
         if category not in _LASTING.values():
             found[category.label] = nbytes
+    unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
+    for passed in (Category.INPUT, Category.OUTPUT):
+        same = max(0, min(unknown_to_graphs, found.get(passed.label, 0)))
+        unknown_to_graphs -= same
+        if same:
+            found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
     tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
-    counted = sum(compiled.get(c, 0) for c in (Category.INPUT, Category.OUTPUT))
+    counted = sum(found.get(c.label, 0) for c in (Category.INPUT, Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
     # Some of them may be the same, and all may have been asked for when less was there.

@@ -250,6 +250,7 @@ def test_a_static_cache_that_is_no_buffer_of_a_module(tmp_path: Path) -> None:
 
 
 _WRITTEN = """
+from memprof.profiler.report.summary import summarize
 
 
 class Attention(nn.Module):
@@ -298,6 +299,8 @@ with memprof.profile() as session:
 (account,) = session.profile().accounts
 assert account.by_purpose()[Purpose.PERSISTENT_STATE] == sum(CACHES)
 assert "kept[...], global of program.py" in {r.holder for r in account.rows}, account.rows
+(peak,) = summarize(session.profile()).at_peak
+assert dict(peak.parts)["persistent state"] == sum(CACHES), peak.parts
 """
 
 

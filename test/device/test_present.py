@@ -57,6 +57,24 @@ def test_the_peak_is_the_sum_of_what_both_sources_know() -> None:
     assert "70 B   17.5 %  not attributed: eager code" in text
 
 
+def test_a_cache_that_the_graphs_take_for_an_input_is_counted_once() -> None:
+    account = _account(300)
+    account.rows.append(AccountRow(Purpose.PERSISTENT_STATE, 70, 1))
+    compiled = {Category.PARAMETER: 40, Category.ACTIVATION: 100, Category.INPUT: 74}
+    peak = device_peak(account, compiled)
+    assert peak is not None
+    assert dict(peak.parts) == {
+        "activation": 100, "optimizer state": 80, "persistent state": 70, "parameter": 40,
+        "other tensors": 6, "input": 4,
+    }  # fmt: skip
+    assert peak.unattributed == 0
+    # Parameters that the look alone knows are no reason to count an input as state.
+    account.rows = [r for r in account.rows if r.purpose is not Purpose.PERSISTENT_STATE]
+    peak = device_peak(account, {**compiled, Category.PARAMETER: 10})
+    assert peak is not None
+    assert dict(peak.parts)["input"] == 74
+
+
 def test_what_is_left_is_eager_where_every_compiled_call_is_known() -> None:
     compiled = {Category.PARAMETER: 30, Category.ACTIVATION: 100, Category.INPUT: 4}
     account = _account(300)

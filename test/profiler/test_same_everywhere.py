@@ -112,13 +112,13 @@ def test_a_short_text_is_a_part_of_the_whole() -> None:
 
 def test_a_short_text_of_all_that_there_can_be_fits_a_screen() -> None:
     profile = full()
-    short = render_profile(profile, summarize(profile), Style(top=5, short=True))
+    short = render_profile(summarize(profile), Style(top=5, short=True))
     assert len(short.splitlines()) <= SCREEN
     for heading in ("Memory grows", "What is reserved at the peak", "What to change"):
         assert heading in short
     # Nothing goes where there is room.
     profile = Profile(tracker=profile.tracker)
-    small = render_profile(profile, summarize(profile), Style(top=5, short=True))
+    small = render_profile(summarize(profile), Style(top=5, short=True))
     assert "Memory over time" in small
     assert small.rstrip().endswith("words")
 

@@ -215,7 +215,7 @@ def test_every_report_says_what_was_left_out() -> None:
     text = render_text(summarize(profile))
     assert "left out, since the file is damaged or contradicts itself: 12 parts" in text
     assert "    part 9: a reason - at `$.x[9]`\n    2 more: report --json\n" in text
-    assert summarize(profile).left_out == profile.left_out
+    assert summarize(profile).figures()["left_out"] == profile.left_out
     (left_out, *_) = report_payload(profile)["header"]["parts"]
     assert [row[0] for row in left_out["tables"][0]["rows"]] == profile.left_out
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
@@ -326,7 +326,7 @@ def test_reports_of_every_part_fit_in_json(tmp_path: Path) -> None:
     import msgspec
 
     summary = summarize(everything())
-    found = json.loads(msgspec.json.encode(summary))
+    found = json.loads(msgspec.json.encode(summary.figures()))
     assert found["process"]["rank"] == 2
     assert found["dataflow"][0]["nbytes"] == 12
     assert found["tracker"]["operations"][0]["path"] == "step"

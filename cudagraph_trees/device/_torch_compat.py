@@ -59,12 +59,7 @@ pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
 )
 raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
 
-
-def clear_cublas_workspaces() -> None:
-    """Make torch give back what cuBLAS works in. Looked up at each call: somebody may stand in."""
-    bind("_cuda_clearCublasWorkspaces")()
-
-
+clear_cublas_workspaces: Callable[[], None] = bind("_cuda_clearCublasWorkspaces")
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
 
 

@@ -55,12 +55,17 @@ class _Reader:
         self._tell = tell
 
     def __call__(
-        self, name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v, **absent: T
+        self,
+        name: str,
+        neutral: T,
+        convert: Callable[[Any], T] = lambda v: v,
+        *,
+        optional: bool = False,
     ) -> T:
-        """``convert`` of the field ``name``; ``neutral`` where that cannot be had, and ``absent``,
-        if it is given, where this torch has no such field."""
-        if absent and not hasattr(self._source, name):
-            return absent["absent"]
+        """``convert`` of the field ``name``; ``neutral`` where that cannot be had, of which nobody
+        is told if it is ``optional`` and this torch has no such field."""
+        if optional and not hasattr(self._source, name):
+            return neutral
         try:
             return convert(getattr(self._source, name))
         except Exception as error:
@@ -114,7 +119,7 @@ def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutati
         ),
         num_tensors_saved_with_no_vc_check=read("num_tensors_saved_with_no_vc_check", None),
         saved_tensor_is_graph_input=read(
-            "saved_tensor_is_graph_input", no_flags, tuple, absent=no_flags
+            "saved_tensor_is_graph_input", no_flags, tuple, optional=True
         ),
         dynamic_saved_tensors_idxs=read("dynamic_saved_tensors_idxs", no_dims, _dynamic),
         subclass_tangent_meta=read(
@@ -140,7 +145,7 @@ def _output(read: _Reader) -> OutputAliasInfo:
     requires_grad = read("requires_grad", False)
     is_tensor = read("raw_type", False, lambda v: issubclass(v, torch.Tensor))
     # A name of its own from 2.13 on.
-    takes = read("requires_grad_for_backward", requires_grad, absent=requires_grad)
+    takes = read("requires_grad_for_backward", requires_grad, optional=True)
     return OutputAliasInfo(
         output_type=read("output_type", OutputType.NON_ALIAS, lambda v: OutputType(v.name)),
         base_idx=read("base_idx", None),

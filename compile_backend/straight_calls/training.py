@@ -107,12 +107,7 @@ def _forward(
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
         tensors = outputs[saved]
-        # As save_for_backward() does.
-        ctx.to_save = (
-            tuple(_kept(tensors, kept))
-            if kept
-            else tuple([x.detach() if x._is_view() else x for x in tensors])
-        )
+        ctx.to_save = tuple(_kept(tensors, kept))  # As save_for_backward() does.
         if has_unchecked:
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
         for i, dims in saved_varying:

@@ -58,7 +58,6 @@ pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
     "_cuda_checkPoolLiveAllocations"
 )
 raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
-
 clear_cublas_workspaces: Callable[[], None] = bind("_cuda_clearCublasWorkspaces")
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
 

@@ -33,9 +33,11 @@ from ._common import (
 
 def _limit(value: str) -> tuple[float, bool]:
     """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
-    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()):
+    text = value.strip()
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
         return float(percent[1]) / 100, True
-    nbytes = None if value.strip(" .0123456789") == "" and value != "0" else parse_size(value)
+    has_unit = text == "0" or not text[-1:].isdigit()
+    nbytes = parse_size(text) if has_unit else None
     if nbytes is None:
         raise click.BadParameter(
             f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB"

@@ -22,9 +22,6 @@ from dataclasses import dataclass
 
 from ..model import GraphRecord, Statement, StatementKind
 
-__all__ = ["Needs"]
-
-
 _DEEPEST = 100
 """Kernels one after the other that are looked back at."""
 

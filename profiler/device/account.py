@@ -260,7 +260,7 @@ class _Decider:
                 continue
             if block.freed_after is not None and block.freed_after < i:
                 break
-            address = _in_block(block, self._addresses[i])
+            address = block.first_of(self._addresses[i])
             if address is not None:
                 found = found or known[address]
                 # That something is written to may be seen later than that it is a module's.
@@ -276,7 +276,7 @@ class _Decider:
         return any(
             block.mark < i
             and (block.freed_after is None or i <= block.freed_after)
-            and _in_block(block, addresses) is not None
+            and block.first_of(addresses) is not None
             for i, addresses in self._often
         )
 
@@ -303,13 +303,6 @@ class _Decider:
         """The line in whose ``backward()`` a block was asked for, None if in none."""
         mark = self._marks[block.mark]
         return mark.line if mark.phase is Phase.BACKWARD else None
-
-
-def _in_block(block: Block, addresses: Sequence[int]) -> int | None:
-    """The first of sorted addresses that lies in a block; None if none does."""
-    at = bisect.bisect_left(addresses, block.address)
-    inside = at < len(addresses) and addresses[at] < block.address + block.size
-    return addresses[at] if inside else None
 
 
 CACHE = "cache of transformers"

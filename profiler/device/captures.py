@@ -229,8 +229,7 @@ class _Pool:
         """Whether a tensor in Python refers to it; not known of what went before the end."""
         if self._instant is not None:
             return False
-        at = bisect.bisect_left(self.device.held, block.address)
-        return at < len(self.device.held) and self.device.held[at] < block.address + block.size
+        return block.first_of(self.device.held) is not None
 
     def _share(
         self, pool: GraphPool, segments: Sequence[Range], by_capture: Sequence[Sequence[Block]]

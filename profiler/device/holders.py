@@ -12,7 +12,6 @@ compute again, and there is no memory for either.
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -134,10 +133,8 @@ class Holders:
 
     def of(self, block: Block) -> Held | None:
         """Who holds a block, as far as that is known: of several the first."""
-        at = bisect.bisect_left(self._addresses, block.address)
-        if at < len(self.held) and self._addresses[at] < block.address + block.size:
-            return self.held[at]
-        return None
+        address = block.first_of(self._addresses)
+        return None if address is None else self._found[address]
 
     def address_of(self, tensor: torch.Tensor | None) -> int | None:
         """Where a tensor's memory begins; None if it has none."""

@@ -29,6 +29,7 @@ allocated).
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,12 @@ class Block:
     def awaiting(self) -> bool:
         """The program let go of it while another stream may still use it."""
         return self.freed_after is not None and not self.gone
+
+    def first_of(self, addresses: Sequence[int]) -> int | None:
+        """The first of sorted addresses that lies in it; None if none does."""
+        at = bisect.bisect_left(addresses, self.address)
+        inside = at < len(addresses) and addresses[at] < self.address + self.size
+        return addresses[at] if inside else None
 
 
 @dataclass(slots=True)

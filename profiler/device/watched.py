@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,9 +97,8 @@ def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[
     addresses = sorted(last)
 
     def purpose(block: Block) -> Purpose | None:
-        at = bisect.bisect_left(addresses, block.address)
-        inside = at < len(addresses) and addresses[at] < block.address + block.size
-        return last[addresses[at]] if inside else None
+        address = block.first_of(addresses)
+        return None if address is None else last[address]
 
     found = []
     for device, replay in replays.items():

@@ -7,13 +7,12 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._functorch import config as functorch_config
 
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.compile_backend.straight_calls import training, wrapper
@@ -25,32 +24,7 @@ from .test_features import _assert_same
 Compile = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def at_once() -> Iterator[None]:
-    """Straight calls from the first call on."""
-    torch._dynamo.reset()
-    with functorch_config.patch(check_custom_op_aliasing=False):
-        yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """For each graph that is compiled: ``straight``, or why it is not."""
-    found: list[str] = []
-    plain = wrapper._straight
-
-    def straight(*args: Any) -> Any:
-        try:
-            out = plain(*args)
-        except wrapper.NotStraight as error:
-            found.append(str(error))
-            raise
-        found.append("straight")
-        return out
-
-    monkeypatch.setattr(wrapper, "_straight", straight)
-    return found
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def _both(program: Callable[[Compile], Any]) -> tuple[Any, Any]:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch_config
 
 from memprof.compile_backend.straight_calls import _torch_compat as compat
-from memprof.compile_backend.straight_calls import training
 
-
-@pytest.fixture(autouse=True)
-def _from_the_first_call() -> Iterator[None]:
-    torch._dynamo.reset()
-    with functorch_config.patch(check_custom_op_aliasing=False):
-        yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def straight(monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """Classes of autograd functions that got straight calls."""
-    functions: list[type] = []
-    make = training.straight
-
-    def noting(function: type, *args: Any) -> Any:
-        functions.append(function)
-        return make(function, *args)
-
-    monkeypatch.setattr(training, "straight", noting)
-    return functions
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
@@ -44,18 +22,18 @@ def _sine(x: Tensor) -> Tensor:
     return x.sin()
 
 
-def test_a_plain_graph_gets_straight_calls(straight: list[type]) -> None:
+def test_a_plain_graph_gets_straight_calls(made: list[str]) -> None:
     _compile(_sine)(torch.ones(4, requires_grad=True))
-    assert len(straight) == 1
+    assert made == ["straight"]
 
 
 def test_a_graph_that_uses_objects_of_the_program_keeps_torchs_wrapper(
-    straight: list[type], monkeypatch: pytest.MonkeyPatch
+    made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch 2.15 hands streams and events of the forward to the backward."""
     monkeypatch.setattr(compat, "uses_objects", lambda: True)
     _compile(_sine)(torch.ones(4, requires_grad=True))
-    assert not straight
+    assert made == ["uses objects that its backward must find again"]
 
 
 def test_objects_of_the_program_are_those_but_the_current_stream() -> None:

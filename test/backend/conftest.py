@@ -1,0 +1,40 @@
+"""Fixtures of the tests of straight calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._functorch import config as functorch_config
+
+from memprof.compile_backend.straight_calls import wrapper
+
+
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    """Straight calls from the first call on."""
+    torch._dynamo.reset()
+    with functorch_config.patch(check_custom_op_aliasing=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """For each graph that is compiled: ``straight``, or why it is not."""
+    found: list[str] = []
+    plain = wrapper._straight
+
+    def straight(*args: Any) -> Any:
+        try:
+            out = plain(*args)
+        except wrapper.NotStraight as error:
+            found.append(str(error))
+            raise
+        found.append("straight")
+        return out
+
+    monkeypatch.setattr(wrapper, "_straight", straight)
+    return found

@@ -20,7 +20,6 @@ from .replay.liveness import (
     Liveness,
     OutputRefs,
     PathOutputIndex,
-    all_dead,
     held,
     path_refs,
 )
@@ -186,7 +185,10 @@ class CUDAGraphNode:
 
     def all_outputs_are_dead(self) -> bool:
         """Whether nobody holds any output of the path."""
-        return all_dead(self.live_after) or not held(self.live_after, path_refs(self.path_weakrefs))
+        live_after = self.live_after
+        return not (
+            self.replay.find_live(live_after) and held(live_after, path_refs(self.path_weakrefs))
+        )
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
         """Whether the memory of a tensor is that of an output of the path, live or not."""

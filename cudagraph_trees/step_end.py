@@ -46,7 +46,6 @@ from .device.protocol import Input, Pool, TensorSpec
 from .errors import OverwrittenMessage
 from .node import CUDAGraphNode, Node, path_to
 from .replay.liveness import held
-from .replay.output_cache import OutputCache
 from .replay.storage_ref import StorageWeakRefWrapper
 from .spec import CompilationMode, FunctionSpec
 
@@ -80,23 +79,13 @@ def end_quickly(
     Returns:
         False if it is another case; nothing was done then.
     """
-    found: list[tuple[StorageWeakRefWrapper, OutputCache, int]] | None = None
-    for slot in node.live_after_slots:
-        # ``StorageWeakRefWrapper.expired``, without the call.
-        ref = slot[0]
-        cache = ref.cache
-        if cache is None:
-            if _count(ref.pointer):
-                return False
-        elif _refs(cache[ref.slot]) != 2 or _count(ref.pointer) != ref.own:
-            if slot[1].moves_out:
-                return False
-            if found is None:
-                found = [slot]
-            else:
-                found.append(slot)
-    if found is None:
+    live = node.replay.find_live(node.live_after)
+    if not live:
         return True
+    found = [node.live_after_slots[i] for i in live]
+    for ref, output_cache, _ in found:
+        if ref.cache is None or output_cache.moves_out:
+            return False
     arguments = _unlocated(next_function, inputs, located)
     for ref, output_cache, k in found:
         if _count(ref.pointer) == ref.own:

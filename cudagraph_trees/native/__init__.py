@@ -4,7 +4,7 @@ Note [Built beside the program]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Compiling against torch's headers takes a compiler ten to twenty seconds, and nobody waits for it:
 the first process that records a graph starts the compiler as a process of its own, with low
-priority, and does with torch's own function what the library will do. Recordings made after the
+priority, and does in Python what the library will do. Recordings made after the
 library is there use it, those before go on as they are. Where there is no compiler, or it fails,
 that is how it stays until ``KEY.log`` is deleted, which has what the compiler said; ``memprof
 doctor`` says so. What cannot be loaded is taken away, and built anew by the next process.
@@ -34,8 +34,8 @@ import torch
 
 from .. import _torch_compat as compat
 
-_NAME = "memprof_addresses"
-_SOURCE = Path(__file__).with_name("addresses.cpp")
+_NAME = "memprof_replay"
+_SOURCE = Path(__file__).with_name("replay.cpp")
 _OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 _ABANDONED_S = 600.0
 """So long after it began nobody is building any more."""

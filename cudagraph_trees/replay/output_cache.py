@@ -23,12 +23,13 @@ the storage must raise, and the next tensor gets a storage of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from .. import _torch_compat as compat
+from .. import native
 from ..device.protocol import Output, Pool, TensorSpec
 from ..errors import OverwrittenMessage
 from ..spec import CompilationMode, FunctionSpec
@@ -41,6 +42,19 @@ if TYPE_CHECKING:
 
 _likeness = compat.likeness
 
+Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
+"""Which of some cached outputs their last holder has left something on; it may clear it from others
+itself. Hot."""
+
+
+def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
+    """All of them."""
+    return [
+        i
+        for i in which
+        if (t := tensors[i]).requires_grad or t._version or t.__dict__  # type: ignore[union-attr]
+    ]
+
 
 class OutputCache:
     """Hands out the outputs of one recording.
@@ -51,6 +65,7 @@ class OutputCache:
         missing: slots whose cached tensor is gone.
         build: outputs that share a storage: they are built anew each time.
         seen: cached outputs that a user can get hold of.
+        clean: looks at these, in C++ of our own where that was built.
         fixed: outputs that are the same tensor each time, over memory outside the pool, and not
             the user's.
         empty: outputs without memory that a user can get hold of: a new tensor each time costs
@@ -63,6 +78,7 @@ class OutputCache:
 
     __slots__ = (
         "build",
+        "clean",
         "empty",
         "fixed",
         "function",
@@ -122,6 +138,7 @@ class OutputCache:
                 self.fixed.append(i)
         for i in self.empty:
             plan.persistent[i] = None  # its holder's graph of autograd would live with it
+        self.clean: Clean = marked
         self.ready = False
 
     def outputs(self) -> list[Output]:
@@ -133,10 +150,8 @@ class OutputCache:
                 self._fill_slot(i)
             self.missing.clear()
         out = self.slots.copy()
-        for i in self.seen:
-            t = out[i]
-            if t.requires_grad or t._version or t.__dict__:  # type: ignore[union-attr]
-                self._clean(i, out)
+        for i in self.clean(out, self.seen):
+            self._clean(i, out)
         for i in self.fixed:
             if out[i].requires_grad:  # type: ignore[union-attr]
                 out[i]._backward_hooks = None  # type: ignore[union-attr]
@@ -165,6 +180,8 @@ class OutputCache:
         plan, users = self.plan, self.function.user_outputs
         self.build = []
         self.seen = []
+        if (built := native.load()) is not None:
+            self.clean = built.clean
         if not self.slots:
             self.slots[:] = [None] * len(plan.specs)
         for i, spec in enumerate(plan.specs):

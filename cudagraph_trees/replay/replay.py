@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .. import _torch_compat as compat
 from .addresses import same_addresses
 from .inputs import Copies, InputPlan, inputs_again
-from .liveness import OutputRefs, PathOutputIndex, all_dead, held, path_refs, refs_at
+from .liveness import OutputRefs, PathOutputIndex, find_live, held, path_refs, refs_at, slowly
 from .output_cache import OutputCache
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Replay:
 
     Attributes:
         keep_inputs: inputs that an output is an alias of: they live until it is made.
+        find_live: which of some outputs are held.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Replay:
         self.same_addresses = (
             same_addresses(inputs.pointers, inputs.checked) if inputs.checked else None
         )
+        self.find_live = find_live() if address_bound else slowly
         self.dead_before = refs_at(path, dead_before)
         self.dead_after = refs_at(path, dead_after)
         self.copies = Copies(inputs, buffers) if inputs.copied else None
@@ -104,7 +106,7 @@ class Replay:
         """Whether the recording is right for this call. Hot."""
         return (self.same_addresses is None or self.same_addresses(inputs)) and (
             not self.dead_before
-            or all_dead(self.dead_before)
+            or not self.find_live(self.dead_before)
             or not held(self.dead_before, path_refs(self.path))
         )
 
@@ -168,14 +170,14 @@ class Replay:
         """
         if self.address_bound:
             self._release(inputs)
-            if not all_dead(self.dead_after) and held(self.dead_after, path_refs(self.path)):
+            if self.find_live(self.dead_after) and held(self.dead_after, path_refs(self.path)):
                 raise CalledOff(self._rebuild_inputs(inputs))
             return
         # The run itself will drop them: now they must have no holder but the list.
         for i, ref in self.dying_inputs:
             if sys.getrefcount(inputs[i]) > 2 or compat.storage_use_count(ref.pointer) > 2:
                 raise CalledOff(list(inputs))
-        if not all_dead(self.dead_after_unpassed) and held(self.dead_after_unpassed):
+        if self.find_live(self.dead_after_unpassed) and held(self.dead_after_unpassed):
             raise CalledOff(list(inputs))
 
     def _release(self, inputs: list[Input]) -> None:

@@ -200,7 +200,11 @@ def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
 
 @sabotage("what must be dead before a replay is not looked at")
 def _() -> None:
-    _set(replay, "all_dead", lambda refs: True)
+    _set(
+        replay.Replay,
+        "fits",
+        lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs),
+    )
 
 
 @sabotage("a replay copies its inputs only once")

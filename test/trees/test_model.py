@@ -63,7 +63,8 @@ BROKEN = {
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "import memprof.cudagraph_trees.replay.replay as m\nm.all_dead = lambda refs: True"
+        "from memprof.cudagraph_trees.replay.replay import Replay as c\n"
+        "c.fits = lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs)"
     ),
     "no output is invalidated when its step is over": (
         "from memprof.cudagraph_trees.device.cuda import CudaPool as c\n"

@@ -1,4 +1,4 @@
-"""Addresses compared in C++: as torch's helper does, and the library's way into a cache."""
+"""What is done in C++: as its oracles in Python do, and the library's way into a cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.addresses import same_addresses, slowly
+from memprof.cudagraph_trees.replay.output_cache import marked
+from memprof.cudagraph_trees.replay.storage_ref import StorageWeakRefWrapper
 
 
 @pytest.fixture
@@ -185,3 +189,161 @@ def test_what_is_no_tensor_lies_nowhere() -> None:
         built.Addresses([1], [1])
     with pytest.raises(TypeError):
         built.Addresses(["x"], [0])
+
+
+def _reference(random_: random.Random, holders: list[object]) -> StorageWeakRefWrapper:
+    """To the storage of an output, which may be cached, and may be held in any way."""
+    t = torch.ones(random_.choice((0, 1, 5)))
+    ref = StorageWeakRefWrapper(t)
+    if random_.random() < 0.7:
+        slots: list[torch.Tensor | None] = [None, t, t.clone()]
+        slots[2] = None
+        del t
+        ref.attach_cache(slots, 1)
+        holders.append([slots])
+        how = random_.randrange(7)
+        if how == 0:
+            holders.append(slots[1])
+        elif how == 1:
+            holders.append(slots[1].detach())  # type: ignore[union-attr]
+        elif how == 2:
+            holders.append(slots[1].untyped_storage())  # type: ignore[union-attr]
+        elif how == 3:
+            slots[1] = None
+        elif how == 4:
+            x = torch.ones((), requires_grad=True)
+            holders.append(x * slots[1])  # type: ignore[operator]
+        return ref
+    if random_.random() < 0.5:
+        holders.append(t[:0])
+    return ref
+
+
+def test_the_same_outputs_are_live() -> None:
+    native.build()
+    find_live = liveness.find_live()
+    assert find_live is not liveness.slowly
+    random_ = random.Random(0)
+    said = set()
+    for _ in range(1_000):
+        holders: list[object] = []
+        refs = [_reference(random_, holders) for _ in range(random_.randrange(7))]
+        live = list(find_live(refs))
+        assert (
+            live
+            == list(liveness.slowly(refs))
+            == [i for i, r in enumerate(refs) if not r.expired()]
+        )
+        said |= {r.expired() for r in refs}
+    assert said == {False, True}
+
+
+def test_liveness_of_what_is_no_reference() -> None:
+    built = native.build()
+    live = built.Liveness(StorageWeakRefWrapper).live
+    ref = StorageWeakRefWrapper(torch.ones(1))
+    assert list(live([ref])) == []
+    with pytest.raises(TypeError, match="references must be a list, not tuple"):
+        live((ref,))
+    with pytest.raises(TypeError, match="None is no "):
+        live([None])
+    ref.cache = []
+    with pytest.raises(IndexError, match="there is no slot 0"):
+        live([ref])
+    ref.cache = ()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="cache must be a list"):
+        live([ref])
+    ref.cache = None
+    del ref.own
+    with pytest.raises(AttributeError, match="reference 0"):
+        live([ref])
+    ref.own = 0
+    with pytest.raises(TypeError, match="cache is no slot of"):
+        built.Liveness(type("NoSlots", (), {"cache": 1}))
+    with pytest.raises(AttributeError, match="cache"):
+        built.Liveness(int)
+
+
+class _Given(torch.autograd.Function):
+    """Returns a tensor that was there before, as compiled code that replays does."""
+
+    @staticmethod
+    def forward(ctx: Any, w: torch.Tensor, there: list[torch.Tensor]) -> torch.Tensor:
+        return there[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+def _alone(t: Any) -> None: ...
+def _leaf(t: Any) -> None:
+    t.requires_grad_()
+
+
+def _written(t: Any) -> None:
+    t.add_(1)
+
+
+def _named(t: Any) -> None:
+    t.mine = 1
+
+
+def _unnamed(t: Any) -> None:
+    t.mine = 1
+    del t.mine
+
+
+def _retaining(t: Any) -> None:
+    t.requires_grad and t.retain_grad()
+
+
+def _hooked(t: Any) -> None:
+    t.requires_grad and t.register_hook(lambda grad: None)
+
+
+def test_the_same_is_left_on_outputs_and_a_graph_goes() -> None:
+    """What C++ does not report is as if it had been cleared in Python."""
+    clean = native.build().clean
+    random_ = random.Random(0)
+    said = set()
+    for _ in range(1_000):
+        tensors: list[Any] = [torch.ones(3) for _ in range(random_.randint(1, 5))]
+        has_graph, done = [], []
+        for i, t in enumerate(tensors):
+            if random_.random() < 0.5:
+                tensors[i] = t = _Given.apply(torch.ones(3, requires_grad=True), [t])
+            has_graph.append(t.requires_grad)
+            done.append(
+                random_.choice(
+                    (_alone, _alone, _leaf, _written, _named, _unnamed, _retaining, _hooked)
+                )
+            )
+            if done[-1] is _leaf and has_graph[-1]:
+                done[-1] = _alone
+            with torch.no_grad():
+                done[-1](t)
+        which = random_.sample(range(len(tensors)), random_.randint(1, len(tensors)))
+        before = marked(tensors, which)
+        with torch.inference_mode(random_.random() < 0.5):
+            left = list(clean(tensors, which))
+        only_graph = [i for i in which if has_graph[i] and done[i] in (_alone, _unnamed)]
+        assert left == [i for i in before if i not in only_graph]
+        for i in only_graph:
+            assert tensors[i].is_leaf
+            assert not tensors[i].requires_grad
+        said |= {(has_graph[i], done[i], i in left) for i in which}
+    assert len(said) == 13
+
+
+def test_cleaning_what_is_no_tensor() -> None:
+    clean = native.build().clean
+    assert list(clean([None], [])) == []
+    with pytest.raises(TypeError, match="None is no tensor"):
+        clean([None], [0])
+    with pytest.raises(IndexError, match="there is no tensor 1"):
+        clean([None], [1])
+    with pytest.raises(TypeError):
+        clean([torch.ones(1)], ["x"])
+    with pytest.raises(TypeError):
+        clean((), [])

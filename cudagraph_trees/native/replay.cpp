@@ -1,0 +1,256 @@
+// What a replay asks of many tensors at once: where inputs lie, which outputs are held, what their
+// last holders left on them. Each has its oracle in Python (replay/), which is used without this.
+
+#include <Python.h>
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace {
+
+bool is_list(PyObject* x, const char* what) {
+  if (PyList_Check(x)) return true;
+  PyErr_Format(PyExc_TypeError, "%s must be a list, not %s", what, Py_TYPE(x)->tp_name);
+  return false;
+}
+
+// Collects indices: an empty tuple if there are none, which costs nothing.
+struct Found {
+  PyObject* list = nullptr;
+  ~Found() { Py_XDECREF(list); }
+  bool add(Py_ssize_t i) {
+    if (!list && !(list = PyList_New(0))) return false;
+    PyObject* number = PyLong_FromSsize_t(i);
+    const bool done = number && PyList_Append(list, number) == 0;
+    Py_XDECREF(number);
+    return done;
+  }
+  PyObject* take() { return list ? std::exchange(list, nullptr) : PyTuple_New(0); }
+};
+
+// ---- Whether tensors lie where they lay when a graph was captured.
+//
+// torch._C._tensors_data_ptrs_at_indices_equal asks the same; it takes lists of Python integers
+// apart at each call, 35 to 100 ns a tensor. Here they are taken apart once, and a tensor costs the
+// three cache lines that lead to its address.
+
+struct Addresses {
+  PyObject_HEAD
+  std::vector<std::pair<Py_ssize_t, const void*>> expected;
+};
+
+// Addresses(pointers: list[int | None], checked: list[int])
+PyObject* make_addresses(PyTypeObject* type, PyObject* args, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyObject *pointers, *checked;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &pointers, &PyList_Type, &checked)) {
+    return nullptr;
+  }
+  std::vector<std::pair<Py_ssize_t, const void*>> expected;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(checked); ++k) {
+    const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(checked, k));
+    if (PyErr_Occurred()) return nullptr;
+    if (i < 0 || i >= PyList_GET_SIZE(pointers)) {
+      return PyErr_Format(PyExc_IndexError, "there is no pointer %zd", i);
+    }
+    PyObject* pointer = PyList_GET_ITEM(pointers, i);
+    if (pointer == Py_None) continue;
+    expected.emplace_back(i, PyLong_AsVoidPtr(pointer));
+    if (PyErr_Occurred()) return nullptr;
+  }
+  auto* self = reinterpret_cast<Addresses*>(type->tp_alloc(type, 0));
+  if (self) new (&self->expected) decltype(expected)(std::move(expected));
+  return reinterpret_cast<PyObject*>(self);
+  END_HANDLE_TH_ERRORS
+}
+
+void destroy_addresses(Addresses* self) {
+  using Expected = decltype(self->expected);
+  self->expected.~Expected();
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* equal(Addresses* self, PyObject* inputs) {
+  HANDLE_TH_ERRORS
+  if (!is_list(inputs, "inputs")) return nullptr;
+  const Py_ssize_t size = PyList_GET_SIZE(inputs);
+  for (const auto& [i, pointer] : self->expected) {
+    if (i >= size) Py_RETURN_FALSE;
+    PyObject* x = PyList_GET_ITEM(inputs, i);
+    // As Tensor.data_ptr(): of memory that was reused it raises the error that says so.
+    if (!THPVariable_Check(x) || THPVariable_Unpack(x).data_ptr() != pointer) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- Which outputs somebody holds: StorageWeakRefWrapper.expired() of many.
+
+struct Liveness {
+  PyObject_HEAD
+  PyTypeObject* reference;
+  // Where its attributes lie in an object of that type.
+  Py_ssize_t cache, own, pointer, slot;
+};
+
+// Liveness(reference: type), whose __slots__ have these names.
+PyObject* make_liveness(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject* reference;
+  if (!PyArg_ParseTuple(args, "O!", &PyType_Type, &reference)) return nullptr;
+  auto* self = reinterpret_cast<Liveness*>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  self->reference = reinterpret_cast<PyTypeObject*>(Py_NewRef(reference));
+  const std::pair<const char*, Py_ssize_t*> slots[] = {{"cache", &self->cache},
+                                                       {"own", &self->own},
+                                                       {"pointer", &self->pointer},
+                                                       {"slot", &self->slot}};
+  for (const auto& [name, offset] : slots) {
+    PyObject* found = PyObject_GetAttrString(reference, name);
+    const bool is_slot = found && Py_IS_TYPE(found, &PyMemberDescr_Type);
+    if (is_slot) *offset = reinterpret_cast<PyMemberDescrObject*>(found)->d_member->offset;
+    Py_XDECREF(found);
+    if (!is_slot) {
+      Py_DECREF(self);
+      if (!found) return nullptr;
+      return PyErr_Format(PyExc_TypeError, "%s is no slot of %R", name, reference);
+    }
+  }
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void destroy_liveness(Liveness* self) {
+  Py_DECREF(self->reference);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* live(Liveness* self, PyObject* refs) {
+  HANDLE_TH_ERRORS
+  if (!is_list(refs, "references")) return nullptr;
+  Found found;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(refs); ++k) {
+    PyObject* ref = PyList_GET_ITEM(refs, k);
+    if (Py_TYPE(ref) != self->reference) {
+      return PyErr_Format(PyExc_TypeError, "%R is no %s", ref, self->reference->tp_name);
+    }
+    const auto at = [ref](Py_ssize_t offset) {
+      return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(ref) + offset);
+    };
+    PyObject *cache = at(self->cache), *own = at(self->own), *slot = at(self->slot);
+    PyObject* pointer = at(self->pointer);
+    if (!cache || !own || !slot || !pointer) {
+      return PyErr_Format(PyExc_AttributeError, "reference %zd has not all of its attributes", k);
+    }
+    auto* storage = static_cast<c10::StorageImpl*>(PyLong_AsVoidPtr(pointer));
+    if (PyErr_Occurred()) return nullptr;
+    const size_t count = c10::raw::weak_intrusive_ptr::use_count(storage);
+    bool is_live = count != 0;
+    if (cache != Py_None) {
+      const Py_ssize_t i = PyLong_AsSsize_t(slot);
+      const size_t expected = PyLong_AsSize_t(own);
+      if (PyErr_Occurred() || !is_list(cache, "cache")) return nullptr;
+      if (i < 0 || i >= PyList_GET_SIZE(cache)) {
+        return PyErr_Format(PyExc_IndexError, "there is no slot %zd", i);
+      }
+      is_live = Py_REFCNT(PyList_GET_ITEM(cache, i)) != 1 || count != expected;
+    }
+    if (is_live && !found.add(k)) return nullptr;
+  }
+  return found.take();
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- What the last holder of a cached output left on it: OutputCache._clean() of many.
+
+bool is_clean(PyObject* object, const at::Tensor& t) {
+  PyObject** attributes = _PyObject_GetDictPtr(object);
+  return !t.requires_grad() && t._version() == 0 &&
+      !(attributes && *attributes && PyDict_GET_SIZE(*attributes));
+}
+
+// Whether nothing but a grad_fn has to go.
+bool has_only_grad_fn(PyObject* object, const at::Tensor& t) {
+  PyObject** attributes = _PyObject_GetDictPtr(object);
+  return t._version() == 0 && !t.is_leaf() && !t.retains_grad() && !t.is_view() &&
+      !(attributes && *attributes && PyDict_GET_SIZE(*attributes)) &&
+      !reinterpret_cast<THPVariable*>(object)->backward_hooks &&
+      torch::autograd::impl::hooks(t).empty();
+}
+
+// clean(tensors: list, which: list[int]) -> those that it has left as they are
+PyObject* clean(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *tensors, *which;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &which)) {
+    return nullptr;
+  }
+  Found found;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(which); ++k) {
+    const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(which, k));
+    if (PyErr_Occurred()) return nullptr;
+    if (i < 0 || i >= PyList_GET_SIZE(tensors)) {
+      return PyErr_Format(PyExc_IndexError, "there is no tensor %zd", i);
+    }
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    if (!THPVariable_Check(object)) {
+      return PyErr_Format(PyExc_TypeError, "%R is no tensor", object);
+    }
+    // The list holds the object, but letting go of a graph may run any code.
+    const at::Tensor t = THPVariable_Unpack(object);
+    if (is_clean(object, t)) continue;
+    if (has_only_grad_fn(object, t)) {
+      std::optional<c10::InferenceMode> normal;
+      if (c10::InferenceMode::is_enabled()) normal.emplace(false);  // where detach_() does nothing
+      t.detach_();
+    } else if (!found.add(i)) {
+      return nullptr;
+    }
+  }
+  return found.take();
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- The module.
+
+PyMethodDef addresses_methods[] = {
+    {"equal", reinterpret_cast<PyCFunction>(equal), METH_O, "Whether a list of inputs lies there."},
+    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef liveness_methods[] = {
+    {"live", reinterpret_cast<PyCFunction>(live), METH_O, "Which of a list of references are."},
+    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {
+    {"clean", clean, METH_VARARGS, "Clear what is often left on tensors; the others."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject addresses_type = {PyVarObject_HEAD_INIT(nullptr, 0) "memprof.Addresses"};
+PyTypeObject liveness_type = {PyVarObject_HEAD_INIT(nullptr, 0) "memprof.Liveness"};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "memprof_replay", nullptr, -1, functions};
+
+bool add(PyObject* module, const char* name, PyTypeObject& type) {
+  type.tp_flags = Py_TPFLAGS_DEFAULT;
+  return PyType_Ready(&type) == 0 &&
+      PyModule_AddObjectRef(module, name, reinterpret_cast<PyObject*>(&type)) == 0;
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_memprof_replay() {
+  addresses_type.tp_basicsize = sizeof(Addresses);
+  addresses_type.tp_new = make_addresses;
+  addresses_type.tp_dealloc = reinterpret_cast<destructor>(destroy_addresses);
+  addresses_type.tp_methods = addresses_methods;
+  liveness_type.tp_basicsize = sizeof(Liveness);
+  liveness_type.tp_new = make_liveness;
+  liveness_type.tp_dealloc = reinterpret_cast<destructor>(destroy_liveness);
+  liveness_type.tp_methods = liveness_methods;
+  PyObject* made = PyModule_Create(&definition);
+  if (made && !(add(made, "Addresses", addresses_type) && add(made, "Liveness", liveness_type))) {
+    Py_CLEAR(made);
+  }
+  return made;
+}

@@ -13,6 +13,7 @@ import torch
 from memprof.profiler.capture_names import name_graphs
 
 from .. import _torch_compat as compat
+from .. import native
 from . import _torch_compat as allocator
 from .generators import GeneratorStates, generators_among
 from .protocol import (
@@ -51,6 +52,14 @@ class CudaCapturedRun:
         self.launch = _released
 
 
+def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+    """``CudaPool.replace`` in Python."""
+    allocator.set_tensor_message(tensor, message)
+    other = compat.likeness(twin, twin.shape, twin.stride(), 0)
+    compat.exchange_cached_tensor(tensor, other)
+    return other
+
+
 def _nothing() -> None:
     """What a function that launches nothing has to do again."""
 
@@ -69,6 +78,7 @@ class CudaPool:
     def __init__(self, index: int, initial_bytes: int = 0) -> None:
         self.index = index
         self.device = torch.device("cuda", index)
+        self._native = native.load()
         with torch.cuda.device(index):
             torch.cuda.synchronize()
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -214,11 +224,17 @@ class CudaPool:
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
     ) -> None:
         if tensor is not None:
-            self.invalidate_tensor(tensor, message)
+            allocator.set_tensor_message(tensor, message)
         allocator.set_storage_message(storage, message)
 
-    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
-        allocator.set_tensor_message(tensor, message)
+    def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+        if self._native is not None:
+            try:
+                other: torch.Tensor = self._native.replace(tensor, twin, message)
+                return other
+            except RuntimeError:  # cached tensors were switched off: Python switches them on
+                pass
+        return replaced(tensor, twin, message)
 
     def move_out(self, storage: StoragePointer) -> bool:
         source = compat.storage_from_weak(storage)

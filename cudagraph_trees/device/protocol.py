@@ -265,10 +265,11 @@ class Pool(Protocol):
             message: complete text.
         """
 
-    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
-        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``.
+    def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``. Hot.
 
-        It lets go of its storage. Hot.
+        It lets go of its storage. Another one like ``twin``, over the same storage, is cached in
+        its place and returned.
         """
 
     def move_out(self, storage: StoragePointer) -> bool:

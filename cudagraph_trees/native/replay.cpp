@@ -3,9 +3,11 @@
 
 #include <Python.h>
 #include <structmember.h>
+#include <ATen/CachedTensorUtils.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/inductor/inductor_ops.h>
 
 #include <new>
 #include <optional>
@@ -215,6 +217,29 @@ PyObject* clean(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// ---- A cached output that is held when its memory is reused: CudaPool.replace().
+
+// replace(tensor, twin, message: str) -> Tensor
+PyObject* replace(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *held, *like;
+  const char* message;
+  if (!PyArg_ParseTuple(args, "OOs", &held, &like, &message)) return nullptr;
+  if (!THPVariable_Check(held) || !THPVariable_Check(like)) {
+    return PyErr_Format(PyExc_TypeError, "%R or %R is no tensor", held, like);
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(held);
+  const at::Tensor& twin = THPVariable_Unpack(like);
+  std::optional<c10::InferenceMode> normal;
+  if (c10::InferenceMode::is_enabled()) normal.emplace(false);
+  at::Tensor other = torch::inductor::_reinterpret_tensor(twin, twin.sizes(), twin.strides());
+  at::caching::remove_cached_tensor(tensor);
+  at::caching::add_cached_tensor(other);
+  tensor.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(message);
+  return THPVariable_Wrap(std::move(other));
+  END_HANDLE_TH_ERRORS
+}
+
 // ---- The module.
 
 PyMethodDef addresses_methods[] = {
@@ -225,6 +250,7 @@ PyMethodDef liveness_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 PyMethodDef functions[] = {
     {"clean", clean, METH_VARARGS, "Clear what is often left on tensors; the others."},
+    {"replace", replace, METH_VARARGS, "Another tensor like a twin; the first cannot be used."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject addresses_type = {PyVarObject_HEAD_INIT(nullptr, 0) "memprof.Addresses"};

@@ -40,8 +40,6 @@ from .storage_ref import address_of
 if TYPE_CHECKING:
     from .storage_ref import StorageWeakRefWrapper
 
-_likeness = compat.likeness
-
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 """Which of some cached outputs their last holder has left something on; it may clear it from others
 itself. Hot."""
@@ -257,14 +255,14 @@ class OutputCache:
         if not alone:
             self.pool.invalidate(self.drop_slot(i), ref.pointer, text)
             return
-        spec, t, twin = self.plan.specs[i], self.slots[i], self.twins[i]
-        shape, stride = spec.shape, spec.stride  # type: ignore[union-attr]
+        t, twin = self.slots[i], self.twins[i]
+        assert isinstance(t, torch.Tensor)
         if twin is None:
-            twin = self.twins[i] = _likeness(t, shape, stride, 0)  # type: ignore[arg-type]
+            spec = self.plan.specs[i]
+            assert isinstance(spec, TensorSpec)
+            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride, 0)
             ref.own += 1
-        self.pool.invalidate_tensor(t, text)  # type: ignore[arg-type]
-        new = self.slots[i] = _likeness(twin, shape, stride, 0)
-        compat.exchange_cached_tensor(t, new)  # type: ignore[arg-type]
+        self.slots[i] = self.pool.replace(t, twin, text)
 
     # ---- what a former run left
 

@@ -104,8 +104,11 @@ class CpuPool:
     ) -> None:
         """Does nothing: the memory is not reused for as long as somebody holds it."""
 
-    def invalidate_tensor(self, tensor: torch.Tensor, message: str) -> None:
-        """Does nothing, as above."""
+    def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+        """``tensor`` can be used all the same, as above."""
+        other = compat.likeness(twin, twin.shape, twin.stride(), 0)
+        compat.exchange_cached_tensor(tensor, other)
+        return other
 
     def move_out(self, storage: StoragePointer) -> bool:
         """True: it depends on nothing that the pool does."""

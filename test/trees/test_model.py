@@ -68,7 +68,10 @@ BROKEN = {
     ),
     "no output is invalidated when its step is over": (
         "from memprof.cudagraph_trees.device.cuda import CudaPool as c\n"
-        "c.invalidate = c.invalidate_tensor = lambda self, *args: None"
+        "c.invalidate = lambda self, *args: None\n"
+        "import memprof.cudagraph_trees.device.cuda as m\n"
+        "m.native.load = lambda: None\n"
+        "m.allocator.set_tensor_message = lambda tensor, message: None"
     ),
     "gradients stay in the pool": (
         "from memprof.cudagraph_trees.spec import CompilationMode as m\n"

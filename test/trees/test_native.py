@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees.device import cuda
 from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.addresses import same_addresses, slowly
 from memprof.cudagraph_trees.replay.output_cache import marked
@@ -347,3 +349,42 @@ def test_cleaning_what_is_no_tensor() -> None:
         clean([torch.ones(1)], ["x"])
     with pytest.raises(TypeError):
         clean((), [])
+
+
+@pytest.mark.simgpu
+@pytest.mark.parametrize("inference", [False, True])
+def test_another_takes_the_place_of_an_output(inference: bool) -> None:
+    native.build()
+    compat.set_cached_tensors_enabled(True)
+    outcomes = []
+    for way in (native.build().replace, cuda.replaced):
+        whole = torch.arange(12.0, device="cuda")
+        twin, held = whole[2:].as_strided((2, 3), (1, 2)), whole.view(3, 4)
+        compat.add_cached_tensor(held)
+        with torch.inference_mode(inference):
+            other = way(held, twin, "it was reused")
+        with pytest.raises(RuntimeError, match="it was reused"):
+            held.data_ptr()
+        with pytest.raises(RuntimeError, match="it was reused"):
+            held + 1
+        assert whole.sum() == 66
+        outcomes.append(
+            (
+                *(other.data_ptr() - whole.data_ptr(), other.shape, other.stride(), other.dtype),
+                *(other.is_inference(), other._is_view(), other.requires_grad, other._version),
+                *(torch._C._is_cached_tensor(other), torch._C._is_cached_tensor(held)),
+                compat.storage_use_count(whole.untyped_storage()._cdata),
+            )
+        )
+        compat.remove_cached_tensor(other)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == 8
+    assert outcomes[0][-3:-1] == (True, False)
+
+
+@pytest.mark.simgpu
+def test_replacing_what_is_no_tensor() -> None:
+    replace = native.build().replace
+    for arguments in ((None, torch.ones(1), ""), (torch.ones(1), 3, "")):
+        with pytest.raises(TypeError, match="is no tensor"):
+            replace(*arguments)

@@ -134,7 +134,7 @@ def budget(layers: int) -> list[dict[str, Any]]:
         tries = str(Path(folder, "tries.json"))
 
         def at(memory: int) -> dict[str, Any]:
-            where = ("--memory", str(memory), "-o", tries, "--budget", "-q", "--json")
+            where = ("--memory", f"{memory}B", "-o", tries, "--budget", "-q", "--json")
             ran = memprof("fit", *where, "--", *command)
             if ran.returncode > 1:
                 raise SystemExit(f"memprof fit --budget ended with {ran.returncode}: {ran.stderr}")

@@ -138,16 +138,16 @@ def budget(layers: int) -> list[dict[str, Any]]:
             ran = memprof("fit", *where, "--", *command)
             if ran.returncode > 1:
                 raise SystemExit(f"memprof fit --budget ended with {ran.returncode}: {ran.stderr}")
-            found: dict[str, Any] = json.loads(ran.stdout)
-            return found
+            row: dict[str, Any] = json.loads(ran.stdout)["rows"][0]
+            return row
 
         begin = time.monotonic()
-        curve = at(80 << 30)
-        needs = [int(t["needed"]) for t in curve["curve"]]
+        curve = at(80 << 30)["tries"]
+        needs = [int(t["needed"]) for t in curve]
         print(f"  needs {min(needs) / 2**30:.2f} to {max(needs) / 2**30:.2f} GiB", flush=True)
         for share in (0.25, 0.5, 0.75):
             asked = int(min(needs) + share * (max(needs) - min(needs)))
-            best = at(asked)["row"]["best"]
+            best = at(asked)["best"]
             left = (asked - best["needed"]) / asked
             row = {"asked": asked, "budget": best["values"], "needs": best["needed"], "left": left}
             rows.append({**row, "met": 0 <= left <= 0.01, "seconds": time.monotonic() - begin})

@@ -60,7 +60,7 @@ CHANGES: Mapping[str, Change] = {
             "compute these values again in the backward, in compiled code",
             "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
             "these operators once more",
-            argument="OPERATOR+OPERATOR@FILE:LINE",
+            argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE]",
             required=True,
         ),
         Change(

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from memprof.profiler._text import without_numbers
+from memprof.profiler.stack_text import innermost_module
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -15,14 +18,16 @@ class Recomputed:
     """Marks nodes of joint graphs as torch's checkpointing does, before they are partitioned.
 
     Args:
-        where: ``OPERATOR+OPERATOR@FILE:LINE``, as ``profiler/advice/recompute.py`` writes it.
+        where: ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py``
+            writes it.
         said: is told what was marked so far, in words.
     """
 
     def __init__(self, where: str, said: Callable[[str], None]) -> None:
-        operators, _, line = where.rpartition("@")
+        operators, line, *module = where.split("@")
         self._operators = frozenset(operators.split("+"))
         self._file, _, self._line = line.rpartition(":")
+        self._module = module[0] if module else ""
         self._said = said
         self._marked = 0
 
@@ -50,4 +55,8 @@ class Recomputed:
         operator = str(node.meta.get("original_aten") or node.target)
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
         here = any(os.path.basename(f) == self._file and n == self._line for f, n in frames)
-        return here and operator in self._operators
+        return here and operator in self._operators and self._is_inside(node)
+
+    def _is_inside(self, node: Any) -> bool:
+        path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
+        return not self._module or f"{without_numbers(path)}.".startswith(f"{self._module}.")

@@ -11,7 +11,7 @@ from statistics import median
 from .._text import without_numbers
 from ..attribution import Attribution, Site
 from ..live import LiveItem
-from ..model import Category
+from ..model import Category, Profile
 from ..timeline import Timeline
 from .finding import Evidence, Finding, FindingKind
 from .recomputed_peak import RecomputedPeak, made
@@ -96,17 +96,32 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
                 )
                 for i, s in sorted(members, key=lambda m: -m[0].nbytes)
             ),
-            _remedy([s for _, s in members]),
+            _remedy(timeline.profile, module, members),
         )
 
 
-def _remedy(sites: Sequence[Site]) -> str:
-    """``recompute=aten.gelu.default@model.py:55``; empty where the line is not known."""
-    frame = sites[0].frame
-    ops = sorted({s.op for s in sites if s.op})
+def _remedy(profile: Profile, module: str | None, members: Sequence[tuple[LiveItem, Site]]) -> str:
+    """``recompute=aten.gelu.default@model.py:55@blocks.*.mlp``; empty where the line is not known.
+
+    With what is cheap of the same line, module and kernel: else that would be kept in its place.
+    """
+    frame = members[0][1].frame
+    ops = {s.op for _, s in members if s.op}
     if frame is None or not ops:
         return ""
-    return f"recompute={'+'.join(ops)}@{os.path.basename(frame.file)}:{frame.line}"
+    for item, site in members:
+        graph = profile.graph(site.graph)
+        buffer = graph.buffers.get(item.owner or "")
+        for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
+            if node is not None and node.frame == frame and _is_in(module, node.module_path):
+                op = node.original_aten or node.target
+                ops |= {op} if cheapness(op) == 1.0 else set()
+    where = f"@{module}" if module else ""
+    return f"recompute={'+'.join(sorted(ops))}@{os.path.basename(frame.file)}:{frame.line}{where}"
+
+
+def _is_in(module: str | None, path: str | None) -> bool:
+    return not module or f"{without_numbers(path or '')}.".startswith(f"{module}.")
 
 
 def _lifetime(

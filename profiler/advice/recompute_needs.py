@@ -12,7 +12,11 @@ kernel reads no more is kept than the largest takes: that much what it computes 
 Read from ``GraphRecord.statements``: a kernel's arguments are what it updates in place, then what
 it reads, then what it writes, and a name is written by the first kernel that has it after it was
 allocated. A kernel that writes a second value, which is kept and as large as something that it has
-read, has that one in its place (a sum that the next normalisation reads, say).
+read, has that one in its place if it comes first (a sum, where the next normalisation of it is
+computed again; not the other way round).
+
+Values that are computed one from the other, as what runs past the blocks of a network is, are there
+again when the last of them is, and that the backward uses first.
 """
 
 from __future__ import annotations
@@ -41,6 +45,31 @@ class _Made:
     cheap: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _From:
+    """What a value is computed from: names that are kept for it, and those that are computed
+    again as well."""
+
+    kept: frozenset[str]
+    again: frozenset[str]
+
+
+_NOTHING = _From(frozenset(), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a value takes that is computed again.
+
+    Attributes:
+        kept: bytes by name that have to be kept besides. What several need stands with the first.
+        before: other values of those to compute again that it is computed from, one from the other.
+    """
+
+    kept: dict[str, int]
+    before: list[str]
+
+
 class Needs:
     """Of one graph.
 
@@ -62,25 +91,40 @@ class Needs:
         self._kept = frozenset(kept)
         self._cheap = cheap
         self._made, self._roots = _read(graph)
+        order = {node: i for i, node in enumerate(graph.nodes)}
+        self._order = {
+            name: max((order[n] for n in buffer.nodes if n in order), default=-1)
+            for name, buffer in graph.buffers.items()
+        }
 
-    def of(self, recomputed: Collection[str]) -> dict[str, dict[str, int]]:
-        """Bytes by name that have to be kept besides, for each value that is computed again.
-
-        What several of them need stands with the first.
+    def of(self, recomputed: Collection[str]) -> dict[str, Need]:
+        """What each value takes that is computed again.
 
         Args:
             recomputed: names of values that are kept as it is.
         """
-        free = {self._root(n) for n in self._kept} - {self._root(n) for n in recomputed}
-        wanted = {self._root(n) for n in recomputed}
+        wanted: dict[str, list[str]] = {}
+        for name in recomputed:
+            wanted.setdefault(self._root(name), []).append(name)
+        free = {self._root(n) for n in self._kept} - wanted.keys()
         taken: set[str] = set()
         found = {}
-        known: dict[str, frozenset[str]] = {}
-        for name in recomputed:
-            more = self._from(self._root(name), free, wanted, known, 0) - taken
+        known: dict[str, _From] = {}
+        for root in wanted:
+            self._from(root, free, wanted, known, 0)
+        for root, names in wanted.items():
+            more = known[root].kept - taken if root in known else frozenset()
             taken |= more
-            found[name] = {n: self._sizes.get(n, 0) for n in sorted(more)}
+            before = [n for r in _all_before(root, known) for n in wanted[r]]
+            for name in names:
+                found[name] = Need({n: self._sizes.get(n, 0) for n in sorted(more)}, before)
+                more = frozenset()
         return found
+
+    def _is_before(self, name: str, other: str) -> bool:
+        """Whether the graph makes a buffer before another one: it cannot be made of that."""
+        before, after = (self._order.get(n) for n in (name, other))
+        return before is not None and after is not None and before < after
 
     def _root(self, name: str) -> str:
         return _value(name, self._roots, {}, ())
@@ -89,33 +133,52 @@ class Needs:
         self,
         name: str,
         free: set[str],
-        wanted: set[str],
-        known: dict[str, frozenset[str]],
+        wanted: Collection[str],
+        known: dict[str, _From],
         depth: int,
-    ) -> frozenset[str]:
-        """Names to keep for computing ``name`` again; each is looked at once."""
+    ) -> _From:
+        """What ``name`` is computed from again; each is looked at once."""
         made = self._made.get(name)
         if made is None or name in known:
-            return known.get(name, frozenset())
-        known[name] = frozenset()  # For code that contradicts itself.
-        beside = [self._sizes.get(n, 0) for n in made.writes if n != name and n in free]
-        found: frozenset[str] = frozenset()
+            return known.get(name, _NOTHING)
+        known[name] = _NOTHING  # For code that contradicts itself.
+        beside = [
+            self._sizes.get(n, 0) for n in made.writes if n in free and self._is_before(n, name)
+        ]
+        kept: frozenset[str] = frozenset()
+        again: frozenset[str] = frozenset()
         wholes: list[str] = []
         for read in made.reads:
             of = self._sizes.get(read, 0)
-            there = read not in self._made or read in free or read in wanted or read == name
-            if there or any(size >= of > 0 for size in beside):
+            if read not in self._made or read in free or read == name:
+                continue
+            if any(size >= of > 0 for size in beside):
+                continue
+            if read in wanted:
+                again |= {read}
                 continue
             if depth < _DEEPEST and self._made[read].cheap and self._cheap(read):
                 parts = self._from(read, free, wanted, known, depth + 1)
-                if sum(self._sizes.get(n, 0) for n in parts) < of:
-                    found |= parts
+                if sum(self._sizes.get(n, 0) for n in parts.kept) < of:
+                    kept |= parts.kept
+                    again |= parts.again
                     continue
             wholes.append(read)
         if wholes and made.cheap and self._cheap(name):
             wholes = [max(wholes, key=lambda n: self._sizes.get(n, 0))]
-        known[name] = found | frozenset(wholes)
+        known[name] = _From(kept | frozenset(wholes), again)
         return known[name]
+
+
+def _all_before(name: str, known: Mapping[str, _From]) -> set[str]:
+    """Those to compute again that ``name`` is computed from, and those that these are, ..."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        more = known.get(waiting.pop(), _NOTHING).again - found
+        found |= more
+        waiting.extend(more)
+    return found - {name}
 
 
 def _read(graph: GraphRecord) -> tuple[dict[str, _Made], dict[str, str]]:
@@ -124,6 +187,7 @@ def _read(graph: GraphRecord) -> tuple[dict[str, _Made], dict[str, str]]:
     roots: dict[str, str] = {}
     before: dict[str, str] = {}
     open_names: set[str] = set()
+    inputs = {v.name for v in graph.inputs}
     lines = {(s.line, n) for s in graph.statements if s.kind is StatementKind.DELETE
              for n in s.targets}  # fmt: skip
     for s in graph.statements:
@@ -144,8 +208,9 @@ def _read(graph: GraphRecord) -> tuple[dict[str, _Made], dict[str, str]]:
         elif s.kind in (StatementKind.FALLBACK, StatementKind.GETITEM, StatementKind.CALL):
             reads = tuple(_value(n, roots, before, open_names) for n in s.reads)
             for target in s.targets:
-                # A call of a partition returns what its own lines have made.
-                made.setdefault(target, _Made(reads, s.targets, cheap=False))
+                # A call of a partition returns what its own lines have made, or were given.
+                if target not in inputs:
+                    made.setdefault(target, _Made(reads, s.targets, cheap=False))
     return made, roots
 
 

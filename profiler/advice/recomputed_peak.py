@@ -7,7 +7,7 @@ instant may be the fullest, and while the backward uses one again, it is there a
 timeline is gone through once more, and a value that is recomputed is live
 
 * in its forward, until the last line of the generated code that reads it;
-* in its backward, from the first line that reads it.
+* in its backward, from the first line that reads it, or another one that is computed from it again.
 
 The highest instant that is left is the new peak. Lines that read a value are those of
 ``GraphRecord.statements``, by its name and those of its views. Where nothing is known to read it,
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from ..live import LiveItem
 from ..model import AllocationProgram, GraphKind, GraphRecord, StatementKind
 from ..timeline import Timeline
-from .recompute_needs import Needs
+from .recompute_needs import Need, Needs
 
 Made = tuple[int, str | None, int]
 """A storage by who made it: graph, name in its code and line."""
@@ -64,33 +64,34 @@ class RecomputedPeak:
         needs = self._needs(recomputed)
         return max((max(self._bytes(call, recomputed, needs)) for call in self._calls), default=0)
 
-    def _needs(self, recomputed: Collection[Made]) -> dict[Made, dict[str, int]]:
-        """What is kept besides for each of these, bytes by name."""
-        found: dict[Made, dict[str, int]] = {}
+    def _needs(self, recomputed: Collection[Made]) -> dict[Made, Need]:
+        """What each of these takes."""
+        found: dict[Made, Need] = {}
         for unit in self.timeline.units:
             of = {m[1]: m for m in recomputed if m[0] == unit.graph.id and m[1] is not None}
             if not of or unit.graph.kind is not GraphKind.FORWARD:
                 continue
             kept = {s.owner for s in unit.saved.values() if s.graph == unit.graph.id and s.owner}
             needs = Needs(unit.graph, _sizes(unit.program), kept, self._is_cheap(unit.graph))
-            found.update((of[name], more) for name, more in needs.of(of).items())
+            found.update((of[name], need) for name, need in needs.of(of).items())
         return found
 
     def _is_cheap(self, graph: GraphRecord) -> Callable[[str], bool]:
         def cheap(name: str) -> bool:
             buffer = graph.buffers.get(name)
             nodes = [graph.nodes[n] for n in (buffer.nodes if buffer else ()) if n in graph.nodes]
-            return bool(nodes) and all(self.cheap(n.original_aten or n.target) for n in nodes)
+            # Of a normalisation what follows its reduction is cheap, which is a buffer of its own.
+            return bool(nodes) and all(self.cheap(n.target) for n in nodes)
 
         return cheap
 
     def _bytes(
-        self, call: int, recomputed: Collection[Made], needs: Mapping[Made, Mapping[str, int]]
+        self, call: int, recomputed: Collection[Made], needs: Mapping[Made, Need]
     ) -> Iterator[int]:
         """Live bytes at each instant of a call."""
         at_entry = self.timeline.live_at(call, 0)
         gone = {
-            made(i): i.nbytes - i.count * sum(needs.get(made(i), {}).values())
+            made(i): i.nbytes - i.count * _kept(needs, made(i))
             for i in at_entry.items
             if made(i) in recomputed
         }
@@ -103,22 +104,28 @@ class RecomputedPeak:
         graph = self.timeline.profile.graph(columns.graph[call])
         program = graph.programs[columns.program[call]]
         uses = self._uses_in(graph)
-        comes: dict[Made, int] = {}
+        comes: dict[Made, set[int]] = {}
         if graph.kind is GraphKind.BACKWARD:
             for event, (before, _) in zip(program.events, changes, strict=True):
-                if before is not None and made(before) in gone:
+                if before is not None and made(before) in gone and made(before) not in comes:
                     name = program.storages[event.storage].name
-                    comes.setdefault(made(before), uses.get(name, (event.line, 0))[0])
+                    comes[made(before)] = {uses.get(name, (event.line, 0))[0]}
+            by_name = {(m[0], m[1]): m for m in comes}
+            for m, lines in [(m, set(lines)) for m, lines in comes.items()]:
+                for name in needs[m].before if m in needs else ():
+                    if (m[0], name) in by_name:
+                        comes[by_name[m[0], name]] |= lines
         functions = {s.line: s.function for s in graph.statements}
-        more = {n: size for m, names in needs.items() if m[0] == graph.id
-                for n, size in names.items()}  # fmt: skip
+        more = {n: size for m, need in needs.items() if m[0] == graph.id
+                for n, size in need.kept.items()}  # fmt: skip
         goes: dict[Made, tuple[int, int]] = {}
         for event, (before, after) in zip(program.events, changes, strict=True):
             # Lines are in the order of time within one function of the generated code alone.
             at = functions.get(event.line)
-            for key in [k for k, n in comes.items() if n <= event.line and functions.get(n) == at]:
-                gone.pop(key, None)
-                del comes[key]
+            for key, lines in list(comes.items()):
+                if any(n <= event.line and functions.get(n) == at for n in lines):
+                    gone.pop(key, None)
+                    del comes[key]
             for key in [
                 k for k, (n, _) in goes.items() if n < event.line and functions.get(n) == at
             ]:
@@ -160,3 +167,8 @@ def _sizes(program: AllocationProgram) -> dict[str, int]:
     """Bytes of what a program allocates, by name."""
     storages = program.storages
     return {e.owner: storages[e.storage].nbytes for e in program.events if e.owner}
+
+
+def _kept(needs: Mapping[Made, Need], of: Made) -> int:
+    """Bytes that are kept besides for one of them."""
+    return sum(needs[of].kept.values()) if of in needs else 0

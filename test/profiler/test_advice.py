@@ -38,6 +38,8 @@ from memprof.profiler.model import (
     MemorySnapshot,
     Profile,
     Role,
+    Statement,
+    StatementKind,
     TrackerRecord,
     TreeCause,
     TreeDetail,
@@ -111,7 +113,7 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB]))
     assert found.kind is FindingKind.RECOMPUTE
     assert found.nbytes == 15 * MIB
-    assert found.remedy == "recompute=aten.gelu.default@model.py:55"
+    assert found.remedy == "recompute=aten.gelu.default@model.py:55@blocks.*.mlp"
     assert found.whose == "at the peak"
     assert found.title == "gelu in blocks.*.mlp: kept for the backward, cheap to compute again"
     # mlp has no module inside: what it returns would be saved by the module that takes it
@@ -521,3 +523,28 @@ def test_every_kind_is_tested_here() -> None:
         "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
         "FRAGMENTATION", "GRADIENT", "LARGE_OUTPUT",
     }  # fmt: skip
+
+
+def test_what_comes_back_with_the_first_that_is_used_saves_no_more_than_that() -> None:
+    # GIVEN three activations, the last of which the backward uses first
+    profile = layers("aten.relu.default", [8 * MIB, 8 * MIB, 8 * MIB], logits=4 * MIB)
+    forward, backward = profile.graphs
+    uses = ProgramBuilder().input("logits", 4 * MIB, Category.ACTIVATION, 190, [3])
+    for i in range(3):
+        uses.input(f"act{i}", 8 * MIB, Category.ACTIVATION, 100 + i, [i])
+    uses.free("logits", 10).free("act2", 20).free("act1", 30).free("act0", 40)
+    backward.programs = [uses.build()]
+    (apart,) = advise(profile)
+    assert apart.nbytes == 20 * MIB  # one after the other is there
+    # WHEN each is made of the one before, as what runs past the blocks of a network is
+    forward.statements = tuple(
+        statement
+        for i, made in enumerate([("x",), ("buf0", "x"), ("buf1", "x")])
+        for statement in (
+            Statement(10 + i, StatementKind.ALLOC, (f"buf{i}",), (), "", "call"),
+            Statement(10 + i, StatementKind.KERNEL, (), (*made, f"buf{i}"), "triton_", "call"),
+        )
+    )
+    # THEN all of them are there with the last, but for the logits
+    (together,) = advise(profile)
+    assert together.nbytes == 4 * MIB

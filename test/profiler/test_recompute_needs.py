@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from profile_builder import buffer, node
+
 from memprof.profiler.advice.recompute_needs import Needs
-from memprof.profiler.model import GraphKind, GraphRecord, Statement, StatementKind
+from memprof.profiler.model import (
+    Category,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
+    Role,
+    Statement,
+    StatementKind,
+)
 
 ALLOC, KERNEL, REUSE = StatementKind.ALLOC, StatementKind.KERNEL, StatementKind.REUSE
 MM, TRITON = "extern_kernels.mm(", "triton_poi_fused_0.run("
 
 
 def graph(*lines: tuple[StatementKind, str, str, str]) -> GraphRecord:
-    """Of statements: kind, names that are assigned, names that are read, text."""
+    """Of statements: kind, names that are assigned, names that are read, text. Buffers are made in
+    the order in which they are named."""
     statements = tuple(
         Statement(i, kind, tuple(targets.split()), tuple(reads.split()), text, "call")
         for i, (kind, targets, reads, text) in enumerate(lines, 1)
     )
-    return GraphRecord(0, GraphKind.FORWARD, statements=statements)
+    names = list(dict.fromkeys(n for s in statements for n in s.targets))
+    return GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        inputs=(GraphValue(0, "weight", Role.PARAMETER, Category.PARAMETER),),
+        nodes={n: node(n, "aten.add.Tensor", None, None) for n in names},
+        buffers={n: buffer(n, n) for n in names},
+        statements=statements,
+    )
 
 
 def needs(of: GraphRecord, sizes: dict[str, int], kept: str, *recomputed: str) -> dict[str, int]:
     found = Needs(of, sizes, kept.split(), lambda name: True).of(recomputed)
-    return {name: size for more in found.values() for name, size in more.items()}
+    return {name: size for need in found.values() for name, size in need.kept.items()}
 
 
 PROJECTED = graph(
@@ -72,6 +91,8 @@ def test_what_is_updated_in_place_was_there_before() -> None:
     assert needs(code, sizes, "sum normed", "normed") == {}
     # WHEN it is not THEN the product is kept, which the sum has overwritten
     assert needs(code, sizes, "normed", "normed") == {"out": 8}
+    # WHEN the sum is computed again THEN its normalisation is of no use
+    assert needs(code, {**sizes, "normed": 8}, "sum normed", "sum") == {"out": 8}
 
 
 def test_what_takes_memory_of_another_is_no_update() -> None:
@@ -106,3 +127,45 @@ def test_code_that_contradicts_itself_ends() -> None:
         (KERNEL, "", "d e f", TRITON),
     )
     assert needs(code, {"a": 1, "b": 1, "d": 1}, "a b d e", "a", "b", "d", "e") == {}
+
+
+def test_what_is_computed_one_from_the_other() -> None:
+    # GIVEN what runs past three blocks, each of which adds a product, kept or not
+    code = graph(
+        *(
+            line
+            for i in (1, 2, 3)
+            for line in (
+                (ALLOC, f"p{i}", "", ""),
+                (KERNEL, "", f"x{i - 1} weight p{i}", MM),
+                (ALLOC, f"x{i}", "", ""),
+                (KERNEL, "", f"x{i - 1} p{i} x{i}", TRITON),
+            )
+        )
+    )
+    sizes = dict.fromkeys(("p1", "p2", "p3", "x1", "x2", "x3"), 4)
+    kept = "p1 p2 p3 x1 x2 x3"
+    found = Needs(code, sizes, kept.split(), lambda name: True).of(["x1", "x2", "x3"])
+    # THEN each is there again when a later one is
+    assert {name: sorted(need.before) for name, need in found.items()} == {
+        "x1": [],
+        "x2": ["x1"],
+        "x3": ["x1", "x2"],
+    }
+    assert not any(need.kept for need in found.values())
+    # WHEN one in the middle stays THEN what comes after it is made of that
+    found = Needs(code, sizes, kept.split(), lambda name: True).of(["x1", "x3"])
+    assert {name: need.before for name, need in found.items()} == {"x1": [], "x3": []}
+
+
+def test_a_partition_hands_on_what_it_was_given() -> None:
+    # GIVEN a call of a partition that returns a weight besides
+    code = graph(
+        (ALLOC, "p", "", ""),
+        (KERNEL, "", "x weight p", MM),
+        (ALLOC, "y", "", ""),
+        (KERNEL, "", "p weight y", TRITON),
+        (StatementKind.CALL, "p y weight", "arguments", "p, y, weight = partitions[0](arguments)"),
+    )
+    # THEN it is an input all the same
+    assert needs(code, {"p": 4, "y": 4}, "y", "y") == {"p": 4}

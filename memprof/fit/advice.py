@@ -13,7 +13,10 @@ from .tries import ScriptFailed, Tries
 
 __all__ = ["Advice", "Result", "Trial", "advise", "trials_of"]
 
-_AT_MOST = ("expandable-segments", "checkpoint", "chunked-loss", "drop-gradients")
+_AT_MOST = (
+    *("expandable-segments", "checkpoint", "chunked-loss", "drop-gradients"),
+    *("static-inputs=", "option=pool_budget:"),
+)
 """Changes of which a report or an account says what they can save at most, and no more: what is
 the fullest without these bytes, or is free in pieces then, it does not tell."""
 
@@ -59,7 +62,7 @@ class Result:
     @property
     def at_most(self) -> bool:
         """Whether the estimate is no more than a bound."""
-        return self.changes[0].partition("=")[0] in _AT_MOST
+        return self.changes[0].startswith(_AT_MOST)
 
     @property
     def idle(self) -> bool:

@@ -14,10 +14,11 @@ from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-from .changes import change_of
+from .changes import change_of, option_of
 from .chunked_loss import chunked_cross_entropy
 from .narrow_state import step_by_parameter
 from .recomputed import Recomputed
+from .static_inputs import StaticInputs
 
 
 class Applied:
@@ -49,6 +50,12 @@ class Applied:
             elif change.key == "recompute":
                 marks = Recomputed(argument, partial(self._note, text))
                 after_import("torch._functorch.partitioners", marks.install)
+            elif change.key == "static-inputs":
+                static = StaticInputs(argument, partial(self._note, text))
+                after_import("torch._dynamo.output_graph", static.install)
+            elif change.key == "option":
+                wanted = partial(self._option, text, option_of(argument))
+                after_import("memprof.compile_backend.backend", wanted)
 
     def sentences(self) -> list[str]:
         """What was changed."""
@@ -121,6 +128,24 @@ class Applied:
         functional.cross_entropy = chunked_cross_entropy(  # type: ignore[attr-defined]
             whole, lambda rows: self._note(text, f"cross_entropy of {rows:,} rows")
         )
+
+    def _option(self, text: str, option: dict[str, object], backend: ModuleType) -> None:
+        compile_, split = backend._compile, backend.split_options
+        changed = 0
+
+        def overridden(
+            gm: Any, inputs: Any, options: Any, mode: str | None, captured: Any = None
+        ) -> Any:
+            nonlocal changed
+            # A captured backward is compiled with the options of its forward.
+            if captured is None:
+                before, options = options, {**(options or {}), **option}
+                if split(options, mode) != split(before, mode):
+                    changed += 1
+                    self._note(text, f"graphs compiled with it: {changed:,}")
+            return compile_(gm, inputs, options, mode, captured)
+
+        backend._compile = overridden  # type: ignore[attr-defined]
 
     def _models(self, text: str, pattern: str) -> None:
         """See each module when it moves to a device, and before its first call."""

@@ -7,7 +7,12 @@ that is what a finding of a report names as its remedy. ``applied.py`` makes the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
+
+from memprof.compile_backend.options import OptionError, Options
+
+from .torch_config import literal
 
 _CONF = "PYTORCH_ALLOC_CONF"
 _OLD_CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -100,6 +105,22 @@ CHANGES: Mapping[str, Change] = {
             "torch.utils.checkpoint.checkpoint around the loss of each chunk of rows",
             "the loss once more",
         ),
+        Change(
+            "static-inputs",
+            "expect these inputs of compiled code where they were, and do not copy them",
+            "torch._dynamo.mark_static_address(tensor) before the first call",
+            "a recording for each place where they lie",
+            argument="NAME+NAME",
+            required=True,
+        ),
+        Change(
+            "option",
+            "an option of the backend, wherever the program compiles with it",
+            'options={NAME: VALUE} of torch.compile(backend="memprof")',
+            "what docs/options.md says of it",
+            argument="NAME:VALUE",
+            required=True,
+        ),
     )
 }
 """What can be tried, by key."""
@@ -129,7 +150,27 @@ def change_of(text: str) -> tuple[Change, str]:
         raise BadChange(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
     if change.required and not argument:
         raise BadChange(f"{key} of what? Write {key}={change.argument}")
+    if key == "option":
+        option_of(argument)
     return change, argument
+
+
+def option_of(argument: str) -> dict[str, Any]:
+    """``NAME:VALUE`` as an option of ``backend="memprof"``.
+
+    Raises:
+        BadChange: it has another form, there is no such option, or it cannot have this value.
+    """
+    name, _, value = argument.partition(":")
+    names = [f.name for f in fields(Options)]
+    if name not in names or not value:
+        raise BadChange(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
+    option = {name: literal(value)}
+    try:
+        Options(**option)  # type: ignore[arg-type]
+    except OptionError as error:
+        raise BadChange(str(error)) from None
+    return option
 
 
 def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[str, str]:

@@ -47,10 +47,15 @@ def parse_setting(text: str) -> Setting:
             "torch._functorch.config.activation_memory_budget=0.5"
         )
     module, name, value = found.groups()
+    return Setting(module, name, literal(value))
+
+
+def literal(text: str) -> object:
+    """A Python literal, or the text itself where it is none."""
     try:
-        return Setting(module, name, ast.literal_eval(value))
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return Setting(module, name, value)
+        return text
 
 
 def put_settings(settings: list[Setting]) -> None:

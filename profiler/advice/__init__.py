@@ -25,7 +25,7 @@ worth it there are none.
   took ``MIN_TIME_SHARE`` (5 %) of the time. And functions that the trees have stopped recording
   because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
-  those of all recordings but the largest, which padding to it would save.
+  those of all sizes but the largest, warm-ups included, which padding to it would save.
 * **fragmentation**: what an accelerator's allocator had from the system and had not handed out, at
   the tracker's snapshot with the most reserved bytes; from ``MIN_FRAGMENTED`` (15 %) of it on.
 * **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is

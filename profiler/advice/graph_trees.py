@@ -16,13 +16,14 @@ from ..model import (
     TreeCause,
     TreeDetail,
 )
-from ..trees import has_moved, inputs_to_blame, pool_bytes, writes_to_copied
+from ..trees import has_moved, inputs_to_blame, pool_bytes, pool_growth, writes_to_copied
 from .finding import (
     MIN_BYTES,
     MIN_SHARE,
     MIN_SIZES,
     MIN_TIME_SHARE,
     MIN_TIMES,
+    PER_KIND,
     Evidence,
     Finding,
     FindingKind,
@@ -65,6 +66,7 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
         "outside the pool",
         "let go of them before the next step begins (del, or keep loss.item() and "
         "detached copies of the part you need), or copy them once into a buffer of your own",
+        "option=outputs:error",
     )
 
 
@@ -90,6 +92,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         elif writes_to_copied(entry):
             skips[entry.graph] += entry.count
     evidence = []
+    names = []
     for graph in profile.graphs:
         if replays[graph.id] + skips[graph.id] < MIN_TIMES:
             continue
@@ -110,6 +113,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 why = "the same memory at calls with other sizes"
             else:
                 continue
+            names += [v.fqn for v in values if v.fqn and "+" not in v.fqn]
             evidence.append(
                 Evidence(
                     f"{value.fqn or value.name}: {why}",
@@ -127,6 +131,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         "in such inputs",
         "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
         "or make them parameters or buffers of the compiled module",
+        f"static-inputs={'+'.join(dict.fromkeys(names))}" if names else "",
     )
 
 
@@ -242,35 +247,41 @@ def _moving_input(
 
 def shapes(profile: Profile) -> Iterator[Finding]:
     threshold = _pool_threshold(profile)
-    by_function: dict[tuple[str, str], dict[tuple[int, ...], list[int]]] = {}
-    for entry, tree in of_trees(profile, LedgerKind.RECORD, LedgerKind.RERECORD):
+    by_function: dict[tuple[str, str], dict[tuple[int, ...], int]] = defaultdict(Counter)
+    # What a warm-up has asked of the pool a recording often finds there.
+    grown: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    for entry, tree in of_trees(
+        profile, LedgerKind.WARM_UP, LedgerKind.RECORD, LedgerKind.RERECORD
+    ):
         if has_moved(entry):
             continue
-        keys = by_function.setdefault((tree.device, tree.function), {})
-        figures = keys.setdefault(tree.key, [0, 0])
-        figures[0] += tree.marginal
-        figures[1] += entry.count
-    findings = []
+        grown[tree.device, tree.function, tree.key] += pool_growth(entry)
+        if entry.kind is not LedgerKind.WARM_UP:
+            by_function[tree.device, tree.function][tree.key] += entry.count
+    found = []
     for (device, function), keys in by_function.items():
-        costs = sorted(keys.items(), key=lambda k: -k[1][0])
-        nbytes = sum(marginal for _, (marginal, _) in costs[1:])
-        if len(costs) < MIN_SIZES or nbytes < threshold:
-            continue
-        findings.append(
-            Finding(
-                FindingKind.SHAPES,
-                f"{function} has recordings for {len(costs)} combinations of sizes on {device}",
-                nbytes,
-                "of the pool",
-                "pad inputs to a few sizes, or call the rare ones without a graph "
-                '(options={"graphs": False}); pool_budget bounds what recordings may take',
-                tuple(
-                    Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
-                    for key, (marginal, count) in costs
-                ),
-            )
+        costs = sorted(((grown[device, function, k], k, n) for k, n in keys.items()), reverse=True)
+        nbytes = sum(marginal for marginal, _, _ in costs[1:])
+        if len(costs) >= MIN_SIZES and nbytes >= threshold:
+            found.append((nbytes, device, function, costs))
+    found = sorted(found, reverse=True)[:PER_KIND]
+    pools = pool_bytes(profile.ledger)
+    for nbytes, device, function, costs in found:
+        # One limit holds for a device's pool, so it is that without the bytes of all of these.
+        left = pools.get(device, 0) - sum(n for n, where, _, _ in found if where == device)
+        yield Finding(
+            FindingKind.SHAPES,
+            f"{function} has recordings for {len(costs)} combinations of sizes on {device}",
+            nbytes,
+            "of the pool",
+            "pad inputs to a few sizes, or call the rare ones without a graph "
+            '(options={"graphs": False}); pool_budget bounds what recordings may take',
+            tuple(
+                Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
+                for marginal, key, count in costs
+            ),
+            f"option=pool_budget:{left}" if left > 0 else "",
         )
-    yield from sorted(findings, key=lambda f: -f.nbytes)
 
 
 def of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:

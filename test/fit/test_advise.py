@@ -27,7 +27,13 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.simulate.applied import repeated_blocks
-from memprof.simulate.changes import GENERAL, BadChange, change_of, environment_of, settings_of
+from memprof.simulate.changes import (
+    GENERAL,
+    BadChange,
+    change_of,
+    environment_of,
+    settings_of,
+)
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
@@ -185,11 +191,34 @@ def test_a_report_without_remedies_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("recompute", "recompute of what?"), ("bf16-state=x", "write bf16-state"), ("x", "none of")],
+    [
+        ("recompute", "recompute of what?"),
+        ("bf16-state=x", "write bf16-state"),
+        ("x", "none of"),
+        ("static-inputs", "Write static-inputs=NAME"),
+        ("option=graphs", "write option=NAME:VALUE"),
+        ("option", "option of what?"),
+    ],
 )
 def test_bad_changes(text: str, said: str) -> None:
     with pytest.raises(BadChange, match=said):
         change_of(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("graph:False", "NAME one of observe_runs"),
+        ("graphs:5", "option 'graphs' must be"),
+        ("outputs:keep", "it must be 'error' or 'clone'"),
+    ],
+)
+def test_a_bad_option_is_refused_before_anything_runs(option: str, said: str) -> None:
+    with pytest.raises(BadChange, match=said):
+        change_of(f"option={option}")
+    done = advise("--try", f"option={option}")
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
 
 
 def test_what_the_account_expects() -> None:
@@ -283,3 +312,56 @@ def test_a_program_is_changed_from_outside(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"['checkpoint: 3 Sequential', '{said}'] []", defaults]
+
+
+COMPILED = """
+import sys
+from memprof.simulate.applied import Applied
+applied = Applied(
+    (
+        "static-inputs=L['cache']",
+        "static-inputs=L['nobody']",
+        "option=observe_runs:0",
+        "option=max_programs:64",
+    )
+)
+applied.install()
+assert "torch" not in sys.modules
+import torch
+
+def seen(graph, inputs):
+    for node in graph.graph.find_nodes(op="placeholder"):
+        print(node.name, node.meta["tensor_dict"].get("_dynamo_static_input_type"))
+    return graph
+
+def update(cache, x):
+    cache.add_(x)
+    return cache.sum()
+
+cache, x = torch.zeros(4), torch.ones(4)
+torch.compile(update, backend=seen)(cache, x)
+options = {"observe_runs": 5, "graphs": False}
+torch.compile(lambda x: x + 1, backend="memprof", options=options)(x)
+from memprof.compile_backend.runtime import RUNTIME
+print(RUNTIME.options)
+print(applied.sentences())
+print(applied.idle(0))
+"""
+
+
+def test_inputs_and_options_of_compiled_code_are_changed_from_outside() -> None:
+    command = [sys.executable, "-c", COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "l_cache_ unguarded",
+        "l_x_ None",
+        "{'observe_runs': '0', 'graphs': 'False'}",
+        str(
+            [
+                "static-inputs=L['cache']: inputs of compiled graphs: 1",
+                "option=observe_runs:0: graphs compiled with it: 1",
+            ]
+        ),
+        str(["static-inputs=L['nobody']", "option=max_programs:64"]),
+    ]

@@ -223,7 +223,8 @@ def entry(
     graph: int | None = 0,
     **detail: Any,
 ) -> LedgerEntry:
-    tree = TreeDetail(device, function, key, marginal=marginal, pool_after=100 * MIB, **detail)
+    detail = {"pool_after": 100 * MIB, **detail}
+    tree = TreeDetail(device, function, key, marginal=marginal, **detail)
     return LedgerEntry(1, kind, graph, reason, count, tree)
 
 
@@ -261,6 +262,7 @@ def test_outputs_that_are_cloned_every_step() -> None:
     (e,) = found.evidence
     assert (e.count, e.graph, e.node, e.module) == (7, "0/0 forward", "add", "l2")
     assert e.text == "output 0 was held when the next step began"
+    assert found.remedy == "option=outputs:error"
 
 
 def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
@@ -279,6 +281,7 @@ def test_state_that_is_copied_in_every_replay() -> None:
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.nbytes == 2 * MIB
     assert found.evidence[0].text == "l2.bias: parameter without a static address"
+    assert found.remedy == "static-inputs=l2.bias"
     assert found.evidence[0].count == 40
     assert "mark_static_address" in found.change
 
@@ -379,10 +382,37 @@ def test_sizes_that_cost_the_pool() -> None:
         *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4))
     )
     (found,) = advise(profile)
+    assert found.remedy == f"option=pool_budget:{(100 - 14) * MIB}"
     assert found.kind is FindingKind.SHAPES
     # all but the largest
     assert found.nbytes == 14 * MIB
     assert [e.text for e in found.evidence] == ["sizes 16", "sizes 8", "sizes 4", "sizes 2"]
+
+
+def test_what_warm_ups_asked_of_the_pool_is_what_their_sizes_cost() -> None:
+    # GIVEN recordings that found in the pool what the warm-ups of their sizes had brought there
+    grown = ((8, 0), (2, 8), (16, 10), (4, 26))
+    warm_ups = (
+        entry(
+            LedgerKind.WARM_UP,
+            key=(n,),
+            pool_before=before * MIB,
+            pool_after=(before + n) * MIB,
+        )
+        for n, before in grown
+    )
+    recordings = (
+        entry(LedgerKind.RECORD, key=(n,), pool_before=30 * MIB, pool_after=31 * MIB)
+        for n, _ in grown
+    )
+    (found,) = advise(on_trees(*warm_ups, *recordings))
+    # THEN these bytes are the finding's, and without them there are 17 MiB of the pool
+    assert found.nbytes == 14 * MIB
+    assert [(e.nbytes, e.count) for e in found.evidence] == [(n * MIB, 1) for n in (16, 8, 4, 2)]
+    assert found.remedy == f"option=pool_budget:{17 * MIB}"
+    # AND sizes that were warmed up alone are no recordings
+    profile = on_trees(entry(LedgerKind.WARM_UP, pool_before=0, pool_after=9 * MIB, key=(1,)))
+    assert advise(profile) == []
 
 
 def test_few_or_cheap_sizes_are_no_finding() -> None:

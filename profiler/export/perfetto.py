@@ -9,20 +9,24 @@ are made: memory does not grow with the log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..call_modes import CallMode, call_modes
 from ..devices import devices_of
+from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
-from .counters import Counters
 from .files import Output
 from .walk import Walk, call_range
 
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""
+_Sums = Mapping[Category, int]
+"""Live bytes."""
 
 
 def write_perfetto(
@@ -174,51 +178,29 @@ class _Trace:
     def _memory(
         self, device: str, timeline: Timeline, first: int | None, last: int | None
     ) -> Iterator[str]:
-        walk, counters = Walk(timeline, first, last), Counters(timeline)
         # A counter's line but for its time, and the sum, are constants of a kind of call.
-        inside: dict[int, tuple[list[list[str]], dict[Category, int]]] = {}
-        now: dict[Category, int] = {}
+        inside: dict[int, tuple[_Sums, list[list[str]], _Sums]] = {}
         between: dict[tuple[int, int], list[str]] = {}
+        now: _Sums = {}
         previous = -1
-        for call, start, width in walk.spans():
+        for call, start, width in Walk(timeline, first, last).spans():
             kind = timeline.kind(call)
             if kind not in inside:
-                found = counters.of(call)
-                inside[kind] = self._templates(device, found.entry, found.events, found.after)
-            templates, after = inside[kind]
-            edge = between.get((previous, kind))
-            if edge is None:
-                edge = between[previous, kind] = self._changed(device, now, counters.of(call).entry)
-            time = self._us(start)
-            for head in edge:
-                yield f"{head}{time}}}"
+                sums = list(_sums_in(timeline, call))
+                lines = [self._changed(device, *pair) for pair in pairwise(sums)]
+                inside[kind] = sums[0], lines, sums[-1]
+            entry, templates, after = inside[kind]
+            if (previous, kind) not in between:
+                between[previous, kind] = self._changed(device, now, entry)
             n = len(templates)
-            for i, heads in enumerate(templates, 1):
+            for i, heads in enumerate([between[previous, kind], *templates]):
                 time = self._us(start + width * i // n)
                 for head in heads:
                     yield f"{head}{time}}}"
             now, previous = after, kind
 
-    def _templates(
-        self,
-        device: str,
-        entry: dict[Category, int],
-        events: Iterable[dict[Category, int]],
-        after: dict[Category, int],
-    ) -> tuple[list[list[str]], dict[Category, int]]:
-        """For each event, and for the end of the call, its counters' lines up to the time."""
-        now = dict(entry)
-        out: list[list[str]] = []
-        for changed in events:
-            then = {**now, **changed}
-            out.append(self._changed(device, now, then))
-            now = then
-        out.append(self._changed(device, now, after))
-        return out, after
-
-    def _changed(
-        self, device: str, before: dict[Category, int], after: dict[Category, int]
-    ) -> list[str]:
+    def _changed(self, device: str, before: _Sums, after: _Sums) -> list[str]:
+        """Lines of the counters that differ, up to their time."""
         out = [
             self._counter(f"{device} {c.label}", after.get(c, 0))
             for c in Category
@@ -232,7 +214,7 @@ class _Trace:
     def _series(
         self, name: str, times: Sequence[int], columns: dict[Category, list[int]]
     ) -> Iterator[str]:
-        before: dict[Category, int] = {}
+        before: _Sums = {}
         for i, time in enumerate(times):
             after = {c: column[i] for c, column in columns.items()}
             stamp = self._us(time)
@@ -339,3 +321,21 @@ class _Trace:
             f'{{"ph":"{phase}","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)}{stamp}{rest},'
             f'"args":{json.dumps(args or {})}}}'
         )
+
+
+def _sums_in(timeline: Timeline, call: int) -> Iterator[_Sums]:
+    """Live bytes by category at each instant of a call, and after it."""
+    yield (now := _sum(timeline.live_at(call, 0).items))
+    for before, after in timeline.changes(call):
+        now = now.copy()
+        now.subtract(_sum([before] if before is not None else []))
+        now.update(_sum([after] if after is not None else []))
+        yield now
+    yield _sum(timeline.live_after(call))
+
+
+def _sum(items: Iterable[LiveItem]) -> Counter[Category]:
+    sums: Counter[Category] = Counter()
+    for item in items:
+        sums[item.storage.category] += item.nbytes
+    return sums

@@ -9,10 +9,11 @@ The page shows the live set of any instant of any call, and there are millions o
 live sets are not in the payload. What they are made of is, each once (``payload_live.py``): for
 every distinct *step* of the timeline what is live when such a call begins and what is between it
 and the next, for every program its events. The page replays events. Everything that takes
-knowledge to decide is decided here: a storage's place in each view is a number in ``sites``, so the
-page adds up and never attributes; and the columns of the tables that it fills are in ``templates``.
+knowledge to decide is decided here: a site has its place in each view, so the page adds up and
+never attributes; and the columns of the tables that it fills are in ``templates``.
 
-Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, times nanoseconds.
+Bytes are bytes, times nanoseconds. A column of texts has each once (``distinct``), and so have the
+lines of generated code (``texts``), of which many are alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..section import Note, Section
 from ..summary import Summary, on_device, summarize
 from .payload_curves import dataflow_curves, tracker_curve
 from .payload_gantt import gantt_payload
-from .payload_live import Sites, Strings, live_payload, placement_payload
+from .payload_live import Each, Sites, live_payload, placement_payload
 
 MAX_LEDGER = 5_000
 """Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
@@ -96,11 +97,11 @@ def report_payload(
     Raises:
         ValueError: no program uses ``device``.
     """
-    strings = Strings()
+    texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
-    sites = Sites(attribution, strings)
+    sites = Sites(attribution)
     start = _first_time(profile)
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
@@ -111,7 +112,7 @@ def report_payload(
         devices.append(
             {
                 "device": name,
-                **live_payload(timeline, sites, strings, start),
+                **live_payload(timeline, sites, start),
                 "figures": sections.figures(of, format_bytes),
                 "sections": {s.id: s.plain() for s in said},
             }
@@ -127,14 +128,14 @@ def report_payload(
         "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
-        "graphs": _graphs(profile, strings),
+        "graphs": _graphs(profile, texts),
+        "texts": list(texts),
         "placements": [
-            placement_payload(g.id, p, sites, strings) for g in profile.graphs for p in g.placements
+            placement_payload(g.id, p, sites) for g in profile.graphs for p in g.placements
         ],
         "no_addresses": sections.why_no_addresses(profile),
-        "sites": sites.columns(),
-        "frames": sites.frames,
-        "strings": strings.all,  # last: everything above adds to it
+        "sites": sites.columns(),  # last: everything above adds to them
+        "places": sites.places(),
     }
 
 
@@ -192,7 +193,7 @@ def _first_time(profile: Profile) -> int:
     return min([*times, *profile.calls.start_ns], default=0)
 
 
-def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
+def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
     """Labels, and the text of the lines of generated code at which programs do something."""
     out = []
     for g in profile.graphs:
@@ -204,7 +205,7 @@ def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
                 "label": g.label,
                 "kind": g.kind.value,
                 "statements": {
-                    str(s.line): strings(s.text[:200]) for s in g.statements if s.line in used
+                    str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used
                 },
             }
         )

@@ -20,7 +20,6 @@ from typing import Any
 from ...call_modes import CallMode, call_modes
 from ...model import GraphRecord, LaneKind, LedgerKind, Profile
 from .gantt_lanes import Bar, nested_rows, packed_rows
-from .payload_live import Strings
 
 KINDS = (
     "operation",
@@ -40,7 +39,6 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
         profile: a valid one.
         calls: those that the page shows first; by default everything.
     """
-    strings = Strings()
     lanes = _lanes(profile)
     bars = [b for _, _, lane in lanes for b in lane]
     if not bars:
@@ -65,19 +63,18 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
                 "row": [b.row for b in lane],
                 "start": [b.start_ns - base for b in lane],
                 "duration": [b.end_ns - b.start_ns for b in lane],
-                "name_of": [strings(b.name) for b in lane],
+                "label": [b.name for b in lane],
                 "kind": [KINDS.index(b.kind) for b in lane],
                 "detail": [b.detail for b in lane],
             }
             for name, rows, lane in lanes
         ],
-        "modes": [strings(mode.value) for mode in call_modes(profile)],
-        "operations": _operation_details(profile, strings),
+        "modes": [mode.value for mode in call_modes(profile)],
+        "operations": _operation_details(profile),
         "pauses": [
             [p.start_ns - base, p.end_ns - base]
             for p in (tracker.metadata.pauses if tracker else ())
         ],
-        "strings": strings.all,
     }
 
 
@@ -159,16 +156,16 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
             yield Bar(end - graph.compile_ns, end, graph.label, "compilation", graph.id)
 
 
-def _operation_details(profile: Profile, strings: Strings) -> dict[str, Any]:
+def _operation_details(profile: Profile) -> dict[str, Any]:
     tracker = profile.tracker
     if tracker is None:
         return {"path": [], "lane": [], "running": [], "memory": {}}
     rows = tracker.operation_allocations
-    paths = [strings(tracker.path(i)) for i in range(len(tracker.operation_summary))]
-    lanes = [strings(lane.name) for lane in tracker.metadata.lanes]
+    paths = [tracker.path(i) for i in range(len(tracker.operation_summary))]
+    lanes = tracker.metadata.lanes
     return {
         "path": [paths[s] for s in rows.summary],
-        "lane": [lanes[i] for i in rows.lane],
+        "lane": [lanes[i].name for i in rows.lane],
         "running": [i for i, end in enumerate(rows.end_ns) if end < 0],
         "tensor_bytes": [rows.tensor_bytes_before, rows.tensor_bytes_after],
         "memory": {

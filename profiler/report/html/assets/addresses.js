@@ -101,7 +101,7 @@
 
     function nameOf(b) {
       const { owner, node } = shown.data.blocks;
-      const name = state.model.string(owner[b]) ?? "scratch memory of a kernel";
+      const name = owner[b] ?? "scratch memory of a kernel";
       return node[b] === null ? name : `${name}, output of recording #${node[b]}`;
     }
 
@@ -162,13 +162,13 @@
           g.fillText(v === 0 ? "0" : bytes(v), PLOT.left - 6, s.bottom - v * s.scale);
         }
       }
-      const sites = state.payload.sites.category;
+      const { sites } = state.payload;
       const { site } = shown.data.blocks;
       g.textAlign = "left";
       for (let b = 0; b < shown.count; b++) {
         const r = box(b);
         if (!r) continue;
-        const fillColor = category(state.payload.categories[sites[site[b]]]);
+        const fillColor = category(memprof.cell(sites.category, site[b]));
         g.fillStyle = fillColor;
         g.fillRect(r.x, r.y, r.width, r.height);
         if (r.width > 4 && r.height > 3) {

@@ -268,9 +268,9 @@
 
   /** What does not fit on the bar: the path of an operation. */
   function note(model, [lane, i]) {
-    const { operations, strings } = model.payload;
+    const { operations } = model.payload;
     if (!model.kind(lane, i).endsWith("operation")) return null;
-    const path = strings[operations.path[lane.detail[i]]];
+    const path = operations.path[lane.detail[i]];
     return path === model.name(lane, i) ? null : path;
   }
 

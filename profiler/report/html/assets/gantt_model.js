@@ -68,14 +68,14 @@
      * there are colours; those with most time have one of their own.
      */
     chooseColors() {
-      const { kinds, strings } = this.payload;
+      const { kinds } = this.payload;
       const plain = kinds.indexOf("operation");
       this.failed = kinds.indexOf("failed operation");
       const time = new Map();
       for (const lane of this.lanes) {
         lane.kind.forEach((kind, i) => {
           if (kind !== plain) return;
-          const name = lane.name_of[i];
+          const name = lane.label[i];
           time.set(name, (time.get(name) ?? 0) + lane.duration[i]);
         });
       }
@@ -88,7 +88,7 @@
       const counts = new Array(this.colors.length).fill(0);
       for (const lane of this.lanes) {
         lane.color = lane.kind.map((kind, i) =>
-          kind === plain ? (own.get(lane.name_of[i]) ?? plain) : kind,
+          kind === plain ? (own.get(lane.label[i]) ?? plain) : kind,
         );
         for (const c of lane.color) counts[c] += 1;
       }
@@ -102,7 +102,7 @@
         [
           "Operations",
           entries([
-            ...named.map(([name]) => [strings[name], own.get(name)]),
+            ...named.map(([name]) => [name, own.get(name)]),
             [others, plain],
             ["failed", this.failed],
           ]),
@@ -125,16 +125,16 @@
       const wanted = text.trim().toLowerCase();
       this.found = null;
       if (!wanted) return this.bars;
-      this.found = this.payload.strings.map((name) => name.toLowerCase().includes(wanted));
-      return this.lanes.reduce((n, l) => n + l.name_of.filter((name) => this.found[name]).length, 0);
+      this.found = (name) => name.toLowerCase().includes(wanted);
+      return this.lanes.reduce((n, lane) => n + lane.label.filter(this.found).length, 0);
     }
 
     isFound(lane, i) {
-      return !this.found || this.found[lane.name_of[i]];
+      return !this.found || this.found(lane.label[i]);
     }
 
     name(lane, i) {
-      return this.payload.strings[lane.name_of[i]];
+      return lane.label[i];
     }
 
     kind(lane, i) {
@@ -158,11 +158,11 @@
 
     operationFacts(i, rows) {
       const { format } = memprof;
-      const { operations, strings } = this.payload;
+      const { operations } = this.payload;
       const known = (columns) => columns && columns[0][i] >= 0 && columns[1][i] >= 0;
       const change = (before, after) => `${after < before ? "−" : "+"}${format.bytes(Math.abs(after - before))}`;
       if (operations.running.includes(i)) rows.push(["Ends", "after the record"]);
-      rows.push(["In", strings[operations.lane[i]]]);
+      rows.push(["In", operations.lane[i]]);
       if (known(operations.tensor_bytes)) {
         const [before, after] = operations.tensor_bytes.map((c) => c[i]);
         rows.push(["Tensors", `${format.bytes(before)} → ${format.bytes(after)}`]);
@@ -182,10 +182,10 @@
 
     callFacts(k, rows) {
       const { format } = memprof;
-      const { modes, strings } = this.payload;
+      const { modes } = this.payload;
       const { models } = this.state;
       rows.push(["Call", `${format.count(k + 1)} of ${format.count(modes.length)}`]);
-      rows.push(["Ran as", strings[modes[k]]]);
+      rows.push(["Ran as", modes[k]]);
       for (const model of models) {
         const { totals, highest, rest, between } = model.extent(k);
         if (!(rest + totals[highest]) && !between) continue;

@@ -53,7 +53,7 @@
 
     function breakdown() {
       const b = state.model.breakdown(state.live, view);
-      const graph = (p) => (p.graph >= 0 ? state.model.graphs.get(p.graph)?.label : "");
+      const graph = (p) => state.model.graphs.get(p.graph)?.label ?? "";
       const more = { node: (p) => [graph(p), p.note], line: (p) => [p.note] }[view] ?? (() => []);
       const rows = b.parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...more(p)]);
       const left = b.remainder.length ? b.remainder : [{ nbytes: 0, storages: 0 }];

@@ -82,10 +82,10 @@
     const unit = model.unit(call);
     if (!unit || model.isBetween(call, position)) return placement.last;
     const { lines } = placement.data;
-    if (placement.data.node === null && lines.length === unit.events.line.length) return position;
-    const line = position ? unit.events.line[position - 1] : 0;
+    if (placement.data.node === null && lines.length === unit.line.length) return position;
+    const line = position ? unit.line[position - 1] : 0;
     let same = 0;
-    for (let i = position - 1; i >= 0 && unit.events.line[i] === line; i--) same++;
+    for (let i = position - 1; i >= 0 && unit.line[i] === line; i--) same++;
     // Events without a line come before the code (buffers of inputs) and after it (workspaces).
     const code = lines.findLastIndex((l) => l > 0) + 1;
     let at = 0;

@@ -258,12 +258,11 @@
     }
 
     function drawLegend() {
-      const used = new Set(
-        state.model.device.items.site.map((s) => state.payload.sites.category[s]),
-      );
+      const { category } = state.payload.sites;
+      const used = new Set(state.model.device.items.site.map((s) => memprof.cell(category, s)));
       fill(
         legend,
-        STACK.filter((name) => used.has(state.model.categories.indexOf(name))).map((name) =>
+        STACK.filter((name) => used.has(name)).map((name) =>
           el("li", {}, memprof.table.swatch(name), words(name)),
         ),
       );

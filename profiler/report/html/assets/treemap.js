@@ -42,13 +42,9 @@
   }
 
   function moduleOf(root, leaf, model) {
-    const place = model.payload.sites.by_module[leaf.site];
-    if (place < 0) {
-      const reason = model.string(model.payload.sites.reasons[-1 - place]);
-      return child(root, `unattributed: ${reason}`, `unattributed: ${reason}`);
-    }
-    const key = model.string(model.payload.sites.names.module.key[place]);
-    if (key.startsWith("(")) return child(root, key, key);
+    const { key, known } = memprof.row(model.payload.places.module, leaf.by_module);
+    const name = known ? key : `unattributed: ${key}`;
+    if (!known || key.startsWith("(")) return child(root, name, name);
     let at = root;
     let path = "";
     for (const part of moduleParts(key)) {

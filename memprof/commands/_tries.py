@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import click
 
@@ -17,44 +16,26 @@ from memprof.simulate.command_line import BadCommand
 from memprof.simulate.job import BadJob
 from memprof.simulated_cuda.errors import SimulationError
 
-from ._common import BadFile, OutputPath, keep_apart
-from .simulate import FAILED, seconds_option
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+from ._common import BadFile, Command, exact_option, keep_apart, output_option
+from .simulate import FAILED, steps_option, timeout_option
 
 
-def tries_options(what: str) -> Callable[[_Command], _Command]:
+def tries_options(what: str) -> Callable[[Command], Command]:
     """Add when a try ends, where tries are kept and how they are printed, and the COMMAND.
 
     Args:
         what: ``--json`` prints.
     """
 
-    def add(command: _Command) -> _Command:
+    def add(command: Command) -> Command:
         for option in (
             click.argument("command", nargs=-1, type=click.UNPROCESSED),
             click.option("-q", "--quiet", is_flag=True, help="Without progress."),
-            click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits."),
+            exact_option,
             click.option("--json", "as_data", is_flag=True, help=f"The {what} as JSON, in bytes."),
-            click.option(
-                *("-o", "--output"),
-                type=OutputPath(),
-                help="Keep tries there, as JSON, and go on from them.",
-            ),
-            click.option(
-                "--timeout",
-                type=click.FloatRange(0, 1e7, min_open=True),
-                callback=seconds_option,
-                metavar="SECONDS",
-                help="Give up on a try then.",
-            ),
-            click.option(
-                "--steps",
-                type=click.IntRange(1),
-                default=3,
-                show_default=True,
-                help="End a try after so many optimizer steps.",
-            ),
+            output_option("Keep tries there, as JSON, and go on from them.", required=False),
+            timeout_option("Give up on a try then."),
+            steps_option("End a try after so many optimizer steps."),
         ):
             command = option(command)
         return command

@@ -26,7 +26,16 @@ from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 
-from ._common import BadFile, OutputPath, keep_apart, print_json, print_text, read_by
+from ._common import (
+    BadFile,
+    Command,
+    exact_option,
+    keep_apart,
+    output_option,
+    print_json,
+    print_text,
+    read_by,
+)
 
 TOO_MUCH, FAILED = 1, 3
 """Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
@@ -64,19 +73,30 @@ def _capability(value: str) -> tuple[int, int]:
     raise click.BadParameter(f"{value!r} is not simulated; there are {names}")
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
+def _numbers(value: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in value.split(","))
     except ValueError as e:
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
 
 
-def seconds_option(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and math.isnan(value):  # which is in every range
+def _seconds(value: float) -> float:
+    if math.isnan(value):  # which is in every range
         raise click.BadParameter("nan is no number of seconds")
     return value
+
+
+def timeout_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--timeout``."""
+    kind = click.FloatRange(0, 1e7, min_open=True)
+    return click.option(
+        "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
+    )
+
+
+def steps_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--steps``, of the optimizer."""
+    return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
 
 
 def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -121,7 +141,12 @@ def script_command(
     "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
 )
 @click.option(
-    "--rank", "--ranks", "ranks", callback=_numbers, metavar="R[,R...]", help="Which of them. [0]"
+    "--rank",
+    "--ranks",
+    "ranks",
+    callback=read_by(_numbers),
+    metavar="R[,R...]",
+    help="Which of them. [0]",
 )
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
@@ -131,22 +156,10 @@ def script_command(
     type=click.IntRange(1, 32),
     help="GPUs that the process sees. [1, or those of a host]",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="End after so many optimizer steps.",
-)
+@steps_option("End after so many optimizer steps.")
 @click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
 @click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e7, min_open=True),
-    callback=seconds_option,
-    metavar="SECONDS",
-    help="End it then.",
-)
+@timeout_option("End it then.")
 @click.option(
     "--pretend",
     multiple=True,
@@ -157,13 +170,13 @@ def script_command(
 @click.option(
     "--balanced-experts", is_flag=True, help="Routers send as many tokens to each expert."
 )
-@click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
+@output_option("Write a profile for other commands.", required=False)
 @click.option(
     "--fail-above", "limit", callback=size_option, metavar="SIZE", help="Exit 1 if it needs more."
 )
 @click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress and the script's output.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def simulate(
@@ -172,7 +185,7 @@ def simulate(
     memory: int | None,
     capability: tuple[int, int] | None,
     world_size: int | None,
-    ranks: tuple[int, ...],
+    ranks: tuple[int, ...] | None,
     ranks_per_host: int | None,
     devices: int | None,
     steps: int,
@@ -202,7 +215,7 @@ def simulate(
         parsed = parse(command)
         if parsed.script is not None and not os.path.exists(parsed.script):
             raise BadCommand(f"there is no {parsed.script}")
-        jobs = jobs_of(world_size, ranks, ranks_per_host)
+        jobs = jobs_of(world_size, ranks or (), ranks_per_host)
     except (BadCommand, BadJob) as e:
         raise click.UsageError(visible(str(e))) from e
     if output is not None:

@@ -71,7 +71,9 @@ def export_profile(
         write_parquet(profiles[0], path, devices, first, last)
         return
     with output(path) as file:
-        if format == "perfetto":
+        if format == "json":
+            file.write(to_json(profiles[0]))
+        elif format == "perfetto":
             from .perfetto import write_perfetto
 
             write_perfetto(profiles, file, devices, first, last)
@@ -79,16 +81,13 @@ def export_profile(
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file, devices, first, last)
-        elif format == "speedscope":
-            from .speedscope import write_speedscope
-
-            write_speedscope(profiles[0], file, devices, first, last)
-        elif format == "json":
-            file.write(to_json(profiles[0]))
         else:
-            from .speedscope import write_collapsed
+            from .speedscope import write_collapsed, write_speedscope
 
-            write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
+            if format == "speedscope":
+                write_speedscope(profiles[0], file, devices, first, last)
+            else:
+                write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

@@ -49,18 +49,7 @@ def write_memory_viz(
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write a snapshot.
-
-    Args:
-        profile: a valid one.
-        file: where to.
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end. The state at the end
-            of the last one is that of the segments.
-
-    Raises:
-        IndexError: the log has no such calls.
-    """
+    """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
     index = device_index(devices)
     sites = _Sites(profile)
     traces = {

@@ -75,22 +75,14 @@ def write_parquet(
     first: int | None = None,
     last: int | None = None,
 ) -> list[str]:
-    """Write the tables into a folder, which is made where it is not there; all or none.
-
-    Args:
-        profile: a valid one.
-        folder: where to.
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end.
+    """Write the tables into a folder, which is made where it is not there; all or none. See
+    ``export_profile``.
 
     Returns:
         The paths written; tables without rows are written too.
 
     Raises:
-        ImportError: pyarrow is not installed.
-        ProfileNotWritableError: the operating system refuses, or a sum of the profile's figures
-            does not fit the tables' 64 bits; what was there is unchanged.
-        IndexError: the log has no such calls.
+        ProfileNotWritableError: also if a sum of the profile's figures does not fit 64 bits.
     """
     pa, _ = pyarrow()
     walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}

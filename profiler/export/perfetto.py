@@ -36,18 +36,10 @@ def write_perfetto(
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write a trace of one process, or of several ranks beside each other.
+    """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
-    Args:
-        profiles: valid ones. Several share the clock of 1970; those that do not know it
-            (older memprof) begin together.
-        file: where to.
-        devices: whose memory becomes counters, in the profiles that have it.
-        first, last: calls of each log to write, both included; None is its end. What is not
-            of calls (operations, snapshots, the ledger) is written whole.
-
-    Raises:
-        IndexError: a log has no such calls.
+    Several share the clock of 1970; those that do not know it (older memprof) begin together. What
+    is not of calls (operations, snapshots, the ledger) is written whole.
     """
     for profile in profiles:
         call_range(profile, first, last)
@@ -64,23 +56,12 @@ def write_perfetto(
     }
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n'
     file.write(text.encode())
-    separator = b""
-    buffer: list[str] = []
-
-    def flush() -> None:
-        nonlocal separator
-        if buffer:
-            file.write(separator + ",\n".join(buffer).encode())
-            separator = b",\n"
-            buffer.clear()
-
+    separator = ""
     for trace in traces:
         known = devices_of(trace.profile)
         for line in trace.lines([d for d in devices if d in known], first, last):
-            buffer.append(line)
-            if len(buffer) >= 10_000:
-                flush()
-    flush()
+            file.write(f"{separator}{line}".encode())
+            separator = ",\n"
     file.write(b"\n]}\n")
 
 

@@ -17,6 +17,8 @@ from .device_peak import DevicePeak
 from .format import fit_path, format_ns, format_share
 from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
+from .sections.diff import of_diff
+from .sections.ranks import of_ranks
 from .summary import Summary
 
 SCREEN = 44
@@ -41,39 +43,39 @@ def render_profile(summary: Summary, style: Style = PLAIN) -> str:
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
     """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
     dates if it is of more than one day."""
-    return render([replace(sections.of_ledger(profile, style.show), title="")], style)
+    return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
 
 
 def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
     """A tracker's record as text, ending in a newline."""
-    return render(sections.of_tracker(record, style.show, style.top), style)
+    return render(sections.tracker.of_tracker(record, style.show, style.top), style)
 
 
 def render_accounts(
     accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
 ) -> str:
     """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
-    return render(sections.of_accounts(accounts, style.show, peaks), style)
+    return render(sections.account.of_accounts(accounts, style.show, peaks), style)
 
 
 def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:
     """What grows, as text, ending in a newline; "" if nothing does."""
-    return render([sections.of_growth(found, style.show, most)], style) if found else ""
+    return render([sections.growth.of_growth(found, style.show, most)], style) if found else ""
 
 
 def render_graph_pools(pools: Iterable[GraphPool], style: Style = PLAIN) -> str:
     """Pools of CUDA graphs as text, ending in a newline."""
-    return render((sections.of_graph_pool(p, style.show) for p in pools), style)
+    return render((sections.graph_pools.of_graph_pool(p, style.show) for p in pools), style)
 
 
 def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:
     """The comparison of ranks as text."""
-    return render([sections.of_ranks(summary, style.show)], style)
+    return render([of_ranks(summary, style.show)], style)
 
 
 def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
     """The comparison of two profiles as text."""
-    return render(sections.of_diff(diff), style)
+    return render(of_diff(diff), style)
 
 
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:

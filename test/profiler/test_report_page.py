@@ -603,7 +603,7 @@ def test_the_address_map_follows_the_instant(page: Page, tmp_path: Path) -> None
     for instant in range(6):
         page.evaluate(f"memprof.report.select(4, {instant}, true)")
         placed = page.evaluate(
-            "memprof.instantOf(new memprof.Placement(memprof.report.payload, 0),"
+            "memprof.placement.instantOf(memprof.report.payload.placements[0],"
             f" memprof.report.model, 4, {instant})"
         )
         nbytes = int(page.get_attribute("#address-title strong", "data-bytes") or -1)

@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 from ...diff_model import ProfileDiff
-from .. import sections
+from ..sections.diff import of_diff
 from .page import Page, write_page
 
 
 def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
     """The page's payload: the sections that the text has."""
-    return {"sections": [s.plain() for s in sections.of_diff(diff)]}
+    return {"sections": [s.plain() for s in of_diff(diff)]}
 
 
 def write_diff(

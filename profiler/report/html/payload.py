@@ -29,6 +29,7 @@ from ...ranks import compare_ranks, ranks_of
 from .. import sections
 from ..format import format_bytes
 from ..section import Note, Section
+from ..sections.ranks import of_ranks
 from ..summary import Summary, on_device, summarize
 from .payload_curves import dataflow_curves, tracker_curve
 from .payload_gantt import gantt_payload
@@ -72,7 +73,7 @@ def ranks_payload(
     shown = sorted(r.rank for r in highest)
     return {
         "ranks": {
-            "section": sections.of_ranks(compared, format_bytes).plain(),
+            "section": of_ranks(compared, format_bytes).plain(),
             "shown": shown,
             "first": shown.index(highest[0].rank),
         },
@@ -113,15 +114,15 @@ def report_payload(
             {
                 "device": name,
                 **live_payload(timeline, sites, start),
-                "figures": sections.figures(of, format_bytes),
+                "figures": sections.live.figures(of, format_bytes),
                 "sections": {s.id: s.plain() for s in said},
             }
         )
     return {
         "source": source,
-        "header": sections.header(summary).plain(),
+        "header": sections.about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary) if s],
-        "templates": {n: t.plain() for n, t in sections.live_templates().items()},
+        "templates": {n: t.plain() for n, t in sections.live.live_templates().items()},
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
         "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
@@ -131,9 +132,9 @@ def report_payload(
         "graphs": _graphs(profile, texts),
         "texts": list(texts),
         "placements": [
-            placement_payload(g.id, p, sites) for g in profile.graphs for p in g.placements
+            placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
-        "no_addresses": sections.why_no_addresses(profile),
+        "no_addresses": sections.trees.why_no_addresses(profile),
         "sites": sites.columns(),  # last: everything above adds to them
         "places": sites.places(),
     }
@@ -141,38 +142,38 @@ def report_payload(
 
 def _sections(summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
-    profile, grows = summary.profile, sections.of_growth(summary.growth, format_bytes)
+    profile, grows = summary.profile, sections.growth.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
     if grows and not failed:
         yield grows
-    accounts = sections.of_accounts(profile.accounts, format_bytes, summary.at_peak)
+    accounts = sections.account.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
-    pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
+    pools = tuple(sections.graph_pools.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
-    yield sections.totals(summary)
+    yield sections.totals.totals(summary)
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:
-        yield sections.advice(summary, format_bytes)
-    yield from sections.of_instant(profile)
+        yield sections.about.advice(summary, format_bytes)
+    yield from sections.live.of_instant(profile)
     yield _operations(profile)
     saved, graphs, not_counted = sections.of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, sections.trees(summary, format_bytes))
-    counts = sections.ledger_counts(summary)
-    ledger = sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+        yield from (saved, graphs, sections.trees.trees(summary, format_bytes))
+    counts = sections.ledger.ledger_counts(summary)
+    ledger = sections.ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
     yield replace(ledger, notes=(*counts.notes, *ledger.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        flow = sections.dataflow(summary.dataflow, format_bytes)
-        yield flow if flow.parts else sections.no_dataflow()
+        flow = sections.dataflow.dataflow(summary.dataflow, format_bytes)
+        yield flow if flow.parts else sections.dataflow.no_dataflow()
     if profile.tracker is not None:
-        parts = tuple(filter(None, sections.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)))
+        said = sections.tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
-        yield Section("tracker", "Tracker", parts=parts, view=view)
+        yield Section("tracker", "Tracker", parts=tuple(filter(None, said)), view=view)
     if profile.graphs:
         yield not_counted
-    yield sections.words()
+    yield sections.words.words()
 
 
 def _operations(profile: Profile) -> Section:

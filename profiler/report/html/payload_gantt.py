@@ -14,7 +14,8 @@ which draws at most one bar a pixel and row, and 1 to 4 ms a move, the tooltip i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
@@ -32,6 +33,9 @@ KINDS = (
 """What bars can be, in the order of the legend."""
 
 
+_OPERATION_COLORS = 7
+
+
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
     """What the page's bars are, as JSON values; None where there is none.
 
@@ -47,15 +51,23 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
     recorded = [tracker.metadata.start_ns] if tracker and tracker.metadata.start_ns > 0 else []
     base = min(b.start_ns for b in bars)
     base = min([base, *recorded])
-    window = None
-    if calls:
+    log = profile.calls
+
+    def window(calls: range | None) -> list[int] | None:
+        if not calls:
+            return None
         chosen = slice(calls.start, calls.stop)
-        log = profile.calls
-        window = [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
+        return [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
+
+    colors, legend = _colors(bars)
+    number = {variable: i for i, variable in enumerate(dict.fromkeys(map(colors, bars)))}
     return {
         "end": max(b.end_ns for b in bars) - base,
         "kinds": KINDS,
-        "calls": window,
+        "calls": window(calls),
+        "all_calls": window(range(len(log))),
+        "colors": list(number),
+        "legend": legend,
         "lanes": [
             {
                 "name": name,
@@ -65,6 +77,7 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
                 "duration": [b.end_ns - b.start_ns for b in lane],
                 "label": [b.name for b in lane],
                 "kind": [KINDS.index(b.kind) for b in lane],
+                "color": [number[colors(b)] for b in lane],
                 "detail": [b.detail for b in lane],
             }
             for name, rows, lane in lanes
@@ -76,6 +89,30 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
             for p in (tracker.metadata.pauses if tracker else ())
         ],
     }
+
+
+def _colors(bars: list[Bar]) -> tuple[Callable[[Bar], str], list[tuple[str, list[dict[str, Any]]]]]:
+    """The CSS variable of a bar's colour, and the legend: calls by their kind, operations by their
+    name, as far as there are colours; those with most time have one of their own."""
+    time: Counter[str] = Counter()
+    for b in bars:
+        if b.kind == "operation":
+            time[b.name] += b.end_ns - b.start_ns
+    own = {name: f"--op-{i}" for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
+    plain = {kind: f"--bar-{kind.replace(' ', '-')}" for kind in KINDS}
+
+    def color(b: Bar) -> str:
+        return own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind]
+
+    counts = Counter(map(color, bars))
+    others = "other operations" if len(own) < len(time) else "operation"
+    operations = [*own.items(), (others, plain["operation"]), ("failed", plain["failed operation"])]
+    parts = (("Operations", operations), ("Compiled calls", [(k, plain[k]) for k in KINDS[2:]]))
+    legend = [
+        (title, [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]])
+        for title, of in parts
+    ]
+    return color, [(title, entries) for title, entries in legend if entries]
 
 
 def _lanes(profile: Profile) -> list[tuple[str, int, list[Bar]]]:

@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 from ..._programs import PreparedProgram
 from ...attribution import Attribution, Site, View
 from ...live import Hold, LiveItem
-from ...model import EventKind, Origin, PlacedBlock, Placement, Storage
+from ...model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
 from ...timeline import Timeline
 from ..format import shorten_path
+from ..sections.about import module_name
 
 _NONE, _ENTRY = -1, -2
 """No item, and the first of those that are live when a program begins; the others are below it."""
@@ -69,7 +70,8 @@ class Sites:
         number = self._numbers.get(id(site))
         if number is None:
             places = tuple(self._place(site, view) for view in View)
-            texts = (getattr(site, name) for name in _TEXTS)
+            module = module_name(site.module)
+            texts = (module if name == "module" else getattr(site, name) for name in _TEXTS)
             row = (site.category.value, places, site.frame, *texts)
             number = self._numbers[id(site)] = self._rows[row]
         return number
@@ -214,16 +216,23 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
     }
 
 
-def placement_payload(graph: int, placement: Placement, sites: Sites) -> dict[str, Any]:
-    """Where a graph's replays have their memory; each block with its site."""
+def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
+    """Where a graph's replays have their memory: each segment with its bytes and the highest that
+    is ever used, each block with its site."""
     names = ("address", "nbytes", "begin", "end", "node", "owner")
+    ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
+    sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
+    recording = "" if placement.node is None else f"recording #{placement.node} on "
     return {
-        "graph": graph,
-        "pool": placement.pool,
-        "key": list(placement.key),
+        "graph": graph.id,
+        "name": f"{graph.label}{sizes}, {recording}{placement.pool}",
+        "key": placement.key,
         "node": placement.node,
-        "segments": [list(s) for s in placement.segments],
-        "lines": list(placement.lines),
+        "segments": [
+            (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
+            for start, n in placement.segments
+        ],
+        "lines": placement.lines,
         "blocks": {
             **{name: [getattr(b, name) for b in placement.blocks] for name in names},
             "site": [_site(b, placement, sites) for b in placement.blocks],

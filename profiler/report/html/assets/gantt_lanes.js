@@ -32,7 +32,7 @@
       const c = this.canvas.begin(view.width, height);
       this.grid(c, height);
       this.pauses(c, height);
-      const fills = model.colors.map(color);
+      const fills = model.payload.colors.map(color);
       const inks = fills.map(memprof.theme.textOn);
       model.lanes.forEach((lane, n) => {
         const top = this.tops[n] - this.scroll;
@@ -97,6 +97,7 @@
     drawRow(c, lane, row, y, fills, inks) {
       const { view, model } = this;
       const n = row.start.length;
+      const failed = model.payload.colors.indexOf("--bar-failed-operation");
       let i = Math.max(0, memprof.above(row.start, view.from) - 1);
       let set = -1;
       while (i < n && row.start[i] <= view.to) {
@@ -111,7 +112,7 @@
           }
         }
         const hides = !model.found && row.failedBefore[next] > row.failedBefore[i];
-        const fill = hides ? model.failed : lane.color[row.bars[shown]];
+        const fill = hides ? failed : lane.color[row.bars[shown]];
         c.globalAlpha = model.isFound(lane, row.bars[shown]) ? 1 : 0.18;
         if (b >= 0) {
           if (fill !== set) c.fillStyle = fills[fill];

@@ -3,8 +3,6 @@
 (function (memprof) {
   "use strict";
 
-  const OPERATION_COLORS = 7;
-
   /** An instant: of a long run with more digits than a duration needs. */
   function instant(ns) {
     return ns < 1e9 ? memprof.format.ns(ns) : `${(ns / 1e9).toFixed(6)} s`;
@@ -35,10 +33,9 @@
   }
 
   class Lane {
-    constructor(payload, data, top) {
+    constructor(payload, data) {
       Object.assign(this, data);
       this.payload = payload;
-      this.top = top;
       const rows = Array.from({ length: data.rows }, () => []);
       data.row.forEach((r, i) => rows[r].push(i));
       this.byRow = rows.map((bars) => new Row(bars, this));
@@ -52,71 +49,15 @@
       this.state = state;
       this.end = Math.max(1, payload.end);
       this.found = null;
-      this.lanes = [];
-      let top = 0;
-      for (const data of payload.lanes) {
-        const lane = new Lane(payload, data, top);
-        this.lanes.push(lane);
-        top += lane.rows;
-      }
+      this.lanes = payload.lanes.map((data) => new Lane(payload, data));
       this.bars = this.lanes.reduce((n, lane) => n + lane.start.length, 0);
-      this.chooseColors();
-    }
-
-    /**
-     * What each bar is coloured by: calls by their kind, operations by their name, as far as
-     * there are colours; those with most time have one of their own.
-     */
-    chooseColors() {
-      const { kinds } = this.payload;
-      const plain = kinds.indexOf("operation");
-      this.failed = kinds.indexOf("failed operation");
-      const time = new Map();
-      for (const lane of this.lanes) {
-        lane.kind.forEach((kind, i) => {
-          if (kind !== plain) return;
-          const name = lane.label[i];
-          time.set(name, (time.get(name) ?? 0) + lane.duration[i]);
-        });
-      }
-      const named = [...time].sort((a, b) => b[1] - a[1]).slice(0, OPERATION_COLORS);
-      const own = new Map(named.map(([name], i) => [name, kinds.length + i]));
-      this.colors = [
-        ...kinds.map((kind) => `--bar-${kind.replaceAll(" ", "-")}`),
-        ...named.map((_, i) => `--op-${i}`),
-      ];
-      const counts = new Array(this.colors.length).fill(0);
-      for (const lane of this.lanes) {
-        lane.color = lane.kind.map((kind, i) =>
-          kind === plain ? (own.get(lane.label[i]) ?? plain) : kind,
-        );
-        for (const c of lane.color) counts[c] += 1;
-      }
-      const others = own.size < time.size ? "other operations" : "operation";
-      const entries = (list) =>
-        list
-          .map(([label, c]) => ({ label, variable: this.colors[c], count: counts[c] }))
-          .filter((entry) => entry.count > 0);
-      const ofOperations = (kind) => kind.endsWith("operation");
-      this.legend = [
-        [
-          "Operations",
-          entries([
-            ...named.map(([name]) => [name, own.get(name)]),
-            [others, plain],
-            ["failed", this.failed],
-          ]),
-        ],
-        ["Compiled calls", entries(kinds.map((k, i) => [k, i]).filter(([k]) => !ofOperations(k)))],
-      ].filter(([, list]) => list.length > 0);
     }
 
     /** All bars in order of start, for stepping through them: [lane, index]. */
     get order() {
-      if (!this._order) {
-        this._order = this.lanes.flatMap((lane) => lane.start.map((_, i) => [lane, i]));
-        this._order.sort(([a, i], [b, j]) => a.start[i] - b.start[j] || a.top - b.top || i - j);
-      }
+      this._order ??= this.lanes
+        .flatMap((lane) => lane.start.map((_, i) => [lane, i]))
+        .sort(([a, i], [b, j]) => a.start[i] - b.start[j]);
       return this._order;
     }
 

@@ -88,33 +88,24 @@
       });
     }
 
-    state.onSelect(draw);
+    state.on("select", draw);
   }
 
   /** One part of the live set: what it is, where it comes from, why it is live. */
   function detail(state, root) {
-    const empty = () =>
-      fill(
-        root,
-        el(
-          "p.empty",
-          {},
-          "Choose a part of the treemap or a row of the table to see where it comes from.",
-        ),
-      );
+    const none = "Choose a part of the treemap or a row of the table to see where it comes from.";
+    const empty = () => fill(root, el("p.empty", {}, none));
 
     function show(items, title, described) {
       const { model } = state;
-      const all =
-        described?.map((d) => ({ ...d, copies: 1 })) ??
-        items
-          .filter((i) => state.live.has(i))
-          .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      const live = items.filter((i) => state.live.has(i));
+      const copied = live.map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      const all = described?.map((d) => ({ ...d, copies: 1 })) ?? copied;
       all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
       if (!all.length) return empty();
       const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
       const copies = all.reduce((n, d) => n + d.copies, 0);
-      const lines = groupBy(all, (d) => d.location ?? "");
+      const lines = Map.groupBy(all, (d) => d.location ?? "");
       fill(
         root,
         el("h3", {}, el("span.code", {}, title)),
@@ -131,60 +122,36 @@
 
     function source(location, group) {
       const first = group[0];
+      const place = first.function ? `${location} in ${first.function}` : location;
       const total = group.reduce((n, d) => n + d.nbytes * d.copies, 0);
-      const nodes = [...new Set(group.map((d) => d.node).filter(Boolean))];
-      const ops = [...new Set(group.map((d) => d.op).filter(Boolean))];
-      const fqns = [...new Set(group.map((d) => d.fqn).filter(Boolean))];
-      const categories = [...new Set(group.map((d) => d.category))];
-      const holds = [...new Set(group.map((d) => d.hold))];
+      const [nodes, ops, fqns, categories, holds] = ["node", "op", "fqn", "category", "hold"].map(
+        (key) => [...new Set(group.map((d) => d[key]).filter(Boolean))],
+      );
       const list = (words) =>
         words.slice(0, 8).join(", ") + (words.length > 8 ? `, … ${words.length} in all` : "");
       return el(
         "div.source",
         {},
         first.code && el("pre.source-code", {}, el("code", {}, first.code)),
-        el(
-          "div.dim.code",
-          {},
-          location
-            ? `${location}${first.function ? ` in ${first.function}` : ""}`
-            : "no source line: " + (first.outside ?? "unknown"),
-        ),
-        el(
-          "dl.facts",
-          {},
-          fact("Bytes", `${bytes(total)} (${exactBytes(total)})`),
-          fact("Category", [categories.map((c) => [swatch(c), memprof.dom.words(c), " "])]),
-          fact("Module", first.module === null ? null : first.module || "(root)"),
-          fact(fqns.length === 1 ? "Name" : "Names", list(fqns)),
-          fact(nodes.length === 1 ? "FX node" : "FX nodes", list(nodes)),
-          fact("Operator", list(ops)),
-          fact("Graph", first.outside ? null : first.graph?.label),
-          fact("Live because", holds.map((h) => HOLDS[h]).join("; ")),
-        ),
+        el("div.dim.code", {}, location ? place : `no source line: ${first.outside ?? "unknown"}`),
+        memprof.dom.facts([
+          ["Bytes", `${bytes(total)} (${exactBytes(total)})`],
+          ["Category", categories.map((c) => [swatch(c), memprof.dom.words(c), " "])],
+          ["Module", first.module],
+          [fqns.length === 1 ? "Name" : "Names", list(fqns)],
+          [nodes.length === 1 ? "FX node" : "FX nodes", list(nodes)],
+          ["Operator", list(ops)],
+          ["Graph", first.outside ? null : first.graph?.label],
+          ["Live because", holds.map((h) => HOLDS[h]).join("; ")],
+        ]),
       );
     }
 
-    function fact(label, value) {
-      if (value === null || value === undefined || value === "") return null;
-      return [el("dt", {}, label), el("dd", {}, value)];
-    }
-
-    state.onDetail(show);
-    state.onSelect(() => {
+    state.on("detail", show);
+    state.on("select", () => {
       if (state.detail?.items.length) show(state.detail.items, state.detail.title);
       else empty();
     });
-  }
-
-  function groupBy(list, key) {
-    const out = new Map();
-    for (const x of list) {
-      const k = key(x);
-      if (!out.has(k)) out.set(k, []);
-      out.get(k).push(x);
-    }
-    return out;
   }
 
   Object.assign(memprof, { liveTable, detail });

@@ -22,7 +22,7 @@
 
   function apply(next, store) {
     choice = next;
-    document.documentElement.dataset.theme = next;
+    document.documentElement.style.colorScheme = next === "auto" ? "" : next;
     if (store) {
       try {
         localStorage.setItem(KEY, next);

@@ -146,35 +146,12 @@
     const canvas = new memprof.Canvas("treemap-canvas", "Treemap");
     const box = el("div.treemap", { id: "treemap" }, canvas.node);
     fill(root, box);
-    let hidden = true;
     /** What is drawn, in order: what lies in a module comes after it. */
     let drawn = [];
-    new IntersectionObserver(
-      (entries) => {
-        const visible = entries.some((e) => e.isIntersecting);
-        if (visible && hidden) {
-          hidden = false;
-          draw();
-        } else if (!visible) hidden = true;
-      },
-      { rootMargin: "400px" },
-    ).observe(box);
-    new ResizeObserver(memprof.dom.oncePerFrame(draw)).observe(box);
-    memprof.theme.onChange(draw);
-    box.addEventListener("click", (event) => {
-      const found = at(event);
-      if (found) state.showDetail(found.items, titleOf(found));
-    });
-    box.addEventListener("pointermove", (event) => {
-      const found = at(event);
-      if (found) hover(found, event);
-      else memprof.tooltip.hide();
-    });
-    box.addEventListener("pointerleave", memprof.tooltip.hide);
+    const refresh = memprof.drawn(box, draw);
+    memprof.pointed(box, at, hover, (found) => state.showDetail(found.items, titleOf(found)));
 
-    function at(event) {
-      const { left, top } = box.getBoundingClientRect();
-      const [px, py] = [event.clientX - left, event.clientY - top];
+    function at(px, py) {
       const inside = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
       return drawn.findLast(inside)?.[0];
     }
@@ -185,25 +162,19 @@
     }
 
     function hover(data, event) {
-      const rows = [
+      const { category, info: d } = data;
+      const facts = [
         ["bytes", bytes(data.value)],
         ["share", share(data.value, state.total)],
+        ["category", category && memprof.dom.words(category), category && memprof.theme.category(category)],
+        ["module", d?.module],
+        ["operator", d?.op],
+        ["graph", d?.outside ? null : d?.graph?.label],
       ];
-      const d = data.info;
-      if (data.category) {
-        const color = memprof.theme.category(data.category);
-        rows.push(["category", memprof.dom.words(data.category), color]);
-      }
-      if (d?.module !== undefined && d?.module !== null)
-        rows.push(["module", d.module || "(root)"]);
-      if (d?.op) rows.push(["operator", d.op]);
-      if (d?.graph && !d.outside) rows.push(["graph", d.graph.label]);
-      const { clientX, clientY } = event;
-      memprof.tooltip.show(clientX, clientY, titleOf(data), rows, d?.location, d?.code);
+      memprof.tooltip.show(event, titleOf(data), facts, d?.location, d?.code);
     }
 
     function draw() {
-      if (hidden || !state.live || !box.clientWidth) return;
       const top = tree(state.model, state.live, state.total);
       box.dataset.bytes = String(top.value);
       const largest = top.children.slice(0, 5).map((c) => `${c.name} ${share(c.value, top.value)}`);
@@ -249,7 +220,7 @@
       });
     }
 
-    state.onSelect(draw);
+    state.on("select", refresh);
   }
 
   Object.assign(memprof, { treemap, liveTree: tree });

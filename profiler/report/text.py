@@ -14,7 +14,7 @@ from ..model import DeviceAccount, GraphPool, Growth, Profile, SourceFrame, Trac
 from ..ranks import RankSummary
 from . import sections
 from .device_peak import DevicePeak
-from .format import fit_path, format_ns, format_share
+from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
 from .section import Cell, Column, Section, Table, Tone, Unit
 from .sections.diff import of_diff
@@ -208,7 +208,7 @@ def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
         return page.location(value)
     if isinstance(value, str):
         if c.unit is Unit.PATH:
-            return fit_path(value, page.width * 2 // 5)
+            return page.path(value)
         return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
     n = cast(int, value)
     match c.unit:

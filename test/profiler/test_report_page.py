@@ -785,11 +785,17 @@ def test_a_large_profile(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path / "p.html")
     page.evaluate(COUNT_DRAWING)
     drawn: list[int] = page.evaluate(
-        """() => [...Array(20).keys()].map(i => {
-          window.drawn = 0;
-          memprof.report.select(99, 100 * i, true);
-          return window.drawn;
-        })"""
+        """async () => {
+          const drawn = [], frame = () => new Promise(requestAnimationFrame);
+          for (let i = 0; i < 20; i++) {
+            window.drawn = 0;
+            memprof.report.select(99, 100 * i, true);
+            await frame();
+            await frame();
+            drawn.push(window.drawn);
+          }
+          return drawn;
+        }"""
     )
     # An instant is drawn with what fits on the page, not with all calls.
     print(drawn)

@@ -49,22 +49,11 @@ _SNAPSHOTS = 12
 def ranks_payload(
     profiles: Sequence[Profile],
     device: str | None = None,
-    source: str = "",
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """The page's payload: one report a process, and how they compare.
-
-    Args:
-        profiles: one a process, at least one.
-        device: which one the page shows first; by default as in ``summarize``.
-        source: name of the file that they come from.
-        calls: the page opens at its bars, with these calls; of a single process.
-
-    Raises:
-        ValueError: no program of one of them uses ``device``.
-    """
+    """The page's payload: one report a process, and how they compare; see ``report_page``."""
     if len(profiles) == 1:
-        alone = report_payload(profiles[0], device, source, calls)
+        alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
         return {"ranks": None, "profiles": [alone], "opens_at": opens_at}
     compared = compare_ranks(profiles, device)
@@ -77,27 +66,14 @@ def ranks_payload(
             "shown": shown,
             "first": shown.index(highest[0].rank),
         },
-        "profiles": [report_payload(profiles[numbers.index(r)], device, source) for r in shown],
+        "profiles": [report_payload(profiles[numbers.index(r)], device) for r in shown],
     }
 
 
 def report_payload(
-    profile: Profile,
-    device: str | None = None,
-    source: str = "",
-    calls: range | None = None,
+    profile: Profile, device: str | None = None, calls: range | None = None
 ) -> dict[str, Any]:
-    """Everything the page says about ``profile``, as JSON values.
-
-    Args:
-        profile: a valid one.
-        device: which one the page shows first; by default as in ``summarize``.
-        source: name of the file that it comes from, for the header.
-        calls: those that the bars show first; by default everything.
-
-    Raises:
-        ValueError: no program uses ``device``.
-    """
+    """Everything the page says about one process, as JSON values; see ``report_page``."""
     texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
@@ -119,7 +95,6 @@ def report_payload(
             }
         )
     return {
-        "source": source,
         "header": sections.about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary) if s],
         "templates": {n: t.plain() for n, t in sections.live.live_templates().items()},
@@ -204,7 +179,6 @@ def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
             {
                 "id": g.id,
                 "label": g.label,
-                "kind": g.kind.value,
                 "statements": {
                     str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used
                 },

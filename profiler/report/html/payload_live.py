@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
-from ...attribution import Attribution, Site, View
+from ...attribution import Attribution, Site, View, module_parts
 from ...live import Hold, LiveItem
 from ...model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
 from ...timeline import Timeline
@@ -101,6 +101,7 @@ class Sites:
         return {
             view.value: {
                 "key": distinct(key for key, _, _ in found),
+                "parts": [module_parts(key) if view is View.MODULE else () for key, _, _ in found],
                 "graph": distinct(graph for _, graph, _ in found),
                 "known": distinct(known for _, _, known in found),
                 "note": distinct(note for _, note in found.values()),

@@ -101,10 +101,16 @@
     move();
   }
 
+  /** A paragraph with keys in brackets: "[Ctrl] and the wheel". */
+  function help(id, text) {
+    const part = (said, i) => (i % 2 ? el("kbd", {}, said) : said);
+    return el("p.help", { id }, text.split(/\[(.+?)\]/).map(part));
+  }
+
   /** A button; `title` says what it does where its label is a sign. */
   function button(label, press, title = null, tag = "button") {
     return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
   }
 
-  memprof.dom = { el, fill, announce, oncePerFrame, swatch, facts, words, onKey, button };
+  memprof.dom = { el, fill, announce, oncePerFrame, swatch, facts, words, onKey, help, button };
 })((globalThis.memprof ??= {}));

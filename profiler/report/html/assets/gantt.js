@@ -159,33 +159,15 @@
       ),
       plot,
       whole.bar,
-      el(
-        "p.help",
-        { id: "gantt-keys" },
-        kbd("Ctrl"),
-        "and the wheel, or ",
-        kbd("+"),
-        kbd("−"),
-        " zooms, drag or ",
-        kbd("←"),
-        kbd("→"),
-        " pans, ",
-        kbd("N"),
-        kbd("P"),
-        " goes to the next or previous bar, ",
-        kbd("Enter"),
-        " zooms to it, ",
-        kbd("0"),
-        " shows the whole run.",
+      memprof.dom.help(
+        "gantt-keys",
+        "[Ctrl] and the wheel, or [+] [−] zooms, drag or [←] [→] pans, [N] [P] goes to the next or " +
+          "previous bar, [Enter] zooms to it, [0] shows the whole run.",
       ),
       detail,
     );
     const { calls } = model.payload;
     if (calls) view.set(...calls);
-  }
-
-  function kbd(text) {
-    return [el("kbd", {}, text), " "];
   }
 
   /** Where calls are a small part of the run, a button that shows just these. */

@@ -59,25 +59,14 @@
 
     /** Where the tracker was off, nothing was recorded: striped. */
     pauses(c, height) {
-      c.strokeStyle = color("--line-strong");
-      c.lineWidth = 1;
+      c.fillStyle = color("--line-strong");
+      c.globalAlpha = 0.4;
       for (const [from, to] of this.model.payload.pauses) {
         const a = Math.max(0, this.view.x(from));
         const b = Math.min(this.view.width, this.view.x(to));
-        if (b <= a) continue;
-        c.save();
-        c.beginPath();
-        c.rect(a, 0, b - a, height);
-        c.clip();
-        c.globalAlpha = 0.4;
-        c.beginPath();
-        for (let x = a - height; x < b; x += 10) {
-          c.moveTo(x, height);
-          c.lineTo(x + height, 0);
-        }
-        c.stroke();
-        c.restore();
+        for (let y = 0; b > a && y < height; y += 6) c.fillRect(a, y, b - a, 1);
       }
+      c.globalAlpha = 1;
     }
 
     label(c, lane, top) {

@@ -5,14 +5,6 @@
   const { el, fill } = memprof.dom;
   const { bytes, exactBytes, share, count } = memprof.format;
   const { table, swatch } = memprof.table;
-  const VIEWS = [
-    ["category", "Category"],
-    ["module", "Module"],
-    ["node", "FX node"],
-    ["line", "Source line"],
-    ["graph", "Graph"],
-    ["storage", "Storage"],
-  ];
   const HOLDS = {
     call: "it belongs to this call: an input of it, or made by it",
     persistent: "it stays from call to call: a parameter, a buffer or optimizer state",
@@ -22,14 +14,13 @@
 
   function liveTable(state, root) {
     let view = "module";
-    const tabs = memprof.toggles(
-      "Live set by",
-      VIEWS.map(([v, label]) => [v, label]),
-      (v) => {
-        view = v;
-        draw();
-      },
-    );
+    const { templates, views } = state.payload;
+    const name = (v) => templates[v].columns[3].title;
+    const choices = [...views, "storage"].map((v) => [v, memprof.format.title(name(v))]);
+    const tabs = memprof.toggles("Live set by", choices, (v) => {
+      view = v;
+      draw();
+    });
     const holder = el("div", { id: "live-table" });
     fill(root, tabs.element, holder);
 
@@ -41,9 +32,9 @@
 
     /** The table that Python describes, with shares of so many bytes. */
     function show(rows, foot, total, onPick) {
-      const template = state.payload.templates[view];
+      const template = templates[view];
       const columns = template.columns.map((c) => ({ ...c, whole: total }));
-      const title = `Live set by ${VIEWS.find(([v]) => v === view)[1].toLowerCase()}`;
+      const title = `Live set by ${name(view)}`;
       const drawn = table({ ...template, columns }, { rows, foot, limit: 14, title, onPick });
       const last = drawn.querySelector("tfoot tr:last-child .num");
       last?.setAttribute("id", "live-total");

@@ -136,7 +136,7 @@
     }
 
     function head(column, i) {
-      const title = column.title.charAt(0).toUpperCase() + column.title.slice(1);
+      const title = format.title(column.title);
       const properties = { scope: "col", class: classes(column), title: column.help || null };
       if (column.unit === "figure") return el("th", properties, title);
       const press = button(title, () => sortBy(i), null, "button.sort");

@@ -76,21 +76,12 @@
       el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
       slider,
       strip,
-      el(
-        "p.help",
-        { id: "timeline-help" },
-        "Click an instant, or use ",
-        ["←", "→"].map((k) => el("kbd", {}, k)),
-        " for the next one, ",
-        el("kbd", {}, "Shift"),
-        " with them for the next call, ",
-        ["Home", "End"].map((k) => el("kbd", {}, k)),
-        " for the first and last, ",
-        el("kbd", {}, "P"),
-        " for the peak. Drag to pan, ",
-        el("kbd", {}, "Ctrl"),
-        " and the wheel to zoom. The stack is the highest instant of each pixel, the thin line the lowest. ",
-        "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
+      memprof.dom.help(
+        "timeline-help",
+        "Click an instant, or use [←] [→] for the next one, [Shift] with them for the next call, " +
+          "[Home] [End] for the first and last, [P] for the peak. Drag to pan, [Ctrl] and the wheel " +
+          "to zoom. The stack is the highest instant of each pixel, the thin line the lowest. " +
+          "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
       ),
     );
     const refresh = memprof.drawn(plot, draw);
@@ -222,8 +213,7 @@
       const end = edgeAfter(state.call, state.position) - (to - from) * 1e-9;
       if (x < to && Math.max(x, end) >= from) return mark();
       const half = (to - from) / 2;
-      const start = Math.max(0, Math.min(axis.end - 2 * half, x - half));
-      view.set(start, start + 2 * half);
+      view.set(x - half, x + half);
     }
 
     function describe() {

@@ -13,8 +13,6 @@
   const HEAD = 18;
   const LINE = 14;
   const GAP = 2;
-  /** Levels of modules, as in attribution.py: every one is a level of recursion here. */
-  const DEEPEST = 64;
 
   /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
   function tree(model, live, total) {
@@ -42,24 +40,16 @@
   }
 
   function moduleOf(root, leaf, model) {
-    const { key, known } = memprof.row(model.payload.places.module, leaf.by_module);
+    const { key, known, parts } = memprof.row(model.payload.places.module, leaf.by_module);
     const name = known ? key : `unattributed: ${key}`;
     if (!known || key.startsWith("(")) return child(root, name, name);
     let at = root;
     let path = "";
-    for (const part of moduleParts(key)) {
+    for (const part of parts) {
       path = path ? `${path}.${part}` : part;
       at = child(at, part, path);
     }
     return at;
-  }
-
-  /** Names on the way from the root to a module, at most DEEPEST: the last has all that is left. */
-  function moduleParts(key) {
-    if (!key) return [];
-    const parts = key.split(".");
-    if (parts.length <= DEEPEST) return parts;
-    return [...parts.slice(0, DEEPEST - 1), parts.slice(DEEPEST - 1).join(".")];
   }
 
   function child(parent, name, path) {
@@ -68,19 +58,12 @@
   }
 
   function small(parent, leaf) {
-    const known = parent.small.get(leaf.category);
-    if (known) {
-      known.value += leaf.value;
-      known.items.push(...leaf.items);
-      known.number += 1;
-    } else {
-      parent.small.set(leaf.category, {
-        category: leaf.category,
-        value: leaf.value,
-        items: [...leaf.items],
-        number: 1,
-      });
-    }
+    const { category } = leaf;
+    const all = parent.small.get(category) ?? { category, value: 0, items: [], number: 0 };
+    parent.small.set(category, all);
+    all.value += leaf.value;
+    all.items.push(...leaf.items);
+    all.number += 1;
   }
 
   /** Modules with a single module below are joined: `encoder.layers`. */

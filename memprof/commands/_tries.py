@@ -1,7 +1,8 @@
-"""What ``fit`` and ``advise`` have in common: options of tries, and what goes wrong in words."""
+"""What ``simulate``, ``fit`` and ``advise`` share: options of tries, what goes wrong in words."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +17,34 @@ from memprof.simulate.command_line import BadCommand
 from memprof.simulate.job import BadJob
 from memprof.simulated_cuda.errors import SimulationError
 
-from ._common import BadFile, Command, exact_option, keep_apart, output_option
-from .simulate import FAILED, steps_option, timeout_option
+from ._common import BadFile, Command, exact_option, keep_apart, output_option, read_by
+
+FAILED = 3
+"""Exit status: the script failed."""
+
+
+def _seconds(value: float) -> float:
+    if math.isnan(value):  # which is in every range
+        raise click.BadParameter("nan is no number of seconds")
+    return value
+
+
+def timeout_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--timeout``."""
+    kind = click.FloatRange(0, 1e7, min_open=True)
+    return click.option(
+        "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
+    )
+
+
+def steps_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--steps``, of the optimizer."""
+    return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
 
 
 def tries_options(what: str) -> Callable[[Command], Command]:
-    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND.
-
-    Args:
-        what: ``--json`` prints.
-    """
+    """Add when a try ends, where tries are kept and how they are printed (``what`` is that which
+    ``--json`` prints), and the COMMAND."""
 
     def add(command: Command) -> Command:
         for option in (
@@ -69,7 +88,7 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
 
 
 @contextmanager
-def failures_in_words(name: str, output: str | None) -> Iterator[None]:
+def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
     """End with a line on standard error where tries cannot go on.
 
     Args:

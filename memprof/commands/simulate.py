@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadCommand, parse
-from memprof.simulate.job import BadJob, jobs_of
+from memprof.simulate.job import jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import BadPretence, parse_pretence
@@ -26,19 +25,11 @@ from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 
-from ._common import (
-    BadFile,
-    Command,
-    exact_option,
-    keep_apart,
-    output_option,
-    print_json,
-    print_text,
-    read_by,
-)
+from ._common import exact_option, keep_apart, output_option, print_json, print_text, read_by
+from ._tries import FAILED, failures_in_words, steps_option, timeout_option
 
-TOO_MUCH, FAILED = 1, 3
-"""Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
+TOO_MUCH = 1
+"""Exit status: it does not fit, or takes more than --fail-above."""
 
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -80,25 +71,6 @@ def _numbers(value: str) -> tuple[int, ...]:
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
 
 
-def _seconds(value: float) -> float:
-    if math.isnan(value):  # which is in every range
-        raise click.BadParameter("nan is no number of seconds")
-    return value
-
-
-def timeout_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--timeout``."""
-    kind = click.FloatRange(0, 1e7, min_open=True)
-    return click.option(
-        "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
-    )
-
-
-def steps_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--steps``, of the optimizer."""
-    return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
-
-
 def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
     for text in texts:
         parse_pretence(text)
@@ -120,11 +92,7 @@ other_memory = click.option(
 def script_command(
     kind: type[click.Command] = click.Command,
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose arguments are a script's command, with options of its own.
-
-    Args:
-        kind: of command.
-    """
+    """A command whose arguments are a script's command, with options of its own."""
     # Anew for each: what ``click.command`` returns keeps the help of the first it is put on.
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     return click.command(cls=kind, context_settings=settings)
@@ -211,13 +179,11 @@ def simulate(
     Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
     simulated here, 3 if the script failed.
     """
-    try:
+    with failures_in_words("simulate"):
         parsed = parse(command)
         if parsed.script is not None and not os.path.exists(parsed.script):
             raise BadCommand(f"there is no {parsed.script}")
         jobs = jobs_of(world_size, ranks or (), ranks_per_host)
-    except (BadCommand, BadJob) as e:
-        raise click.UsageError(visible(str(e))) from e
     if output is not None:
         if parsed.script is not None:
             keep_apart([output], [parsed.script], "--output")
@@ -240,17 +206,10 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
         )
-        try:
+        with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
             if smallest:
                 find_smallest(found[-1], parsed, settings, os.environ)
-        except KeyboardInterrupt:
-            click.echo("memprof simulate: interrupted", err=True)
-            raise SystemExit(130) from None
-        except SimulationError as e:
-            for line in f"memprof simulate: {e}".splitlines():
-                click.echo(visible(line), err=True)
-            raise SystemExit(BadFile.exit_code) from e
     if output is not None:
         write_profile_of(found, output)
     if as_data:

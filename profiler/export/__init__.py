@@ -92,11 +92,7 @@ def export_profile(
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:
     """Refuse profiles that know an instant alone, as those of ``memprof simulate`` do unless the
-    script used memprof's backend.
-
-    Args:
-        profiles: to be shown.
-        why: what the view is for, the beginning of the message.
+    script used memprof's backend. The message begins with ``why``: what the view is for.
 
     Raises:
         ProfileWithoutTimeError: there are accounts, and nothing that has a time.

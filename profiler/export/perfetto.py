@@ -109,10 +109,8 @@ class _Trace:
             for f in self.profile.dataflow.failures:
                 args = {"device": f.device, "operator": f.op, "live bytes": f.live_bytes}
                 yield self._event("i", "out of memory", f.time_ns, _LEDGER, args, s="p")
-            for columns in self.profile.dataflow.devices:
-                yield from self._series(
-                    f"data flow {columns.device}", columns.time_ns, columns.bytes
-                )
+            for d in self.profile.dataflow.devices:
+                yield from self._series(f"data flow {d.device}", d.time_ns, d.bytes)
         if self.profile.tracker is not None:
             yield from self._operations(self.profile.tracker)
             yield from self._snapshots(self.profile.tracker)
@@ -147,14 +145,9 @@ class _Trace:
                 args[f"{device} entry bytes"] = bytes_.entry[k]
                 args[f"{device} peak bytes"] = bytes_.peak[k]
                 args[f"{device} exit bytes"] = bytes_.exit[k]
-            yield self._slice(
-                labels[calls.graph[k]] + mode,
-                "compiled call",
-                _THREADS + calls.thread[k],
-                calls.start_ns[k],
-                calls.end_ns[k],
-                args,
-            )
+            name, thread = labels[calls.graph[k]] + mode, _THREADS + calls.thread[k]
+            start, end = calls.start_ns[k], calls.end_ns[k]
+            yield self._slice(name, "compiled call", thread, start, end, args)
 
     def _memory(
         self, device: str, timeline: Timeline, first: int | None, last: int | None
@@ -209,14 +202,8 @@ class _Trace:
             args["graph"] = entry.graph
         if entry.tree is not None:
             args |= {"function": entry.tree.function, "marginal bytes": entry.tree.marginal}
-        return self._event(
-            "i",
-            entry.kind.value.replace("_", " "),
-            entry.time_ns - self.profile.perf_origin_ns,
-            _LEDGER,
-            args,
-            s="t",
-        )
+        time = entry.time_ns - self.profile.perf_origin_ns
+        return self._event("i", entry.kind.value.replace("_", " "), time, _LEDGER, args, s="t")
 
     def _operations(self, tracker: TrackerRecord) -> Iterator[str]:
         lanes = tracker.metadata.lanes
@@ -225,11 +212,11 @@ class _Trace:
             shared = lane.kind is LaneKind.THREAD and lane.call_thread is not None
             tracks.append(_THREADS + (lane.call_thread or 0) if shared else _LANES + i)
             kind = "task" if lane.kind is LaneKind.TASK else "thread"
-            name = {"name": f"{kind} {lane.name}"}
-            yield self._event("M", "thread_name", tid=tracks[-1], args=name)
+            args: dict[str, Any] = {"name": f"{kind} {lane.name}"}
+            yield self._event("M", "thread_name", tid=tracks[-1], args=args)
         rows = tracker.operation_allocations
         for i in range(len(rows)):
-            args: dict[str, Any] = {"path": tracker.path(rows.summary[i])}
+            args = {"path": tracker.path(rows.summary[i])}
             if rows.tensor_bytes_before[i] >= 0 and rows.tensor_bytes_after[i] >= 0:
                 before, after = rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]
                 args |= {"tensor bytes before": before, "tensor bytes change": after - before}
@@ -240,16 +227,11 @@ class _Trace:
                     args[f"{device} peak bytes"] = memory.peak[i]
             if rows.failed[i]:
                 args["failed"] = True
-            ended = rows.end_ns[i] >= 0
-            end = rows.end_ns[i] if ended else max(tracker.metadata.end_ns, rows.start_ns[i])
-            yield self._slice(
-                tracker.operation_summary[rows.summary[i]].name + ("" if ended else " (running)"),
-                "operation",
-                tracks[rows.lane[i]],
-                rows.start_ns[i],
-                end,
-                args,
-            )
+            name, track = tracker.operation_summary[rows.summary[i]].name, tracks[rows.lane[i]]
+            start, end = rows.start_ns[i], rows.end_ns[i]
+            if end < 0:
+                name, end = f"{name} (running)", max(tracker.metadata.end_ns, start)
+            yield self._slice(name, "operation", track, start, end, args)
 
     def _snapshots(self, tracker: TrackerRecord) -> Iterator[str]:
         for s in tracker.snapshots:
@@ -281,11 +263,7 @@ class _Trace:
     def _slice(
         self, name: str, cat: str, tid: int, start: int, end: int, args: dict[str, Any]
     ) -> str:
-        return (
-            f'{{"ph":"X","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)},"cat":"{cat}",'
-            f'"ts":{self._us(start)},"dur":{(end - start) // 1000}.{(end - start) % 1000:03d},'
-            f'"args":{json.dumps(args)}}}'
-        )
+        return self._event("X", name, start, tid, args, cat=cat, dur=(end - start) / 1000)
 
     def _event(
         self,
@@ -294,7 +272,7 @@ class _Trace:
         time: int | None = None,
         tid: int = 0,
         args: dict[str, Any] | None = None,
-        **more: str,
+        **more: str | float,
     ) -> str:
         stamp = "" if time is None else f',"ts":{self._us(time)}'
         rest = "".join(f',"{k}":{json.dumps(v)}' for k, v in more.items())

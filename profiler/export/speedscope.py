@@ -69,7 +69,7 @@ def write_speedscope(
         "exporter": f"memprof {profile.memprof}",
         "activeProfileIndex": 0,
         "profiles": profiles,
-        "shared": {"frames": [_frame(f) for f in frames]},
+        "shared": {"frames": [*map(_frame, frames)]},
     }
     file.write(json.dumps(document, separators=(",", ":")).encode())
 
@@ -117,7 +117,5 @@ def _at_peak_or_allocated(timeline: Timeline, calls: range, allocated: bool) -> 
 
 
 def _frame(frame: Frame) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": frame.name}
-    if frame.file is not None:
-        out |= {"file": frame.file, "line": frame.line}
-    return out
+    place = {} if frame.file is None else {"file": frame.file, "line": frame.line}
+    return {"name": frame.name, **place}

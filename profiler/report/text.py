@@ -16,7 +16,7 @@ from . import sections
 from .device_peak import DevicePeak
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .section import Cell, Column, Section, Table, Tone, Unit
+from .section import EVERY, Cell, Column, Section, Table, Tone, Unit
 from .sections.diff import of_diff
 from .sections.ranks import of_ranks
 from .summary import Summary
@@ -83,21 +83,22 @@ def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     sections = [section.without("page") for section in said]
     text = _render(sections, style)
     if style.short:
-        for least in (None, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
+        for least in (EVERY, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
             if text.count("\n") <= SCREEN:
                 break
-            left = sections if least is None else [s.spared(least) for s in sections]
-            text = _render(left, style, most=_NAMES)
+            text = _render(sections, style, _NAMES, least)
     return text
 
 
-def _render(said: Iterable[Section], style: Style, most: int | None = None) -> str:
+def _render(
+    said: Iterable[Section], style: Style, most: int | None = None, least: int = EVERY
+) -> str:
     """Sections as text; of the names of what is left out so many, None for all."""
     page = Page(style)
     left: list[str] = []
     for shown in said:
         if style.short:
-            shown, names = shown.short()
+            shown, names = shown.short(least)
             left += names
         if shown:
             _section(page, shown)
@@ -192,13 +193,9 @@ def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str
 
 
 def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:
-    return Text(_words(page, c, value, dated), style=_color(c, value))
-
-
-def _color(c: Column, value: Cell) -> str:
-    if c.unit is not Unit.CHANGE or not isinstance(value, int):
-        return ""
-    return "red" if value > 0 else "green" if value < 0 else ""
+    change = value if c.unit is Unit.CHANGE and isinstance(value, int) else 0
+    color = "red" if change > 0 else "green" if change < 0 else ""
+    return Text(_words(page, c, value, dated), style=color)
 
 
 def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:

@@ -424,8 +424,9 @@ def test_widths_and_themes(browser: Browser, report: Path, width: int, scheme: A
 def test_the_theme_can_be_switched(page: Page, report: Path) -> None:
     show(page, report)
     seen = []
+    scheme = "getComputedStyle(document.documentElement).colorScheme"
     for _ in range(4):
-        seen.append((page.inner_text("#theme"), page.evaluate("memprof.theme.isDark()")))
+        seen.append((page.inner_text("#theme"), page.evaluate(scheme) == "dark"))
         page.click("#theme")
     assert seen == [
         ("Theme: auto", False),

@@ -102,6 +102,7 @@ def build_page(page: Page) -> str:
 It needs no network.</p></noscript>
 <div id="page-error" class="notice error" role="alert" hidden></div>
 <main id="main" tabindex="-1"></main>
+<div id="tooltip" class="tooltip" aria-hidden="true" hidden></div>
 <div id="announcer" class="visually-hidden" aria-live="polite"></div>
 <script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
 {"".join(f"<script>{text}</script>{chr(10)}" for text in scripts)}</body>

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
-from ...model import GraphRecord, LaneKind, LedgerKind, Profile
+from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TrackerRecord
 from .gantt_lanes import Bar, nested_rows, packed_rows
 
 KINDS = (
@@ -37,20 +37,18 @@ _OPERATION_COLORS = 7
 
 
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
-    """What the page's bars are, as JSON values; None where there is none.
-
-    Args:
-        profile: a valid one.
-        calls: those that the page shows first; by default everything.
-    """
+    """What the page's bars are, as JSON values; None where there is none. ``calls`` are shown
+    first, by default everything."""
     lanes = _lanes(profile)
     bars = [b for _, _, lane in lanes for b in lane]
     if not bars:
         return None
     tracker = profile.tracker
+    operations = []
+    if tracker is not None:
+        operations = [_facts(tracker, i) for i in range(len(tracker.operation_allocations))]
     recorded = [tracker.metadata.start_ns] if tracker and tracker.metadata.start_ns > 0 else []
-    base = min(b.start_ns for b in bars)
-    base = min([base, *recorded])
+    base = min([*recorded, *(b.start_ns for b in bars)])
     log = profile.calls
 
     def window(calls: range | None) -> list[int] | None:
@@ -83,7 +81,7 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
             for name, rows, lane in lanes
         ],
         "modes": [mode.value for mode in call_modes(profile)],
-        "operations": _operation_details(profile),
+        "operations": operations,
         "pauses": [
             [p.start_ns - base, p.end_ns - base]
             for p in (tracker.metadata.pauses if tracker else ())
@@ -193,25 +191,19 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
             yield Bar(end - graph.compile_ns, end, graph.label, "compilation", graph.id)
 
 
-def _operation_details(profile: Profile) -> dict[str, Any]:
-    tracker = profile.tracker
-    if tracker is None:
-        return {"path": [], "lane": [], "running": [], "memory": {}}
+def _facts(tracker: TrackerRecord, i: int) -> list[tuple[str | int, ...]]:
+    """What the page says of an operation beside its name and its times: a label, and a text, or
+    bytes, or bytes before and after."""
     rows = tracker.operation_allocations
-    paths = [tracker.path(i) for i in range(len(tracker.operation_summary))]
-    lanes = tracker.metadata.lanes
-    return {
-        "path": [paths[s] for s in rows.summary],
-        "lane": [lanes[i].name for i in rows.lane],
-        "running": [i for i, end in enumerate(rows.end_ns) if end < 0],
-        "tensor_bytes": [rows.tensor_bytes_before, rows.tensor_bytes_after],
-        "memory": {
-            device: {
-                "before": m.before,
-                "after": m.after,
-                "peak": m.peak,
-                "exact": [int(x) for x in m.exact],
-            }
-            for device, m in rows.memory.items()
-        },
-    }
+    said: list[tuple[str | int, ...]] = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
+    if rows.end_ns[i] < 0:
+        said.insert(0, ("Ends", "after the record"))
+    said.append(("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]))
+    for device, m in rows.memory.items():
+        what = "Resident" if device == "cpu" else f"Allocated on {device}"
+        said.append((what, m.before[i], m.after[i]))
+        said.append((f"Peak inside{'' if m.exact[i] else ', at least'}", m.peak[i]))
+    if tracker.operation_summary[rows.summary[i]].parent >= 0:
+        said.append(("Path", tracker.path(rows.summary[i])))
+    # What nobody measured is -1.
+    return [fact for fact in said if -1 not in fact]

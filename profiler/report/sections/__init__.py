@@ -26,13 +26,8 @@ from . import (
 
 
 def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
-    """All that there is to say of a profile, what matters most first.
-
-    Args:
-        s: its summary.
-        show: how bytes are written.
-        snapshots: of the tracker, at most so many.
-    """
+    """All that there is to say of a profile, what matters most first; at most so many
+    ``snapshots`` of the tracker."""
     profile, grows = s.profile, growth.of_growth(s.growth, show)
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)

@@ -70,9 +70,6 @@
       detail.hidden = !bar;
       if (!bar) return;
       const [lane, i] = bar;
-      const facts = model.facts(lane, i);
-      const path = note(model, bar);
-      if (path) facts.push(["Path", path]);
       const show = () => {
         view.reveal(lane.start[i], lane.start[i] + lane.duration[i]);
         plot.focus({ preventScroll: true });
@@ -86,7 +83,7 @@
       fill(
         detail,
         el("h3", {}, `${model.name(lane, i)} `, quiet("Show", show), call !== null && quiet("Its live set", live)),
-        memprof.dom.facts(facts),
+        memprof.dom.facts(model.facts(lane, i)),
       );
     }
 
@@ -109,7 +106,7 @@
         hovered(bar);
         if (!bar) return memprof.tooltip.hide();
         const [lane, i] = bar;
-        memprof.tooltip.show(event, model.name(lane, i), model.facts(lane, i), note(model, bar));
+        memprof.tooltip.show(event, model.name(lane, i), model.facts(lane, i));
       },
       click: (x, y) => {
         plot.focus({ preventScroll: true });
@@ -219,14 +216,6 @@
       },
       Escape: () => choose(null, false),
     });
-  }
-
-  /** What does not fit on the bar: the path of an operation. */
-  function note(model, [lane, i]) {
-    const { operations } = model.payload;
-    if (!model.kind(lane, i).endsWith("operation")) return null;
-    const path = operations.path[lane.detail[i]];
-    return path === model.name(lane, i) ? null : path;
   }
 
   memprof.gantt = gantt;

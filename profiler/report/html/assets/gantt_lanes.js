@@ -5,7 +5,6 @@
   const ROW = 18;
   const BAR = 16;
   const HEAD = 20;
-  const FONT = 11;
   const { color } = memprof.plot;
 
   /** Lanes under each other, scrolled by `scroll` pixels. */
@@ -19,9 +18,9 @@
       this.selected = null;
       let y = 0;
       this.tops = model.lanes.map((lane) => {
-        const top = y;
+        lane.top = y;
         y += HEAD + lane.rows * ROW + 4;
-        return top;
+        return lane.top;
       });
       this.total = y + 4;
       this.measured = new Map();
@@ -70,11 +69,12 @@
     }
 
     label(c, lane, top) {
-      c.font = `600 ${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      const plain = c.font;
+      c.font = `600 ${plain}`;
       c.fillStyle = color("--text");
       c.fillText(lane.name, 6, top + HEAD / 2 + 1);
       const width = c.measureText(lane.name).width;
-      c.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      c.font = plain;
       c.fillStyle = color("--text-2");
       c.fillText(memprof.format.count(lane.start.length), 12 + width, top + HEAD / 2 + 1);
     }
@@ -130,7 +130,7 @@
     outline(c, bar, style, thick) {
       if (!bar) return;
       const [lane, i] = bar;
-      const top = this.tops[this.model.lanes.indexOf(lane)] - this.scroll + HEAD + lane.row[i] * ROW;
+      const top = this.extent(bar)[0] - this.scroll;
       const a = Math.max(-4, this.view.x(lane.start[i]));
       const b = Math.min(this.view.width + 4, this.view.x(lane.start[i] + lane.duration[i]));
       if (b < -2 || a > this.view.width + 2) return;
@@ -154,7 +154,7 @@
 
     /** Where a bar is: top and bottom in the scrolled content. */
     extent([lane, i]) {
-      const top = this.tops[this.model.lanes.indexOf(lane)] + HEAD + lane.row[i] * ROW;
+      const top = lane.top + HEAD + lane.row[i] * ROW;
       return [top, top + ROW];
     }
   }

@@ -97,26 +97,14 @@
       return rows;
     }
 
+    /** Of each a label, and a text, or bytes, or bytes before and after. */
     operationFacts(i, rows) {
-      const { format } = memprof;
-      const { operations } = this.payload;
-      const known = (columns) => columns && columns[0][i] >= 0 && columns[1][i] >= 0;
-      const change = (before, after) => `${after < before ? "−" : "+"}${format.bytes(Math.abs(after - before))}`;
-      if (operations.running.includes(i)) rows.push(["Ends", "after the record"]);
-      rows.push(["In", operations.lane[i]]);
-      if (known(operations.tensor_bytes)) {
-        const [before, after] = operations.tensor_bytes.map((c) => c[i]);
-        rows.push(["Tensors", `${format.bytes(before)} → ${format.bytes(after)}`]);
-        rows.push(["Change", change(before, after)]);
-      }
-      for (const [device, m] of Object.entries(operations.memory)) {
-        if (m.before[i] >= 0 && m.after[i] >= 0) {
-          const what = device === "cpu" ? "Resident" : `Allocated on ${device}`;
-          rows.push([what, `${format.bytes(m.before[i])} → ${format.bytes(m.after[i])}`]);
-          rows.push(["Change", change(m.before[i], m.after[i])]);
-        }
-        if (m.peak[i] >= 0) {
-          rows.push([`Peak inside${m.exact[i] ? "" : ", at least"}`, format.bytes(m.peak[i])]);
+      const { bytes } = memprof.format;
+      for (const [label, value, after] of this.payload.operations[i]) {
+        if (after === undefined) rows.push([label, typeof value === "string" ? value : bytes(value)]);
+        else {
+          const change = `${after < value ? "−" : "+"}${bytes(Math.abs(after - value))}`;
+          rows.push([label, `${bytes(value)} → ${bytes(after)}`], ["Change", change]);
         }
       }
     }

@@ -24,59 +24,46 @@
     const holder = el("div", { id: "live-table" });
     fill(root, tabs.element, holder);
 
+    /** The table that Python describes, with shares of all that is live. */
     function draw() {
       tabs.set(view);
-      if (!state.model.length) return fill(holder);
-      fill(holder, view === "storage" ? storages() : breakdown());
-    }
-
-    /** The table that Python describes, with shares of so many bytes. */
-    function show(rows, foot, total, onPick) {
-      const template = templates[view];
-      const columns = template.columns.map((c) => ({ ...c, whole: total }));
-      const title = `Live set by ${name(view)}`;
-      const drawn = table({ ...template, columns }, { rows, foot, limit: 14, title, onPick });
-      const last = drawn.querySelector("tfoot tr:last-child .num");
-      last?.setAttribute("id", "live-total");
-      if (last) last.dataset.bytes = total;
-      return drawn;
-    }
-
-    function breakdown() {
-      const b = state.model.breakdown(state.live, view);
-      const graph = (p) => state.model.graphs.get(p.graph)?.label ?? "";
-      const more = { node: (p) => [graph(p), p.note], line: (p) => [p.note] }[view] ?? (() => []);
-      const rows = b.parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...more(p)]);
-      const left = b.remainder.length ? b.remainder : [{ nbytes: 0, storages: 0 }];
-      const foot = left.map((r) => {
-        const why = r.key ? `unattributed: ${r.key}` : "unattributed";
-        return [r.nbytes, r.nbytes, r.storages, why];
+      const { model, live, total } = state;
+      const { parts, remainder } = view === "storage" ? storages() : model.breakdown(live, view);
+      const graph = (p) => model.graphs.get(p.graph)?.label ?? "";
+      const more = {
+        node: (p) => [graph(p), p.note],
+        line: (p) => [p.note],
+        storage: (p) => [p.category, p.graph?.label, p.node, p.fqn],
+      }[view];
+      const rows = parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...(more?.(p) ?? [])]);
+      const left = remainder.length ? remainder : [{ nbytes: 0, storages: 0 }];
+      const foot = left.map(({ nbytes, storages, key }) => {
+        return [nbytes, nbytes, storages, key ? `unattributed: ${key}` : "unattributed"];
       });
-      foot.push([b.total, b.total, "", "total"]);
-      return show(rows, foot, b.total, (_, i) =>
-        state.showDetail(b.parts[i].items, memprof.dom.words(nameOf(b.parts[i]))),
-      );
+      const copies = [...live.values()].reduce((a, b) => a + b, 0);
+      foot.push([total, total, copies, "total"]);
+      const columns = templates[view].columns.map((c) => ({ ...c, whole: total }));
+      const title = `Live set by ${name(view)}`;
+      const onPick = (_, i) => state.showDetail(parts[i].items, memprof.dom.words(nameOf(parts[i])));
+      const shown = { rows, foot: view === "storage" ? foot.slice(-1) : foot, limit: 14, title, onPick };
+      fill(holder, table({ ...templates[view], columns }, shown));
+      const last = holder.querySelector("tfoot tr:last-child .num");
+      last.id = "live-total";
+      last.dataset.bytes = total;
     }
 
     function nameOf(part) {
       return view === "module" ? part.key || "(root)" : part.key;
     }
 
+    /** Each storage as a part of its own. */
     function storages() {
-      const { items } = state.model.device;
-      const found = [...state.live].map(([item, copies]) => [item, copies, items.nbytes[item] * copies]);
-      found.sort((a, b) => b[2] - a[2] || a[0] - b[0]);
-      const all = found.reduce((n, r) => n + r[2], 0);
-      const rows = found.map(([item, copies, nbytes]) => {
+      const parts = [...state.live].map(([item, storages]) => {
         const d = state.model.describe(item);
-        const owner = d.owner ?? "(scratch memory of a kernel)";
-        return [nbytes, nbytes, copies, owner, d.category, d.graph?.label, d.node, d.fqn];
+        const key = d.owner ?? "(scratch memory of a kernel)";
+        return { ...d, key, storages, nbytes: d.nbytes * storages, items: [item] };
       });
-      const copies = found.reduce((n, r) => n + r[1], 0);
-      return show(rows, [[all, all, copies, "total"]], all, (_, i) => {
-        const [item] = found[i];
-        state.showDetail([item], state.model.describe(item).owner ?? "scratch memory");
-      });
+      return { parts: parts.sort((a, b) => b.nbytes - a.nbytes), remainder: [] };
     }
 
     state.on("select", draw);

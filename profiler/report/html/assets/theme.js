@@ -4,9 +4,7 @@
 
   const KEY = "memprof-theme";
   const CHOICES = ["auto", "light", "dark"];
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const listeners = new Set();
-  let choice = "auto";
   let known = new Map();
 
   /** Storage may be denied to a page opened from disk: a choice then holds for this visit. */
@@ -19,7 +17,7 @@
   }
 
   function apply(next) {
-    choice = CHOICES.includes(next) ? next : "auto";
+    const choice = CHOICES.includes(next) ? next : "auto";
     document.documentElement.style.colorScheme = choice === "auto" ? "" : choice;
     const after = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
     const button = document.getElementById("theme");
@@ -63,11 +61,6 @@
     return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
   }
 
-  /** Whether the page is dark now. */
-  function isDark() {
-    return choice === "dark" || (choice === "auto" && dark.matches);
-  }
-
   /** Calls `listener` after every change between light and dark. */
   function onChange(listener) {
     listeners.add(listener);
@@ -75,14 +68,13 @@
 
   function init() {
     apply(stored((storage) => storage.getItem(KEY)));
-    dark.addEventListener("change", changed);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   }
 
   memprof.theme = {
     init,
     color,
     textOn,
-    isDark,
     onChange,
     /** The CSS variable of a category's colour; `name` is the value in profiles. */
     variable,

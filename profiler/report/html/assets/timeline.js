@@ -174,14 +174,13 @@
       const at = positionAt(x);
       if (!at) return memprof.tooltip.hide();
       const [call, position] = at;
-      const row = new Float64Array(state.model.categories.length);
-      state.model.categoryBytes(call, position, row);
-      const rows = STACK.map((name) => [name, row[state.model.categories.indexOf(name)]])
+      const { categories } = state.model;
+      const row = state.model.categoryBytes(call, position, new Float64Array(categories.length));
+      const rows = STACK.map((name) => [name, row[categories.indexOf(name)]])
         .filter(([, n]) => n > 0)
-        .reverse()
         .map(([name, n]) => [words(name), memprof.format.bytes(n), memprof.theme.category(name)]);
-      const total = row.reduce((a, b) => a + b, 0);
-      memprof.tooltip.show(event, `${memprof.format.bytes(total)} · ${state.nameOf(call, position)}`, rows);
+      const total = memprof.format.bytes(state.model.bytes(call, position));
+      memprof.tooltip.show(event, `${total} · ${state.nameOf(call, position)}`, rows.reverse());
     }
 
     function keydown(event) {

@@ -3,13 +3,8 @@
   "use strict";
 
   const { el, fill, facts } = memprof.dom;
-  let box = null;
-
-  function make() {
-    // The same facts are in the tables, so screen readers need not hear them on every move.
-    box = el("div.tooltip", { "aria-hidden": "true", hidden: true });
-    document.body.append(box);
-  }
+  // The same facts are in the tables, so screen readers need not hear them on every move.
+  const box = document.getElementById("tooltip");
 
   /**
    * Shows the tooltip beside the pointer.
@@ -21,7 +16,6 @@
    * @param {string} [code] a source line, in monospace
    */
   function show({ clientX: x, clientY: y }, title, rows, note, code) {
-    if (!box) make();
     fill(
       box,
       el("strong.tooltip-title", {}, title),
@@ -40,7 +34,7 @@
   }
 
   function hide() {
-    if (box) box.hidden = true;
+    box.hidden = true;
   }
 
   addEventListener("keydown", (event) => event.key === "Escape" && hide());

@@ -18,6 +18,7 @@ from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.section import EVERY, Section
+from memprof.profiler.report.sections.ranks import of_ranks
 from memprof.profiler.report.terminal import printable, style_of
 from memprof.profiler.report.text import render_diff, render_profile, render_ranks
 from memprof.profiler.snapshot.named import read_named_snapshot
@@ -210,7 +211,7 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
     """
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
-        said: Iterable[Section] = [sections.of_ranks(found, format_bytes)]
+        said: Iterable[Section] = [of_ranks(found, format_bytes)]
         data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
         said = sections.of_profile(found, format_bytes, EVERY)

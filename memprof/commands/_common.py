@@ -20,7 +20,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.terminal import printable
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputPath(click.Path):
@@ -77,13 +77,13 @@ def _same_file(a: str, b: str) -> bool:
     return False
 
 
-def file_argument(command: _Command) -> _Command:
+def file_argument(command: Command) -> Command:
     """Add the FILE argument, and ``--rank``."""
     # Not click.Path(exists=True): read_profile's messages say more.
     return click.argument("file", type=click.Path())(rank_option(command))
 
 
-def rank_option(command: _Command) -> _Command:
+def rank_option(command: Command) -> Command:
     """Add ``--rank``, for files that ``memprof merge`` made; ``read`` asks for the rank itself."""
     return click.option(
         "--rank",
@@ -131,7 +131,7 @@ def no_such_calls(*profiles: Profile) -> click.BadParameter:
     return click.BadParameter(f"the log has {has}", param_hint="--calls")
 
 
-def calls_option(command: _Command) -> _Command:
+def calls_option(command: Command) -> Command:
     """Add ``--calls FIRST:LAST``; the command gets a pair of indices, None where an end was left
     out. On the command line calls count from 1, as in reports."""
     return click.option(
@@ -142,22 +142,22 @@ def calls_option(command: _Command) -> _Command:
     )(command)
 
 
-def page_option(*, required: bool) -> Callable[[_Command], _Command]:
-    """Add ``-o``, for a page."""
-    what = "The page" if required else "Write a page for the browser here instead"
-    return click.option(
-        "--output",
-        "-o",
-        type=OutputPath(),
-        required=required,
-        help=f"{what}: one file, no network.",
-    )
+def output_option(help: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """Add ``-o``, for what a command writes."""
+    return click.option("--output", "-o", type=OutputPath(), required=required, help=help)
 
 
-def table_options(command: _Command) -> _Command:
+page_option = output_option(
+    "Write a page for the browser here instead: one file, no network.", required=False
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+exact_option = click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+
+
+def table_options(command: Command) -> Command:
     """Add --top, --device and --bytes, which every printed comparison and report has."""
     for option in (
-        click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits."),
+        exact_option,
         click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most."),
         click.option(
             "--top",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from memprof.profiler.tracker.settings import SettingsError, check
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+from ._common import Command
 
 _FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("output_dir", click.Path(), "Folder of the file."),
@@ -23,7 +22,7 @@ _FLAGS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-def settings_flags(command: _Command) -> _Command:
+def settings_flags(command: Command) -> Command:
     """Add a flag for each setting; without a value it is None."""
     for name, kind, text in reversed(_FLAGS):
         flag = name.replace("_", "-")

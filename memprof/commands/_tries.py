@@ -1,11 +1,11 @@
-"""What ``fit`` and ``advise`` have in common: options of tries, and what goes wrong in words."""
+"""What ``simulate``, ``fit`` and ``advise`` share: options of tries, what goes wrong in words."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import click
 
@@ -17,44 +17,44 @@ from memprof.simulate.command_line import BadCommand
 from memprof.simulate.job import BadJob
 from memprof.simulated_cuda.errors import SimulationError
 
-from ._common import BadFile, OutputPath, keep_apart
-from .simulate import FAILED, seconds_option
+from ._common import BadFile, Command, exact_option, keep_apart, output_option, read_by
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+FAILED = 3
+"""Exit status: the script failed."""
 
 
-def tries_options(what: str) -> Callable[[_Command], _Command]:
-    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND.
+def _seconds(value: float) -> float:
+    if math.isnan(value):  # which is in every range
+        raise click.BadParameter("nan is no number of seconds")
+    return value
 
-    Args:
-        what: ``--json`` prints.
-    """
 
-    def add(command: _Command) -> _Command:
+def timeout_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--timeout``."""
+    kind = click.FloatRange(0, 1e7, min_open=True)
+    return click.option(
+        "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
+    )
+
+
+def steps_option(help: str) -> Callable[[Command], Command]:
+    """Add ``--steps``, of the optimizer."""
+    return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
+
+
+def tries_options(what: str) -> Callable[[Command], Command]:
+    """Add when a try ends, where tries are kept and how they are printed (``what`` is that which
+    ``--json`` prints), and the COMMAND."""
+
+    def add(command: Command) -> Command:
         for option in (
             click.argument("command", nargs=-1, type=click.UNPROCESSED),
             click.option("-q", "--quiet", is_flag=True, help="Without progress."),
-            click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits."),
+            exact_option,
             click.option("--json", "as_data", is_flag=True, help=f"The {what} as JSON, in bytes."),
-            click.option(
-                *("-o", "--output"),
-                type=OutputPath(),
-                help="Keep tries there, as JSON, and go on from them.",
-            ),
-            click.option(
-                "--timeout",
-                type=click.FloatRange(0, 1e7, min_open=True),
-                callback=seconds_option,
-                metavar="SECONDS",
-                help="Give up on a try then.",
-            ),
-            click.option(
-                "--steps",
-                type=click.IntRange(1),
-                default=3,
-                show_default=True,
-                help="End a try after so many optimizer steps.",
-            ),
+            output_option("Keep tries there, as JSON, and go on from them.", required=False),
+            timeout_option("Give up on a try then."),
+            steps_option("End a try after so many optimizer steps."),
         ):
             command = option(command)
         return command
@@ -88,7 +88,7 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
 
 
 @contextmanager
-def failures_in_words(name: str, output: str | None) -> Iterator[None]:
+def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
     """End with a line on standard error where tries cannot go on.
 
     Args:

@@ -37,8 +37,9 @@ class _WithProfile(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        rest = values.get("command") or ()
-        if rest and _is_profile(rest[0]):
+        rest = values.get("command")
+        # Where there is no word, click has a value of its own.
+        if isinstance(rest, (tuple, list)) and rest and _is_profile(rest[0]):
             ctx.meta["profile"] = rest[0]
             args = [*args[: len(args) - len(rest)], *rest[1:]]
         return super().parse_args(ctx, args)

@@ -24,7 +24,7 @@ from memprof.profiler.tracker.settings import (
 )
 from memprof.profiler.writing import write_whole
 
-from ._common import BadFile, print_json
+from ._common import BadFile, json_option, print_json
 
 
 @click.group()
@@ -33,7 +33,7 @@ def config() -> None:
 
 
 @config.command()
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@json_option
 def show(as_json: bool) -> None:
     """Print the settings in force here, and where each comes from."""
     try:

@@ -57,7 +57,7 @@ def _limit(value: str) -> tuple[float, bool]:
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
 @rank_option
-@page_option(required=False)
+@page_option
 @table_options
 def diff(
     before: str,

@@ -9,11 +9,11 @@ import click
 from memprof.doctor import examine, render_doctor
 from memprof.profiler.report.terminal import style_of
 
-from ._common import print_json, print_text
+from ._common import json_option, print_json, print_text
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@json_option
 def doctor(as_json: bool) -> None:
     """Say what is installed here, what works and what does not.
 

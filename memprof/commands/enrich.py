@@ -14,7 +14,7 @@ from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 from memprof.profiler.snapshot.recordings import replayed
 
-from ._common import OutputPath, keep_apart, print_line
+from ._common import keep_apart, output_option, print_line
 
 _FILES = 5
 """Files of generated code that no profile knows, named one by one."""
@@ -30,13 +30,7 @@ _FILES = 5
     required=True,
     help="Of a run of the same code, by backend memprof; may be given again.",
 )
-@click.option(
-    "--output",
-    "-o",
-    type=OutputPath(),
-    required=True,
-    help="Where to, e.g. named.pickle; compressed if it ends in .gz.",
-)
+@output_option("Where to, e.g. named.pickle; compressed if it ends in .gz.")
 @click.option(
     "--mosaic",
     is_flag=True,

@@ -9,12 +9,12 @@ from memprof.profiler.export import FORMATS, export_paths, export_profile
 from memprof.profiler.file import read_profiles
 
 from ._common import (
-    OutputPath,
     calls_option,
     chosen_rank,
     file_argument,
     keep_apart,
     no_such_calls,
+    output_option,
     print_line,
     read,
 )
@@ -30,13 +30,7 @@ from ._common import (
     required=True,
     help="; ".join(f"{name}: {says}" for name, says in FORMATS.items()) + ".",
 )
-@click.option(
-    "--output",
-    "-o",
-    type=OutputPath(),
-    required=True,
-    help="Where to; compressed if it ends in .gz, a folder for parquet.",
-)
+@output_option("Where to; compressed if it ends in .gz, a folder for parquet.")
 @click.option(
     "--device",
     "devices",

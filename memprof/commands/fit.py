@@ -176,18 +176,11 @@ def fit(
 
 
 def _data(found: Sequence[Row], budgets: Sequence[Budget]) -> dict[str, object]:
-    rows: list[dict[str, object]] = []
-    for row in found:
-        rows.append(
-            {
-                "gpu": row.gpu.key,
-                "memory_bytes": row.gpu.memory,
-                "values": row.values,
-                "best": row.best,
-                "failed": row.failed,
-                "tries": row.tries,
-            }
-        )
+    rows: list[dict[str, object]] = [
+        {"gpu": row.gpu.key, "memory_bytes": row.gpu.memory}
+        | {name: getattr(row, name) for name in ("values", "best", "failed", "tries")}
+        for row in found
+    ]
     for shown, of in zip(rows, budgets, strict=False):
         shown["monotonic"] = of.monotonic
         shown["recomputed"] = {t.values[BUDGET]: of.recomputed(t) for t in of.curve}

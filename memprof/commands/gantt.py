@@ -13,7 +13,7 @@ from ._common import (
     file_argument,
     keep_apart,
     no_such_calls,
-    page_option,
+    output_option,
     print_page,
     read,
 )
@@ -21,7 +21,7 @@ from ._common import (
 
 @click.command()
 @file_argument
-@page_option(required=True)
+@output_option("The page: one file, no network.")
 @calls_option
 def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     """Write the page of a report, opened at operations and calls over time.

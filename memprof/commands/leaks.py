@@ -11,13 +11,13 @@ from memprof.profiler.growth import growth, looked
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.report.text import render_growth
 
-from ._common import file_argument, print_json, print_line, print_text, read
+from ._common import exact_option, file_argument, print_json, print_line, print_text, read
 
 
 @click.command()
 @file_argument
 @click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@exact_option
 @click.option(
     "--fail",
     is_flag=True,

@@ -8,18 +8,12 @@ import click
 
 from memprof.profiler.file import read_profiles, write_profiles
 
-from ._common import BadFile, OutputPath, keep_apart, print_line
+from ._common import BadFile, keep_apart, output_option, print_line
 
 
 @click.command()
 @click.argument("files", type=click.Path(), nargs=-1, required=True)
-@click.option(
-    "--output",
-    "-o",
-    type=OutputPath(),
-    required=True,
-    help="Where to, e.g. job.memprof.",
-)
+@output_option("Where to, e.g. job.memprof.")
 def merge(files: tuple[str, ...], output: str) -> None:
     """Put the profiles of several ranks into one file.
 

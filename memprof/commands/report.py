@@ -29,7 +29,7 @@ from ._common import (
 @click.option("--full", is_flag=True, help="All of it, not only what fits a screen.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
 @table_options
-@page_option(required=False)
+@page_option
 @click.option(
     "--profile",
     "names",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadCommand, parse
-from memprof.simulate.job import BadJob, jobs_of
+from memprof.simulate.job import jobs_of
 from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import BadPretence, parse_pretence
@@ -26,10 +25,11 @@ from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 
-from ._common import BadFile, OutputPath, keep_apart, print_json, print_text, read_by
+from ._common import exact_option, keep_apart, output_option, print_json, print_text, read_by
+from ._tries import FAILED, failures_in_words, steps_option, timeout_option
 
-TOO_MUCH, FAILED = 1, 3
-"""Exit statuses: it does not fit, or takes more than --fail-above; the script failed."""
+TOO_MUCH = 1
+"""Exit status: it does not fit, or takes more than --fail-above."""
 
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -64,19 +64,11 @@ def _capability(value: str) -> tuple[int, int]:
     raise click.BadParameter(f"{value!r} is not simulated; there are {names}")
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
+def _numbers(value: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in value.split(","))
     except ValueError as e:
         raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
-
-
-def seconds_option(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    if value is not None and math.isnan(value):  # which is in every range
-        raise click.BadParameter("nan is no number of seconds")
-    return value
 
 
 def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -100,11 +92,7 @@ other_memory = click.option(
 def script_command(
     kind: type[click.Command] = click.Command,
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose arguments are a script's command, with options of its own.
-
-    Args:
-        kind: of command.
-    """
+    """A command whose arguments are a script's command, with options of its own."""
     # Anew for each: what ``click.command`` returns keeps the help of the first it is put on.
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     return click.command(cls=kind, context_settings=settings)
@@ -121,7 +109,12 @@ def script_command(
     "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
 )
 @click.option(
-    "--rank", "--ranks", "ranks", callback=_numbers, metavar="R[,R...]", help="Which of them. [0]"
+    "--rank",
+    "--ranks",
+    "ranks",
+    callback=read_by(_numbers),
+    metavar="R[,R...]",
+    help="Which of them. [0]",
 )
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
@@ -131,22 +124,10 @@ def script_command(
     type=click.IntRange(1, 32),
     help="GPUs that the process sees. [1, or those of a host]",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="End after so many optimizer steps.",
-)
+@steps_option("End after so many optimizer steps.")
 @click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
 @click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e7, min_open=True),
-    callback=seconds_option,
-    metavar="SECONDS",
-    help="End it then.",
-)
+@timeout_option("End it then.")
 @click.option(
     "--pretend",
     multiple=True,
@@ -157,13 +138,13 @@ def script_command(
 @click.option(
     "--balanced-experts", is_flag=True, help="Routers send as many tokens to each expert."
 )
-@click.option("-o", "--output", type=OutputPath(), help="Write a profile for other commands.")
+@output_option("Write a profile for other commands.", required=False)
 @click.option(
     "--fail-above", "limit", callback=size_option, metavar="SIZE", help="Exit 1 if it needs more."
 )
 @click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")
-@click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
+@exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress and the script's output.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def simulate(
@@ -172,7 +153,7 @@ def simulate(
     memory: int | None,
     capability: tuple[int, int] | None,
     world_size: int | None,
-    ranks: tuple[int, ...],
+    ranks: tuple[int, ...] | None,
     ranks_per_host: int | None,
     devices: int | None,
     steps: int,
@@ -198,13 +179,11 @@ def simulate(
     Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
     simulated here, 3 if the script failed.
     """
-    try:
+    with failures_in_words("simulate"):
         parsed = parse(command)
         if parsed.script is not None and not os.path.exists(parsed.script):
             raise BadCommand(f"there is no {parsed.script}")
-        jobs = jobs_of(world_size, ranks, ranks_per_host)
-    except (BadCommand, BadJob) as e:
-        raise click.UsageError(visible(str(e))) from e
+        jobs = jobs_of(world_size, ranks or (), ranks_per_host)
     if output is not None:
         if parsed.script is not None:
             keep_apart([output], [parsed.script], "--output")
@@ -227,17 +206,10 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
         )
-        try:
+        with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
             if smallest:
                 find_smallest(found[-1], parsed, settings, os.environ)
-        except KeyboardInterrupt:
-            click.echo("memprof simulate: interrupted", err=True)
-            raise SystemExit(130) from None
-        except SimulationError as e:
-            for line in f"memprof simulate: {e}".splitlines():
-                click.echo(visible(line), err=True)
-            raise SystemExit(BadFile.exit_code) from e
     if output is not None:
         write_profile_of(found, output)
     if as_data:

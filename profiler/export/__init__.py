@@ -71,7 +71,9 @@ def export_profile(
         write_parquet(profiles[0], path, devices, first, last)
         return
     with output(path) as file:
-        if format == "perfetto":
+        if format == "json":
+            file.write(to_json(profiles[0]))
+        elif format == "perfetto":
             from .perfetto import write_perfetto
 
             write_perfetto(profiles, file, devices, first, last)
@@ -79,25 +81,18 @@ def export_profile(
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file, devices, first, last)
-        elif format == "speedscope":
-            from .speedscope import write_speedscope
-
-            write_speedscope(profiles[0], file, devices, first, last)
-        elif format == "json":
-            file.write(to_json(profiles[0]))
         else:
-            from .speedscope import write_collapsed
+            from .speedscope import write_collapsed, write_speedscope
 
-            write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
+            if format == "speedscope":
+                write_speedscope(profiles[0], file, devices, first, last)
+            else:
+                write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:
     """Refuse profiles that know an instant alone, as those of ``memprof simulate`` do unless the
-    script used memprof's backend.
-
-    Args:
-        profiles: to be shown.
-        why: what the view is for, the beginning of the message.
+    script used memprof's backend. The message begins with ``why``: what the view is for.
 
     Raises:
         ProfileWithoutTimeError: there are accounts, and nothing that has a time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 from collections.abc import Iterator
 from typing import IO
@@ -24,7 +25,8 @@ def output(path: str | os.PathLike[str]) -> Iterator[Output]:
     with replacing(path, "the export") as fd, open(fd, "wb", closefd=False) as file:
         if os.fspath(path).endswith(".gz"):
             # Level 4: half the time of 6, a tenth more bytes.
-            with gzip.GzipFile("", "wb", 4, file, mtime=0) as zipped:
-                yield zipped  # type: ignore[misc]
+            zipped = gzip.GzipFile("", "wb", 4, file, mtime=0)
+            with zipped, io.BufferedWriter(zipped, 1 << 20) as buffered:
+                yield buffered
         else:
             yield file

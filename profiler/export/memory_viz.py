@@ -49,18 +49,7 @@ def write_memory_viz(
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write a snapshot.
-
-    Args:
-        profile: a valid one.
-        file: where to.
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end. The state at the end
-            of the last one is that of the segments.
-
-    Raises:
-        IndexError: the log has no such calls.
-    """
+    """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
     index = device_index(devices)
     sites = _Sites(profile)
     traces = {
@@ -228,40 +217,29 @@ class _Trace:
                 requested += there.nbytes if there else 0
                 active += nbytes if there else 0
                 known = self._frames[there.number] if there else None
-                blocks.append(
-                    pk.DICT
-                    + pk.MARK
-                    + _pairs(
-                        address=address,
-                        size=nbytes,
-                        requested_size=there.nbytes if there else 0,
-                        state="active_allocated" if there else "inactive",
-                    )
-                    + _FRAMES
-                    + (pk.LIST if known is None else pk.get(known))
-                    + pk.SET_ITEMS
+                block = _dictionary(
+                    _FRAMES + (pk.LIST if known is None else pk.get(known)),
+                    address=address,
+                    size=nbytes,
+                    requested_size=there.nbytes if there else 0,
+                    state="active_allocated" if there else "inactive",
                 )
-            parts: list[bytes] = []
+                blocks.append(block)
+            parts = [pk.encode("blocks")]
             pk.write_list(parts.append, blocks)
-            yield (
-                pk.DICT
-                + pk.MARK
-                + _pairs(
-                    device=self._device,
-                    address=s.address,
-                    total_size=s.nbytes,
-                    allocated_size=active,
-                    active_size=active,
-                    requested_size=requested,
-                    stream=0,
-                    segment_type="small" if s.small else "large",
-                    segment_pool_id=(0, pool),
-                    is_expandable=False,
-                    frames=[],
-                )
-                + pk.encode("blocks")
-                + b"".join(parts)
-                + pk.SET_ITEMS
+            yield _dictionary(
+                b"".join(parts),
+                device=self._device,
+                address=s.address,
+                total_size=s.nbytes,
+                allocated_size=active,
+                active_size=active,
+                requested_size=requested,
+                stream=0,
+                segment_type="small" if s.small else "large",
+                segment_pool_id=(0, pool),
+                is_expandable=False,
+                frames=[],
             )
 
 
@@ -273,8 +251,10 @@ _FRAMES = _NAMES["frames"]
 _ADDRESS = _NAMES["addr"]
 
 
-def _pairs(**values: Any) -> bytes:
-    return b"".join(pk.encode(k) + pk.encode(v) for k, v in values.items())
+def _dictionary(last: bytes, **values: Any) -> bytes:
+    """A dictionary of ``values``, and of what comes encoded."""
+    pairs = b"".join(pk.encode(k) + pk.encode(v) for k, v in values.items())
+    return pk.DICT + pk.MARK + pairs + last + pk.SET_ITEMS
 
 
 def _event(action: str, category: Category | None, size: int) -> bytes:

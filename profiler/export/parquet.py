@@ -16,7 +16,7 @@ from typing import IO, Any
 from ..attribution import Attribution
 from ..call_modes import call_modes
 from ..errors import ProfileNotWritableError
-from ..model import Profile
+from ..model import Profile, SourceFrame
 from ..timeline import Timeline
 from ..writing import replacing_all
 from .walk import AFTER, Moment, Walk
@@ -75,22 +75,14 @@ def write_parquet(
     first: int | None = None,
     last: int | None = None,
 ) -> list[str]:
-    """Write the tables into a folder, which is made where it is not there; all or none.
-
-    Args:
-        profile: a valid one.
-        folder: where to.
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end.
+    """Write the tables into a folder, which is made where it is not there; all or none. See
+    ``export_profile``.
 
     Returns:
         The paths written; tables without rows are written too.
 
     Raises:
-        ImportError: pyarrow is not installed.
-        ProfileNotWritableError: the operating system refuses, or a sum of the profile's figures
-            does not fit the tables' 64 bits; what was there is unchanged.
-        IndexError: the log has no such calls.
+        ProfileNotWritableError: also if a sum of the profile's figures does not fit 64 bits.
     """
     pa, _ = pyarrow()
     walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
@@ -174,12 +166,10 @@ def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
         for block in walk.blocks:
             item = block.item
             site = attribution.site(item.graph, item.storage, item.owner, item.line)
-            frame = site.frame
             yield (
                 device, block.number, block.memory, block.nbytes, item.storage.category.value,
                 site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,
-                site.module, frame.file if frame else None, frame.line if frame else None,
-                frame.code if frame else None, site.fqn, site.outside,
+                site.module, *_source(site.frame), site.fqn, site.outside,
                 "; ".join(f"{v.value}: {why}" for v, why in site.why.items()) or None,
             )  # fmt: skip
 
@@ -220,14 +210,16 @@ def _account(profile: Profile, devices: Sequence[str]) -> Rows:
         if a.device not in devices:
             continue
         for r in a.rows:
-            frame = r.frame
             yield (
                 a.device, r.purpose.value, r.detail or None, r.nbytes, r.count, r.compiled,
-                r.modules or None, r.nodes or None, frame.file if frame else None,
-                frame.line if frame else None, frame.code if frame else None,
+                r.modules or None, r.nodes or None, *_source(r.frame),
             )  # fmt: skip
         for name, nbytes in a.other_parts():
             yield (a.device, name, None, nbytes, *(None,) * 7)
+
+
+def _source(frame: SourceFrame | None) -> tuple[str | None, int | None, str | None]:
+    return (frame.file, frame.line, frame.code) if frame else (None, None, None)
 
 
 def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:

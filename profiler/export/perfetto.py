@@ -9,20 +9,24 @@ are made: memory does not grow with the log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..call_modes import CallMode, call_modes
 from ..devices import devices_of
+from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
-from .counters import Counters
 from .files import Output
 from .walk import Walk, call_range
 
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""
+_Sums = Mapping[Category, int]
+"""Live bytes."""
 
 
 def write_perfetto(
@@ -32,18 +36,10 @@ def write_perfetto(
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write a trace of one process, or of several ranks beside each other.
+    """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
-    Args:
-        profiles: valid ones. Several share the clock of 1970; those that do not know it
-            (older memprof) begin together.
-        file: where to.
-        devices: whose memory becomes counters, in the profiles that have it.
-        first, last: calls of each log to write, both included; None is its end. What is not
-            of calls (operations, snapshots, the ledger) is written whole.
-
-    Raises:
-        IndexError: a log has no such calls.
+    Several share the clock of 1970; those that do not know it (older memprof) begin together. What
+    is not of calls (operations, snapshots, the ledger) is written whole.
     """
     for profile in profiles:
         call_range(profile, first, last)
@@ -60,23 +56,12 @@ def write_perfetto(
     }
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n'
     file.write(text.encode())
-    separator = b""
-    buffer: list[str] = []
-
-    def flush() -> None:
-        nonlocal separator
-        if buffer:
-            file.write(separator + ",\n".join(buffer).encode())
-            separator = b",\n"
-            buffer.clear()
-
+    separator = ""
     for trace in traces:
         known = devices_of(trace.profile)
         for line in trace.lines([d for d in devices if d in known], first, last):
-            buffer.append(line)
-            if len(buffer) >= 10_000:
-                flush()
-    flush()
+            file.write(f"{separator}{line}".encode())
+            separator = ",\n"
     file.write(b"\n]}\n")
 
 
@@ -124,10 +109,8 @@ class _Trace:
             for f in self.profile.dataflow.failures:
                 args = {"device": f.device, "operator": f.op, "live bytes": f.live_bytes}
                 yield self._event("i", "out of memory", f.time_ns, _LEDGER, args, s="p")
-            for columns in self.profile.dataflow.devices:
-                yield from self._series(
-                    f"data flow {columns.device}", columns.time_ns, columns.bytes
-                )
+            for d in self.profile.dataflow.devices:
+                yield from self._series(f"data flow {d.device}", d.time_ns, d.bytes)
         if self.profile.tracker is not None:
             yield from self._operations(self.profile.tracker)
             yield from self._snapshots(self.profile.tracker)
@@ -162,63 +145,36 @@ class _Trace:
                 args[f"{device} entry bytes"] = bytes_.entry[k]
                 args[f"{device} peak bytes"] = bytes_.peak[k]
                 args[f"{device} exit bytes"] = bytes_.exit[k]
-            yield self._slice(
-                labels[calls.graph[k]] + mode,
-                "compiled call",
-                _THREADS + calls.thread[k],
-                calls.start_ns[k],
-                calls.end_ns[k],
-                args,
-            )
+            name, thread = labels[calls.graph[k]] + mode, _THREADS + calls.thread[k]
+            start, end = calls.start_ns[k], calls.end_ns[k]
+            yield self._slice(name, "compiled call", thread, start, end, args)
 
     def _memory(
         self, device: str, timeline: Timeline, first: int | None, last: int | None
     ) -> Iterator[str]:
-        walk, counters = Walk(timeline, first, last), Counters(timeline)
         # A counter's line but for its time, and the sum, are constants of a kind of call.
-        inside: dict[int, tuple[list[list[str]], dict[Category, int]]] = {}
-        now: dict[Category, int] = {}
+        inside: dict[int, tuple[_Sums, list[list[str]], _Sums]] = {}
         between: dict[tuple[int, int], list[str]] = {}
+        now: _Sums = {}
         previous = -1
-        for call, start, width in walk.spans():
+        for call, start, width in Walk(timeline, first, last).spans():
             kind = timeline.kind(call)
             if kind not in inside:
-                found = counters.of(call)
-                inside[kind] = self._templates(device, found.entry, found.events, found.after)
-            templates, after = inside[kind]
-            edge = between.get((previous, kind))
-            if edge is None:
-                edge = between[previous, kind] = self._changed(device, now, counters.of(call).entry)
-            time = self._us(start)
-            for head in edge:
-                yield f"{head}{time}}}"
+                sums = list(_sums_in(timeline, call))
+                lines = [self._changed(device, *pair) for pair in pairwise(sums)]
+                inside[kind] = sums[0], lines, sums[-1]
+            entry, templates, after = inside[kind]
+            if (previous, kind) not in between:
+                between[previous, kind] = self._changed(device, now, entry)
             n = len(templates)
-            for i, heads in enumerate(templates, 1):
+            for i, heads in enumerate([between[previous, kind], *templates]):
                 time = self._us(start + width * i // n)
                 for head in heads:
                     yield f"{head}{time}}}"
             now, previous = after, kind
 
-    def _templates(
-        self,
-        device: str,
-        entry: dict[Category, int],
-        events: Iterable[dict[Category, int]],
-        after: dict[Category, int],
-    ) -> tuple[list[list[str]], dict[Category, int]]:
-        """For each event, and for the end of the call, its counters' lines up to the time."""
-        now = dict(entry)
-        out: list[list[str]] = []
-        for changed in events:
-            then = {**now, **changed}
-            out.append(self._changed(device, now, then))
-            now = then
-        out.append(self._changed(device, now, after))
-        return out, after
-
-    def _changed(
-        self, device: str, before: dict[Category, int], after: dict[Category, int]
-    ) -> list[str]:
+    def _changed(self, device: str, before: _Sums, after: _Sums) -> list[str]:
+        """Lines of the counters that differ, up to their time."""
         out = [
             self._counter(f"{device} {c.label}", after.get(c, 0))
             for c in Category
@@ -232,7 +188,7 @@ class _Trace:
     def _series(
         self, name: str, times: Sequence[int], columns: dict[Category, list[int]]
     ) -> Iterator[str]:
-        before: dict[Category, int] = {}
+        before: _Sums = {}
         for i, time in enumerate(times):
             after = {c: column[i] for c, column in columns.items()}
             stamp = self._us(time)
@@ -246,14 +202,8 @@ class _Trace:
             args["graph"] = entry.graph
         if entry.tree is not None:
             args |= {"function": entry.tree.function, "marginal bytes": entry.tree.marginal}
-        return self._event(
-            "i",
-            entry.kind.value.replace("_", " "),
-            entry.time_ns - self.profile.perf_origin_ns,
-            _LEDGER,
-            args,
-            s="t",
-        )
+        time = entry.time_ns - self.profile.perf_origin_ns
+        return self._event("i", entry.kind.value.replace("_", " "), time, _LEDGER, args, s="t")
 
     def _operations(self, tracker: TrackerRecord) -> Iterator[str]:
         lanes = tracker.metadata.lanes
@@ -262,11 +212,11 @@ class _Trace:
             shared = lane.kind is LaneKind.THREAD and lane.call_thread is not None
             tracks.append(_THREADS + (lane.call_thread or 0) if shared else _LANES + i)
             kind = "task" if lane.kind is LaneKind.TASK else "thread"
-            name = {"name": f"{kind} {lane.name}"}
-            yield self._event("M", "thread_name", tid=tracks[-1], args=name)
+            args: dict[str, Any] = {"name": f"{kind} {lane.name}"}
+            yield self._event("M", "thread_name", tid=tracks[-1], args=args)
         rows = tracker.operation_allocations
         for i in range(len(rows)):
-            args: dict[str, Any] = {"path": tracker.path(rows.summary[i])}
+            args = {"path": tracker.path(rows.summary[i])}
             if rows.tensor_bytes_before[i] >= 0 and rows.tensor_bytes_after[i] >= 0:
                 before, after = rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]
                 args |= {"tensor bytes before": before, "tensor bytes change": after - before}
@@ -277,16 +227,11 @@ class _Trace:
                     args[f"{device} peak bytes"] = memory.peak[i]
             if rows.failed[i]:
                 args["failed"] = True
-            ended = rows.end_ns[i] >= 0
-            end = rows.end_ns[i] if ended else max(tracker.metadata.end_ns, rows.start_ns[i])
-            yield self._slice(
-                tracker.operation_summary[rows.summary[i]].name + ("" if ended else " (running)"),
-                "operation",
-                tracks[rows.lane[i]],
-                rows.start_ns[i],
-                end,
-                args,
-            )
+            name, track = tracker.operation_summary[rows.summary[i]].name, tracks[rows.lane[i]]
+            start, end = rows.start_ns[i], rows.end_ns[i]
+            if end < 0:
+                name, end = f"{name} (running)", max(tracker.metadata.end_ns, start)
+            yield self._slice(name, "operation", track, start, end, args)
 
     def _snapshots(self, tracker: TrackerRecord) -> Iterator[str]:
         for s in tracker.snapshots:
@@ -318,11 +263,7 @@ class _Trace:
     def _slice(
         self, name: str, cat: str, tid: int, start: int, end: int, args: dict[str, Any]
     ) -> str:
-        return (
-            f'{{"ph":"X","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)},"cat":"{cat}",'
-            f'"ts":{self._us(start)},"dur":{(end - start) // 1000}.{(end - start) % 1000:03d},'
-            f'"args":{json.dumps(args)}}}'
-        )
+        return self._event("X", name, start, tid, args, cat=cat, dur=(end - start) / 1000)
 
     def _event(
         self,
@@ -331,7 +272,7 @@ class _Trace:
         time: int | None = None,
         tid: int = 0,
         args: dict[str, Any] | None = None,
-        **more: str,
+        **more: str | float,
     ) -> str:
         stamp = "" if time is None else f',"ts":{self._us(time)}'
         rest = "".join(f',"{k}":{json.dumps(v)}' for k, v in more.items())
@@ -339,3 +280,21 @@ class _Trace:
             f'{{"ph":"{phase}","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)}{stamp}{rest},'
             f'"args":{json.dumps(args or {})}}}'
         )
+
+
+def _sums_in(timeline: Timeline, call: int) -> Iterator[_Sums]:
+    """Live bytes by category at each instant of a call, and after it."""
+    yield (now := _sum(timeline.live_at(call, 0).items))
+    for before, after in timeline.changes(call):
+        now = now.copy()
+        now.subtract(_sum([before] if before is not None else []))
+        now.update(_sum([after] if after is not None else []))
+        yield now
+    yield _sum(timeline.live_after(call))
+
+
+def _sum(items: Iterable[LiveItem]) -> Counter[Category]:
+    sums: Counter[Category] = Counter()
+    for item in items:
+        sums[item.storage.category] += item.nbytes
+    return sums

@@ -27,18 +27,8 @@ def write_speedscope(
     first: int | None = None,
     last: int | None = None,
 ) -> None:
-    """Write two profiles a device: bytes live at the peak, bytes allocated by all calls; and
-    bytes live at the peak of the data-flow profile, and reserved in an account, where there are.
-
-    Args:
-        profile: a valid one.
-        file: where to.
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end.
-
-    Raises:
-        IndexError: the log has no such calls.
-    """
+    """Write two profiles a device, see ``export_profile``: bytes live at the peak, and allocated by
+    all calls; with them those live at the peak of the data flow, and reserved in an account."""
     frames: dict[Frame, int] = {}
     profiles: list[dict[str, Any]] = []
 
@@ -61,20 +51,12 @@ def write_speedscope(
         timeline = Timeline(profile, device)
         stacks = Stacks(timeline)
         at = peak_between(timeline, calls)
-        add(
-            f"{device}: live at the peak, in call {at.call + 1:,}",
-            stacks.live_at(at.call, at.instant),
-        )
-        add(
-            f"{device}: allocated by calls {calls[0] + 1:,} to {calls[-1] + 1:,}",
-            stacks.allocated(calls),
-        )
-    if profile.dataflow is not None:
-        for columns in profile.dataflow.devices:
-            add(
-                f"{columns.device}: live at the peak of the data-flow profile",
-                data_flow_stacks(columns),
-            )
+        live = f"live at the peak, in call {at.call + 1:,}"
+        add(f"{device}: {live}", stacks.live_at(at.call, at.instant))
+        allocated = f"allocated by calls {calls[0] + 1:,} to {calls[-1] + 1:,}"
+        add(f"{device}: {allocated}", stacks.allocated(calls))
+    for of in profile.dataflow.devices if profile.dataflow is not None else ():
+        add(f"{of.device}: live at the peak of the data-flow profile", data_flow_stacks(of))
     for account in profile.accounts:
         if account.device in devices and not account.present:
             when = "at the snapshot" if account.snapshot else "at the peak"
@@ -87,7 +69,7 @@ def write_speedscope(
         "exporter": f"memprof {profile.memprof}",
         "activeProfileIndex": 0,
         "profiles": profiles,
-        "shared": {"frames": [_frame(f) for f in frames]},
+        "shared": {"frames": [*map(_frame, frames)]},
     }
     file.write(json.dumps(document, separators=(",", ":")).encode())
 
@@ -101,17 +83,11 @@ def write_collapsed(
     *,
     allocated: bool = False,
 ) -> None:
-    """Write collapsed stacks of what is live at the peak, or of all allocations.
+    """Write collapsed stacks of what is live at the peak, or of all that calls have ``allocated``,
+    freed since or not; see ``export_profile``.
 
     The first frame is the device. A device that no compiled code used has what was reserved in its
     account.
-
-    Args:
-        profile, file, devices, first, last: as for ``write_speedscope``.
-        allocated: all allocations of the calls, freed since or not.
-
-    Raises:
-        IndexError: the log has no such calls.
     """
     calls = call_range(profile, first, last)
     compiled = devices_of(profile) if calls else []
@@ -141,7 +117,5 @@ def _at_peak_or_allocated(timeline: Timeline, calls: range, allocated: bool) -> 
 
 
 def _frame(frame: Frame) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": frame.name}
-    if frame.file is not None:
-        out |= {"file": frame.file, "line": frame.line}
-    return out
+    place = {} if frame.file is None else {"file": frame.file, "line": frame.line}
+    return {"name": frame.name, **place}

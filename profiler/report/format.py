@@ -17,9 +17,8 @@ def format_bytes(n: int, exact: bool = False) -> str:
     for unit in _UNITS:
         value /= 1024
         if abs(value) < 999.5 or unit == _UNITS[-1]:
-            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-            return f"{value:,.{digits}f} {unit}"
-    raise AssertionError  # pragma: no cover
+            break
+    return f"{value:,.{_digits(abs(value))}f} {unit}"
 
 
 def format_share(part: int, whole: int) -> str:

@@ -156,10 +156,8 @@ class Page:
             text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
         return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
-    def location(self, frame: SourceFrame | None) -> str:
-        if frame is None:
-            return "-"
-        return self.path(frame.file, frame.line)
+    def location(self, frame: SourceFrame) -> str:
+        return self.path(f"{shorten_path(frame.file)}:{frame.line}")
 
-    def path(self, file: str, line: int | str) -> str:
-        return fit_path(f"{shorten_path(file)}:{line}", self.width * 2 // 5)
+    def path(self, path: str) -> str:
+        return fit_path(path, self.width * 2 // 5)

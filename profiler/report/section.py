@@ -213,13 +213,11 @@ class Table:
             ],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
             "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
-            "caption": self.caption,
             "depth": list(self.depth),
-            "rest": self.rest,
-            "empty": self.empty,
-            "lines": self.lines,
-            "folded": self.folded,
-            "filtered": self.filtered,
+            **{
+                k: getattr(self, k)
+                for k in ("caption", "rest", "empty", "lines", "folded", "filtered")
+            },
         }
 
 
@@ -269,21 +267,12 @@ class Section:
         """Every ``spare`` above 0, of this section and those below it."""
         return {self.spare, *(n for part in self.parts for n in part.spares())} - {0}
 
-    def spared(self, least: int) -> Section:
-        """The section with what can be spared as a detail.
-
-        Args:
-            least: the lowest ``spare`` of what that is; above 0.
-        """
-        parts = tuple(part.spared(least) for part in self.parts)
-        return replace(self, parts=parts, detail=self.detail or self.spare >= least)
-
-    def short(self) -> tuple[Section, list[str]]:
-        """The section without details, and the names of those left out. Of one that has nothing
-        else nothing is left."""
-        if self.detail:
+    def short(self, least: int = EVERY) -> tuple[Section, list[str]]:
+        """The section without details, to which belongs what has ``least`` as its ``spare`` or
+        more, and the names of those left out. Of one that has nothing else nothing is left."""
+        if self.detail or self.spare >= least:
             return Section("", ""), [self.name] if self.name else []
-        shorter = [part.short() for part in self.parts]
+        shorter = [part.short(least) for part in self.parts]
         kept = replace(
             self,
             notes=tuple(n for n in self.notes if not n.detail),

@@ -295,7 +295,10 @@ def _device_peaks(
             continue
         live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
-        kept = _kept_at(profile, at.call)
+        calls = profile.calls
+        program = profile.graph(calls.graph[at.call]).programs[calls.program[at.call]]
+        # What libraries allocated in that call and kept.
+        kept = program.kept_bytes
         if peak := device_peak(account, compiled, kept, all_observed=every):
             yield peak
 
@@ -311,12 +314,6 @@ def _all_observed(profile: Profile, found: Mapping[str, Timeline]) -> bool:
         and all(u.reason == WARM_UPS for t in found.values() for u in t.unobserved())
         and not forwards_that_wait(profile)
     )
-
-
-def _kept_at(profile: Profile, call: int) -> int:
-    """Bytes that libraries allocated in a call and kept."""
-    calls = profile.calls
-    return profile.graph(calls.graph[call]).programs[calls.program[call]].kept_bytes
 
 
 def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
@@ -379,10 +376,7 @@ def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[Sav
 
 def _coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
     """How much of what all programs allocate is attributed."""
-    out = Coverage()
-    for unit in timeline.units:
-        out += attribution.coverage(unit.graph, unit.program)
-    return out
+    return sum((attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage())
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:
@@ -441,24 +435,19 @@ def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
 
 def _ledger(profile: Profile) -> LedgerSummary:
     counts: Counter[str] = Counter()
+    labels = {g.id: g.label for g in profile.graphs}
+    found: dict[LedgerKind, dict[str, list[LedgerEntry]]] = {kind: {} for kind in LedgerKind}
     for e in profile.ledger:
         counts[e.kind.value] += e.count
-    graphs = {g.id: g for g in profile.graphs}
+        found[e.kind].setdefault(e.reason, []).append(e)
 
     def reasons(kind: LedgerKind) -> tuple[Reason, ...]:
-        found: dict[str, list[LedgerEntry]] = {}
-        for e in profile.ledger:
-            if e.kind is kind:
-                found.setdefault(e.reason, []).append(e)
-        return tuple(
-            sorted(
-                (
-                    Reason(reason, sum(e.count for e in entries), _labels(graphs, entries))
-                    for reason, entries in found.items()
-                ),
-                key=lambda r: (-r.count, r.reason),
-            )
-        )
+        every = []
+        for reason, entries in found[kind].items():
+            graphs = dict.fromkeys(e.graph for e in entries if e.graph is not None)
+            named = tuple(labels[g] for g in graphs)
+            every.append(Reason(reason, sum(e.count for e in entries), named))
+        return tuple(sorted(every, key=lambda r: (-r.count, r.reason)))
 
     return LedgerSummary(
         counts={k.value: counts[k.value] for k in LedgerKind},
@@ -467,8 +456,3 @@ def _ledger(profile: Profile) -> LedgerSummary:
         fallbacks=reasons(LedgerKind.FALLBACK),
         not_graphed=reasons(LedgerKind.NOT_GRAPHED),
     )
-
-
-def _labels(graphs: dict[int, GraphRecord], entries: list[LedgerEntry]) -> tuple[str, ...]:
-    ids = dict.fromkeys(e.graph for e in entries if e.graph is not None)
-    return tuple(graphs[i].label for i in ids)

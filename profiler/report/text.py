@@ -14,9 +14,11 @@ from ..model import DeviceAccount, GraphPool, Growth, Profile, SourceFrame, Trac
 from ..ranks import RankSummary
 from . import sections
 from .device_peak import DevicePeak
-from .format import fit_path, format_ns, format_share
+from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .section import Cell, Column, Section, Table, Tone, Unit
+from .section import EVERY, Cell, Column, Section, Table, Tone, Unit
+from .sections.diff import of_diff
+from .sections.ranks import of_ranks
 from .summary import Summary
 
 SCREEN = 44
@@ -41,39 +43,39 @@ def render_profile(summary: Summary, style: Style = PLAIN) -> str:
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
     """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
     dates if it is of more than one day."""
-    return render([replace(sections.of_ledger(profile, style.show), title="")], style)
+    return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
 
 
 def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
     """A tracker's record as text, ending in a newline."""
-    return render(sections.of_tracker(record, style.show, style.top), style)
+    return render(sections.tracker.of_tracker(record, style.show, style.top), style)
 
 
 def render_accounts(
     accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
 ) -> str:
     """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
-    return render(sections.of_accounts(accounts, style.show, peaks), style)
+    return render(sections.account.of_accounts(accounts, style.show, peaks), style)
 
 
 def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:
     """What grows, as text, ending in a newline; "" if nothing does."""
-    return render([sections.of_growth(found, style.show, most)], style) if found else ""
+    return render([sections.growth.of_growth(found, style.show, most)], style) if found else ""
 
 
 def render_graph_pools(pools: Iterable[GraphPool], style: Style = PLAIN) -> str:
     """Pools of CUDA graphs as text, ending in a newline."""
-    return render((sections.of_graph_pool(p, style.show) for p in pools), style)
+    return render((sections.graph_pools.of_graph_pool(p, style.show) for p in pools), style)
 
 
 def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:
     """The comparison of ranks as text."""
-    return render([sections.of_ranks(summary, style.show)], style)
+    return render([of_ranks(summary, style.show)], style)
 
 
 def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
     """The comparison of two profiles as text."""
-    return render(sections.of_diff(diff), style)
+    return render(of_diff(diff), style)
 
 
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:
@@ -81,21 +83,22 @@ def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     sections = [section.without("page") for section in said]
     text = _render(sections, style)
     if style.short:
-        for least in (None, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
+        for least in (EVERY, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
             if text.count("\n") <= SCREEN:
                 break
-            left = sections if least is None else [s.spared(least) for s in sections]
-            text = _render(left, style, most=_NAMES)
+            text = _render(sections, style, _NAMES, least)
     return text
 
 
-def _render(said: Iterable[Section], style: Style, most: int | None = None) -> str:
+def _render(
+    said: Iterable[Section], style: Style, most: int | None = None, least: int = EVERY
+) -> str:
     """Sections as text; of the names of what is left out so many, None for all."""
     page = Page(style)
     left: list[str] = []
     for shown in said:
         if style.short:
-            shown, names = shown.short()
+            shown, names = shown.short(least)
             left += names
         if shown:
             _section(page, shown)
@@ -190,13 +193,9 @@ def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str
 
 
 def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:
-    return Text(_words(page, c, value, dated), style=_color(c, value))
-
-
-def _color(c: Column, value: Cell) -> str:
-    if c.unit is not Unit.CHANGE or not isinstance(value, int):
-        return ""
-    return "red" if value > 0 else "green" if value < 0 else ""
+    change = value if c.unit is Unit.CHANGE and isinstance(value, int) else 0
+    color = "red" if change > 0 else "green" if change < 0 else ""
+    return Text(_words(page, c, value, dated), style=color)
 
 
 def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
@@ -206,7 +205,7 @@ def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
         return page.location(value)
     if isinstance(value, str):
         if c.unit is Unit.PATH:
-            return fit_path(value, page.width * 2 // 5)
+            return page.path(value)
         return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
     n = cast(int, value)
     match c.unit:

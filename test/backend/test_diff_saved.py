@@ -16,8 +16,8 @@ from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import SavedKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report import sections
 from memprof.profiler.report.html.diff_page import diff_payload
+from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.text import render_diff
 
 pytestmark = pytest.mark.zero_kernels
@@ -103,7 +103,7 @@ def test_text_page_and_json_say_the_same(single: Profile, tmp_path: Path) -> Non
     for path, profile in zip(paths, (single, after), strict=True):
         write_profile(profile, path)
     diff = compare(single, after)
-    said = [s for s in sections.of_diff(diff) if ", for the backward: " in s.title]
+    said = [s for s in of_diff(diff) if ", for the backward: " in s.title]
     assert said[0].title.partition(",")[0] == "Saved now and not before"
     done = CliRunner().invoke(main, ["diff", *paths, "--json"])
     document = json.loads(done.stdout)["saved"]

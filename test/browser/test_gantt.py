@@ -320,7 +320,7 @@ def test_it_fits_both_widths_and_both_schemes(
           for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255)
             colors.add(data.slice(i, i + 3).join());
           const { model } = memprof.chart;
-          return model.legend.flatMap(([, list]) => list).map(({ variable }) =>
+          return model.payload.legend.flatMap(([, list]) => list).map(({ variable }) =>
             colors.has(memprof.theme.color(variable).match(/\\d+/g).slice(0, 3).join()));
         }"""
     )

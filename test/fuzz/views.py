@@ -142,7 +142,7 @@ def texts(profile: Profile) -> Iterator[str]:
 
 def pages(profile: Profile) -> None:
     """The payload of the page."""
-    json.dumps(ranks_payload([profile], None, "name"), allow_nan=False)
+    json.dumps(ranks_payload([profile]), allow_nan=False)
 
 
 def exports(profile: Profile) -> None:

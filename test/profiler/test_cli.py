@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from expecttest import TestCase
@@ -84,6 +85,10 @@ Commands:
   doctor    Say what is installed here, what works and what does not.
 """,
         )
+
+    def test_every_command_has_help(self) -> None:
+        for name in main.list_commands(click.Context(main)):
+            assert f"Usage: memprof {name}" in invoke(name, "--help").output
 
     def test_report_help(self) -> None:
         self.assertExpectedInline(

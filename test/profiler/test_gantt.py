@@ -72,8 +72,8 @@ def test_the_page_of_a_training_run() -> None:
     ]
     thread = page["lanes"][0]
     bars = [
-        (page["strings"][n], KINDS[k], r)
-        for n, k, r in zip(thread["name_of"], thread["kind"], thread["row"], strict=True)
+        (n, KINDS[k], r)
+        for n, k, r in zip(thread["label"], thread["kind"], thread["row"], strict=True)
     ]
     assert bars[:6] == [
         ("step", "operation", 0),

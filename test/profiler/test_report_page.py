@@ -424,8 +424,9 @@ def test_widths_and_themes(browser: Browser, report: Path, width: int, scheme: A
 def test_the_theme_can_be_switched(page: Page, report: Path) -> None:
     show(page, report)
     seen = []
+    scheme = "getComputedStyle(document.documentElement).colorScheme"
     for _ in range(4):
-        seen.append((page.inner_text("#theme"), page.evaluate("memprof.theme.isDark()")))
+        seen.append((page.inner_text("#theme"), page.evaluate(scheme) == "dark"))
         page.click("#theme")
     assert seen == [
         ("Theme: auto", False),
@@ -603,7 +604,7 @@ def test_the_address_map_follows_the_instant(page: Page, tmp_path: Path) -> None
     for instant in range(6):
         page.evaluate(f"memprof.report.select(4, {instant}, true)")
         placed = page.evaluate(
-            "memprof.instantOf(new memprof.Placement(memprof.report.payload, 0),"
+            "memprof.placement.instantOf(memprof.report.payload.placements[0],"
             f" memprof.report.model, 4, {instant})"
         )
         nbytes = int(page.get_attribute("#address-title strong", "data-bytes") or -1)
@@ -785,11 +786,17 @@ def test_a_large_profile(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path / "p.html")
     page.evaluate(COUNT_DRAWING)
     drawn: list[int] = page.evaluate(
-        """() => [...Array(20).keys()].map(i => {
-          window.drawn = 0;
-          memprof.report.select(99, 100 * i, true);
-          return window.drawn;
-        })"""
+        """async () => {
+          const drawn = [], frame = () => new Promise(requestAnimationFrame);
+          for (let i = 0; i < 20; i++) {
+            window.drawn = 0;
+            memprof.report.select(99, 100 * i, true);
+            await frame();
+            await frame();
+            drawn.push(window.drawn);
+          }
+          return drawn;
+        }"""
     )
     # An instant is drawn with what fits on the page, not with all calls.
     print(drawn)

@@ -17,6 +17,7 @@ from memprof.profiler.live import Hold, LiveItem
 from memprof.profiler.model import (
     Category,
     DeviceMemory,
+    EventKind,
     GraphKind,
     GraphRecord,
     LedgerEntry,
@@ -38,7 +39,6 @@ from memprof.profiler.report.html.payload import (
     report_payload,
 )
 from memprof.profiler.report.html.payload_curves import MAX_POINTS
-from memprof.profiler.report.html.payload_live import EVENT_KINDS, HOLDS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 
@@ -48,22 +48,21 @@ Row = tuple[Any, ...]
 def rebuild(payload: dict[str, Any], device: dict[str, Any], call: int, instant: int) -> list[Row]:
     """The live set at an instant as the page puts it together; ``instant`` -1 is after the
     call. One row an item: category, place in each view, bytes of all copies, owner, hold."""
-    step = device["calls"]["step"][call]
-    steps, lists = device["steps"], device["lists"]
+    step, lists = device["steps"][device["calls"]["step"][call]], device["lists"]
     counts: Counter[int] = Counter()
-    for item, n in _pairs(lists[steps["between" if instant < 0 else "rest"][step]]):
+    for item, n in _pairs(lists[step["between" if instant < 0 else "rest"]]):
         counts[item] += n
-    if instant >= 0 and steps["unit"][step] >= 0:
-        unit = device["units"][steps["unit"][step]]
-        own = dict(zip(unit["entry"], lists[steps["own"][step]], strict=True))
-        e = unit["events"]
+    if instant >= 0:
+        own = lists[step["own"]]
+        counts.update(own)
+    if instant >= 0 and step["unit"] >= 0:
+        unit = device["units"][step["unit"]]
         for i in range(instant):
-            if EVENT_KINDS[e["kind"][i]].value == "free":
-                own.pop(e["storage"][i], None)
-            elif e["item"][i] >= 0:
-                own[e["storage"][i]] = e["item"][i]
-        counts.update(own.values())
-    return [_row(payload, device["items"], item, n) for item, n in counts.items()]
+            for item, n in ((unit["before"][i], -1), (unit["after"][i], 1)):
+                if item != -1:
+                    counts[item if item >= 0 else own[-2 - item]] += n
+    assert all(n >= 0 for n in counts.values())
+    return [_row(payload, device["items"], item, n) for item, n in counts.items() if n]
 
 
 def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
@@ -71,25 +70,19 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _row(payload: dict[str, Any], items: dict[str, Any], item: int, n: int) -> Row:
-    sites, strings = payload["sites"], payload["strings"]
-    site = items["site"][item]
+    sites, site = payload["sites"], items["site"][item]
     places = []
     for view in payload["views"]:
-        place = sites[f"by_{view}"][site]
-        names = sites["names"][view]
-        if place >= 0:
-            graph = names["graph"][place]
-            places.append((strings[names["key"][place]], None if graph < 0 else graph))
-        else:
-            places.append(("unattributed", strings[sites["reasons"][-1 - place]]))
-    owner = items["owner"][item]
-    return (
-        payload["categories"][sites["category"][site]],
-        *places,
-        items["nbytes"][item] * n,
-        None if owner < 0 else strings[owner],
-        HOLDS[items["hold"][item]].value,
-    )
+        found, place = payload["places"][view], sites[f"by_{view}"][site]
+        key, graph = cell(found["key"], place), cell(found["graph"], place)
+        known = cell(found["known"], place)
+        places.append((key, graph) if known else ("unattributed", key))
+    owner, hold = cell(items["owner"], item), cell(items["hold"], item)
+    return cell(sites["category"], site), *places, items["nbytes"][item] * n, owner, hold
+
+
+def cell(column: dict[str, list[Any]], i: int) -> Any:
+    return column["of"][column["at"][i]]
 
 
 def expected(attribution: Attribution, x: LiveItem) -> Row:
@@ -117,8 +110,8 @@ def check_everywhere(profile: Profile, payload: dict[str, Any], most: int = 10_0
         timeline = Timeline(profile, device["device"])
         assert len(device["calls"]["step"]) == len(timeline)
         for call in range(min(len(timeline), most)):
-            unit = device["steps"]["unit"][device["calls"]["step"][call]]
-            last = len(device["units"][unit]["events"]["kind"]) if unit >= 0 else 0
+            unit = device["steps"][device["calls"]["step"][call]]["unit"]
+            last = len(device["units"][unit]["line"]) if unit >= 0 else 0
             for instant in range(last + 1):
                 live = timeline.live_at(call, instant)
                 found = rebuild(payload, device, call, instant)
@@ -235,12 +228,13 @@ def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
     profile = decode_profile(encode_profile(profile))
     payload = json.loads(json.dumps(report_payload(profile)))
     # THEN the page says so, in each view but that of categories
-    sites, strings = payload["sites"], payload["strings"]
+    sites = payload["sites"]
     (site,) = payload["placements"][0]["blocks"]["site"]
-    assert payload["categories"][sites["category"][site]] == "output"
+    assert cell(sites["category"], site) == "output"
     for view in (View.MODULE, View.NODE, View.LINE, View.GRAPH):
-        reason = sites["reasons"][-1 - sites[f"by_{view.value}"][site]]
-        assert strings[reason] == "made by a graph that is not in this profile"
+        found, place = payload["places"][view.value], sites[f"by_{view.value}"][site]
+        assert cell(found["key"], place) == "made by a graph that is not in this profile"
+        assert not cell(found["known"], place)
 
 
 def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> None:
@@ -328,9 +322,8 @@ def test_recorded_nodes() -> None:
     assert (found[0].record_ns, found[0].step, found[0].reason) == (5, 3, "why record")
 
 
-def test_holds_and_categories_are_numbered_as_the_page_expects() -> None:
-    # model.js and base.css name them.
-    assert [h.value for h in HOLDS] == ["call", "persistent", "saved", "handed_on"]
-    assert {h.value for h in Hold} == {h.value for h in HOLDS}
-    assert [k.value for k in EVENT_KINDS] == ["alloc", "free", "reuse"]
+def test_holds_and_categories_are_named_as_the_page_expects() -> None:
+    # liveset.js, report.js and base.css name them.
+    assert [h.value for h in Hold] == ["call", "persistent", "saved", "handed_on"]
+    assert [k.value for k in EventKind] == ["alloc", "free", "reuse"]
     assert report_payload(Profile())["categories"] == [c.value for c in Category]

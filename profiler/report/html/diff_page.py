@@ -6,28 +6,20 @@ import os
 from typing import Any
 
 from ...diff_model import ProfileDiff
-from .. import sections
+from ..sections.diff import of_diff
 from .page import Page, write_page
 
 
 def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
     """The page's payload: the sections that the text has."""
-    return {"sections": [s.plain() for s in sections.of_diff(diff)]}
+    return {"sections": [s.plain() for s in of_diff(diff)]}
 
 
 def write_diff(
     diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
 ) -> int:
-    """Write a comparison as one HTML file, whole or not at all, and return its bytes.
-
-    Args:
-        diff: what was found.
-        path: of the page.
-        before, after: paths of the profiles; their names are in the title.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
-    """
+    """Write a comparison as one HTML file, see ``write_page``; the names of the files ``before``
+    and ``after`` are in its title."""
     names = [os.path.basename(p) for p in (before, after) if p]
     page = Page(
         title=f"What grew: {' → '.join(names)}" if names else "What grew",

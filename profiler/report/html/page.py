@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -43,8 +43,7 @@ SHARED_SCRIPTS = (
 )
 """Helpers in the namespace ``memprof``, in order of need; every page has them."""
 
-_SCRIPT_ENDS = re.compile(r"</script|<!--", re.IGNORECASE)
-_STYLE_ENDS = re.compile(r"</style", re.IGNORECASE)
+_ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ class Page:
         payload: JSON values; ``memprof.start(draw)`` calls ``draw`` with them.
         styles: paths below this folder, after the shared ones, e.g. ``assets/report.css``.
         scripts: likewise; the last one calls ``memprof.start``.
-        body: markup of the page's ``<main>``, written by us: nothing of a profile goes here.
         description: one sentence on the content, for the page's metadata.
     """
 
@@ -64,7 +62,6 @@ class Page:
     payload: Any
     scripts: Sequence[str]
     styles: Sequence[str] = ()
-    body: str = ""
     description: str = ""
 
 
@@ -75,9 +72,9 @@ def build_page(page: Page) -> str:
         ValueError: an asset would end its own element, or the payload has no JSON form.
         FileNotFoundError: there is no such asset.
     """
-    scripts = [_script(path) for path in (*SHARED_SCRIPTS, *page.scripts)]
-    styles = "".join(_style(path) for path in (*SHARED_STYLES, *page.styles))
-    hashes = " ".join(f"'sha256-{digest}'" for _, digest in scripts)
+    scripts = [_asset(path) for path in (*SHARED_SCRIPTS, *page.scripts)]
+    styles = (_asset(path) for path in (*SHARED_STYLES, *page.styles))
+    hashes = " ".join(f"'sha256-{_base64(sha256(text.encode()).digest())}'" for text in scripts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -94,7 +91,7 @@ def build_page(page: Page) -> str:
 <meta name="description" content="{escape(page.description)}">
 <title>{title}</title>
 <link rel="icon" href="data:,">
-{styles}</head>
+{"".join(f"<style>{chr(10)}{text}</style>{chr(10)}" for text in styles)}</head>
 <body>
 <a class="skip" href="#main">Skip to the content</a>
 <header class="page-header">
@@ -104,11 +101,11 @@ def build_page(page: Page) -> str:
 <noscript><p class="notice">This page draws itself with JavaScript, which is off here. \
 It needs no network.</p></noscript>
 <div id="page-error" class="notice error" role="alert" hidden></div>
-<main id="main" tabindex="-1">
-{page.body}
-</main>
+<main id="main" tabindex="-1"></main>
+<div id="tooltip" class="tooltip" aria-hidden="true" hidden></div>
+<div id="announcer" class="visually-hidden" aria-live="polite"></div>
 <script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
-{"".join(f"<script>{text}</script>{chr(10)}" for text, _ in scripts)}</body>
+{"".join(f"<script>{text}</script>{chr(10)}" for text in scripts)}</body>
 </html>
 """
 
@@ -129,27 +126,17 @@ def write_page(page: Page, path: str | os.PathLike[str]) -> int:
 def _pack(payload: Any) -> str:
     # ASCII, so that lone surrogates (paths that are not UTF-8) pass; NaN is no JSON.
     text = json.dumps(payload, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+    return _base64(gzip.compress(text.encode(), compresslevel=6, mtime=0))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 @cache
-def _script(path: str) -> tuple[str, str]:
-    """The text of a script and the base64 of its SHA-256."""
-    text = _asset(path)
-    if found := _SCRIPT_ENDS.search(text):
-        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
-    return text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-@cache
-def _style(path: str) -> str:
-    text = _asset(path)
-    if found := _STYLE_ENDS.search(text):
-        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
-    return f"<style>\n{text}</style>\n"
-
-
 def _asset(path: str) -> str:
     # Line ends as a browser reads them, or the hashes would not match.
     text = files(__package__).joinpath(path).read_text(encoding="utf-8")
+    if found := _ENDS.search(text):
+        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -9,10 +9,11 @@ The page shows the live set of any instant of any call, and there are millions o
 live sets are not in the payload. What they are made of is, each once (``payload_live.py``): for
 every distinct *step* of the timeline what is live when such a call begins and what is between it
 and the next, for every program its events. The page replays events. Everything that takes
-knowledge to decide is decided here: a storage's place in each view is a number in ``sites``, so the
-page adds up and never attributes; and the columns of the tables that it fills are in ``templates``.
+knowledge to decide is decided here: a site has its place in each view, so the page adds up and
+never attributes; and the columns of the tables that it fills are in ``templates``.
 
-Text is interned (``strings``), columns are lists of numbers. Bytes are bytes, times nanoseconds.
+Bytes are bytes, times nanoseconds. A column of texts has each once (``distinct``), and so have the
+lines of generated code (``texts``), of which many are alike.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from ...ranks import compare_ranks, ranks_of
 from .. import sections
 from ..format import format_bytes
 from ..section import Note, Section
+from ..sections.ranks import of_ranks
 from ..summary import Summary, on_device, summarize
 from .payload_curves import dataflow_curves, tracker_curve
 from .payload_gantt import gantt_payload
-from .payload_live import Sites, Strings, live_payload, placement_payload
+from .payload_live import Each, Sites, live_payload, placement_payload
 
 MAX_LEDGER = 5_000
 """Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
@@ -47,22 +49,11 @@ _SNAPSHOTS = 12
 def ranks_payload(
     profiles: Sequence[Profile],
     device: str | None = None,
-    source: str = "",
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """The page's payload: one report a process, and how they compare.
-
-    Args:
-        profiles: one a process, at least one.
-        device: which one the page shows first; by default as in ``summarize``.
-        source: name of the file that they come from.
-        calls: the page opens at its bars, with these calls; of a single process.
-
-    Raises:
-        ValueError: no program of one of them uses ``device``.
-    """
+    """The page's payload: one report a process, and how they compare; see ``report_page``."""
     if len(profiles) == 1:
-        alone = report_payload(profiles[0], device, source, calls)
+        alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
         return {"ranks": None, "profiles": [alone], "opens_at": opens_at}
     compared = compare_ranks(profiles, device)
@@ -71,36 +62,23 @@ def ranks_payload(
     shown = sorted(r.rank for r in highest)
     return {
         "ranks": {
-            "section": sections.of_ranks(compared, format_bytes).plain(),
+            "section": of_ranks(compared, format_bytes).plain(),
             "shown": shown,
             "first": shown.index(highest[0].rank),
         },
-        "profiles": [report_payload(profiles[numbers.index(r)], device, source) for r in shown],
+        "profiles": [report_payload(profiles[numbers.index(r)], device) for r in shown],
     }
 
 
 def report_payload(
-    profile: Profile,
-    device: str | None = None,
-    source: str = "",
-    calls: range | None = None,
+    profile: Profile, device: str | None = None, calls: range | None = None
 ) -> dict[str, Any]:
-    """Everything the page says about ``profile``, as JSON values.
-
-    Args:
-        profile: a valid one.
-        device: which one the page shows first; by default as in ``summarize``.
-        source: name of the file that it comes from, for the header.
-        calls: those that the bars show first; by default everything.
-
-    Raises:
-        ValueError: no program uses ``device``.
-    """
-    strings = Strings()
+    """Everything the page says about one process, as JSON values; see ``report_page``."""
+    texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
-    sites = Sites(attribution, strings)
+    sites = Sites(attribution)
     start = _first_time(profile)
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
@@ -111,67 +89,66 @@ def report_payload(
         devices.append(
             {
                 "device": name,
-                **live_payload(timeline, sites, strings, start),
-                "figures": sections.figures(of, format_bytes),
+                **live_payload(timeline, sites, start),
+                "figures": sections.live.figures(of, format_bytes),
                 "sections": {s.id: s.plain() for s in said},
             }
         )
     return {
-        "source": source,
-        "header": sections.header(summary).plain(),
+        "header": sections.about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary) if s],
-        "templates": {n: t.plain() for n, t in sections.live_templates().items()},
+        "templates": {n: t.plain() for n, t in sections.live.live_templates().items()},
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
         "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
         "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
-        "graphs": _graphs(profile, strings),
+        "graphs": _graphs(profile, texts),
+        "texts": list(texts),
         "placements": [
-            placement_payload(g.id, p, sites, strings) for g in profile.graphs for p in g.placements
+            placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
-        "no_addresses": sections.why_no_addresses(profile),
-        "sites": sites.columns(),
-        "frames": sites.frames,
-        "strings": strings.all,  # last: everything above adds to it
+        "no_addresses": sections.trees.why_no_addresses(profile),
+        "sites": sites.columns(),  # last: everything above adds to them
+        "places": sites.places(),
     }
 
 
 def _sections(summary: Summary) -> Iterator[Section]:
     """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
-    profile, grows = summary.profile, sections.of_growth(summary.growth, format_bytes)
+    profile, grows = summary.profile, sections.growth.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
     if grows and not failed:
         yield grows
-    accounts = sections.of_accounts(profile.accounts, format_bytes, summary.at_peak)
+    accounts = sections.account.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
-    pools = tuple(sections.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
+    pools = tuple(sections.graph_pools.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
-    yield sections.totals(summary)
+    yield sections.totals.totals(summary)
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:
-        yield sections.advice(summary, format_bytes)
-    yield from sections.of_instant(profile)
+        yield sections.about.advice(summary, format_bytes)
+    yield from sections.live.of_instant(profile)
     yield _operations(profile)
     saved, graphs, not_counted = sections.of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, sections.trees(summary, format_bytes))
-    counts = sections.ledger_counts(summary)
-    ledger = sections.of_ledger(profile, format_bytes, MAX_LEDGER)
+        yield from (saved, graphs, sections.trees.trees(summary, format_bytes))
+    counts = sections.ledger.ledger_counts(summary)
+    ledger = sections.ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
     yield replace(ledger, notes=(*counts.notes, *ledger.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        flow = sections.dataflow(summary.dataflow, format_bytes)
-        yield flow if flow.parts else sections.no_dataflow()
+        flow = sections.dataflow.dataflow(summary.dataflow, format_bytes)
+        yield flow if flow.parts else sections.dataflow.no_dataflow()
     if profile.tracker is not None:
-        parts = tuple(filter(None, sections.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)))
+        said = sections.tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
-        yield Section("tracker", "Tracker", parts=parts, view=view)
+        yield Section("tracker", "Tracker", parts=tuple(filter(None, said)), view=view)
     if profile.graphs:
         yield not_counted
-    yield sections.words()
+    yield sections.words.words()
 
 
 def _operations(profile: Profile) -> Section:
@@ -192,7 +169,7 @@ def _first_time(profile: Profile) -> int:
     return min([*times, *profile.calls.start_ns], default=0)
 
 
-def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
+def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
     """Labels, and the text of the lines of generated code at which programs do something."""
     out = []
     for g in profile.graphs:
@@ -202,9 +179,8 @@ def _graphs(profile: Profile, strings: Strings) -> list[dict[str, Any]]:
             {
                 "id": g.id,
                 "label": g.label,
-                "kind": g.kind.value,
                 "statements": {
-                    str(s.line): strings(s.text[:200]) for s in g.statements if s.line in used
+                    str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used
                 },
             }
         )

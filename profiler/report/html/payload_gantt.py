@@ -14,13 +14,13 @@ which draws at most one bar a pixel and row, and 1 to 4 ms a move, the tooltip i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
-from ...model import GraphRecord, LaneKind, LedgerKind, Profile
+from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TrackerRecord
 from .gantt_lanes import Bar, nested_rows, packed_rows
-from .payload_live import Strings
 
 KINDS = (
     "operation",
@@ -33,31 +33,39 @@ KINDS = (
 """What bars can be, in the order of the legend."""
 
 
-def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
-    """What the page's bars are, as JSON values; None where there is none.
+_OPERATION_COLORS = 7
 
-    Args:
-        profile: a valid one.
-        calls: those that the page shows first; by default everything.
-    """
-    strings = Strings()
+
+def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
+    """What the page's bars are, as JSON values; None where there is none. ``calls`` are shown
+    first, by default everything."""
     lanes = _lanes(profile)
     bars = [b for _, _, lane in lanes for b in lane]
     if not bars:
         return None
     tracker = profile.tracker
+    operations = []
+    if tracker is not None:
+        operations = [_facts(tracker, i) for i in range(len(tracker.operation_allocations))]
     recorded = [tracker.metadata.start_ns] if tracker and tracker.metadata.start_ns > 0 else []
-    base = min(b.start_ns for b in bars)
-    base = min([base, *recorded])
-    window = None
-    if calls:
+    base = min([*recorded, *(b.start_ns for b in bars)])
+    log = profile.calls
+
+    def window(calls: range | None) -> list[int] | None:
+        if not calls:
+            return None
         chosen = slice(calls.start, calls.stop)
-        log = profile.calls
-        window = [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
+        return [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
+
+    colors, legend = _colors(bars)
+    number = {variable: i for i, variable in enumerate(dict.fromkeys(map(colors, bars)))}
     return {
         "end": max(b.end_ns for b in bars) - base,
         "kinds": KINDS,
-        "calls": window,
+        "calls": window(calls),
+        "all_calls": window(range(len(log))),
+        "colors": list(number),
+        "legend": legend,
         "lanes": [
             {
                 "name": name,
@@ -65,20 +73,44 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
                 "row": [b.row for b in lane],
                 "start": [b.start_ns - base for b in lane],
                 "duration": [b.end_ns - b.start_ns for b in lane],
-                "name_of": [strings(b.name) for b in lane],
+                "label": [b.name for b in lane],
                 "kind": [KINDS.index(b.kind) for b in lane],
+                "color": [number[colors(b)] for b in lane],
                 "detail": [b.detail for b in lane],
             }
             for name, rows, lane in lanes
         ],
-        "modes": [strings(mode.value) for mode in call_modes(profile)],
-        "operations": _operation_details(profile, strings),
+        "modes": [mode.value for mode in call_modes(profile)],
+        "operations": operations,
         "pauses": [
             [p.start_ns - base, p.end_ns - base]
             for p in (tracker.metadata.pauses if tracker else ())
         ],
-        "strings": strings.all,
     }
+
+
+def _colors(bars: list[Bar]) -> tuple[Callable[[Bar], str], list[tuple[str, list[dict[str, Any]]]]]:
+    """The CSS variable of a bar's colour, and the legend: calls by their kind, operations by their
+    name, as far as there are colours; those with most time have one of their own."""
+    time: Counter[str] = Counter()
+    for b in bars:
+        if b.kind == "operation":
+            time[b.name] += b.end_ns - b.start_ns
+    own = {name: f"--op-{i}" for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
+    plain = {kind: f"--bar-{kind.replace(' ', '-')}" for kind in KINDS}
+
+    def color(b: Bar) -> str:
+        return own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind]
+
+    counts = Counter(map(color, bars))
+    others = "other operations" if len(own) < len(time) else "operation"
+    operations = [*own.items(), (others, plain["operation"]), ("failed", plain["failed operation"])]
+    parts = (("Operations", operations), ("Compiled calls", [(k, plain[k]) for k in KINDS[2:]]))
+    legend = [
+        (title, [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]])
+        for title, of in parts
+    ]
+    return color, [(title, entries) for title, entries in legend if entries]
 
 
 def _lanes(profile: Profile) -> list[tuple[str, int, list[Bar]]]:
@@ -159,25 +191,19 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
             yield Bar(end - graph.compile_ns, end, graph.label, "compilation", graph.id)
 
 
-def _operation_details(profile: Profile, strings: Strings) -> dict[str, Any]:
-    tracker = profile.tracker
-    if tracker is None:
-        return {"path": [], "lane": [], "running": [], "memory": {}}
+def _facts(tracker: TrackerRecord, i: int) -> list[tuple[str | int, ...]]:
+    """What the page says of an operation beside its name and its times: a label, and a text, or
+    bytes, or bytes before and after."""
     rows = tracker.operation_allocations
-    paths = [strings(tracker.path(i)) for i in range(len(tracker.operation_summary))]
-    lanes = [strings(lane.name) for lane in tracker.metadata.lanes]
-    return {
-        "path": [paths[s] for s in rows.summary],
-        "lane": [lanes[i] for i in rows.lane],
-        "running": [i for i, end in enumerate(rows.end_ns) if end < 0],
-        "tensor_bytes": [rows.tensor_bytes_before, rows.tensor_bytes_after],
-        "memory": {
-            device: {
-                "before": m.before,
-                "after": m.after,
-                "peak": m.peak,
-                "exact": [int(x) for x in m.exact],
-            }
-            for device, m in rows.memory.items()
-        },
-    }
+    said: list[tuple[str | int, ...]] = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
+    if rows.end_ns[i] < 0:
+        said.insert(0, ("Ends", "after the record"))
+    said.append(("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]))
+    for device, m in rows.memory.items():
+        what = "Resident" if device == "cpu" else f"Allocated on {device}"
+        said.append((what, m.before[i], m.after[i]))
+        said.append((f"Peak inside{'' if m.exact[i] else ', at least'}", m.peak[i]))
+    if tracker.operation_summary[rows.summary[i]].parent >= 0:
+        said.append(("Path", tracker.path(rows.summary[i])))
+    # What nobody measured is -1.
+    return [fact for fact in said if -1 not in fact]

@@ -2,15 +2,15 @@
 
 Note [How a live set is put together]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An *item* is (site, bytes, owner, hold). At instant ``i`` of call ``k``, with ``s = steps[k]``:
+An *item* is (site, bytes, owner, hold). At instant ``i`` of call ``k``, with ``s`` the step of its
+``calls.step``:
 
-* ``lists[rest[s]]``, pairs of item and count: memory that the call's program does not count;
-* ``lists[own[s]]``: one item for each storage that is live when the program begins, in the
-  order of ``units[unit[s]].entry``;
-* of these, and of what the program makes, what the first ``i`` of its events leave: ``alloc``
-  puts an item at a storage, ``reuse`` another one in its place, ``free`` takes it away.
+* ``lists[s.rest]``, pairs of item and count: memory that the call's program does not count;
+* ``lists[s.own]``, one item for each storage that is live when the program begins;
+* the first ``i`` events of ``units[s.unit]``: each takes ``before`` out and puts ``after`` in.
+  -1 is nothing, ``-2 - j`` the item ``j`` of ``lists[s.own]``, which differs from step to step.
 
-Between call ``k`` and the next, ``lists[between[s]]`` is live. ``Timeline.live_at`` and
+Between call ``k`` and the next, ``lists[s.between]`` is live. ``Timeline.live_at`` and
 ``live_after`` say the same, and a test compares them at every instant.
 """
 
@@ -20,28 +20,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
-from ...attribution import Attribution, Site, View
+from ...attribution import Attribution, Site, View, module_parts
 from ...live import Hold, LiveItem
-from ...model import (
-    Category,
-    EventKind,
-    Origin,
-    PlacedBlock,
-    Placement,
-    SourceFrame,
-    Storage,
-)
+from ...model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
 from ...timeline import Timeline
 from ..format import shorten_path
+from ..sections.about import module_name
 
-EVENT_KINDS = (EventKind.ALLOC, EventKind.FREE, EventKind.REUSE)
-"""An event's kind in the payload is its position here."""
-HOLDS = tuple(Hold)
-_HOLD = {h: i for i, h in enumerate(HOLDS)}
-_KEEP = -1
-"""Item of a reuse that leaves a storage as it is."""
-_VIEWS = tuple(View)
-_CATEGORY = {c: i for i, c in enumerate(Category)}
+_NONE, _ENTRY = -1, -2
+"""No item, and the first of those that are live when a program begins; the others are below it."""
+_TEXTS = ("op", "node", "fqn", "outside", "module", "graph")
+"""Fields of a site that the page has as they are."""
 _T = TypeVar("_T")
 
 
@@ -53,38 +42,26 @@ class Each(dict[_T, int]):
         return self[value]
 
 
-class Strings:
-    """Text, each once; calling it gives the number of one."""
-
-    def __init__(self) -> None:
-        self._numbers: Each[str] = Each()
-
-    def __call__(self, text: str | None) -> int:
-        """The number of ``text``, -1 for None."""
-        return -1 if text is None else self._numbers[text]
-
-    @property
-    def all(self) -> list[str]:
-        """By number."""
-        return list(self._numbers)
+def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
+    """A column that says few things again and again: each once (``of``), and their numbers."""
+    each: Each[_T] = Each()
+    at = [each[value] for value in values]
+    return {"of": list(each), "at": at}
 
 
 class Sites:
     """Where storages come from, each place once.
 
-    In each view a site has a place: the number of a name (``k >= 0``: a part, and
-    ``names[view][k]``), or ``-1 - k`` for a reason (``reasons[k]``) why it is in the remainder.
+    In each view a site has a place, by its number: a part of the view by its name, or, if it is
+    not ``known``, a reason why it is in the remainder.
     """
 
-    def __init__(self, attribution: Attribution, strings: Strings) -> None:
+    def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
-        self._strings = strings
         self._numbers: dict[int, int] = {}
-        self._rows: Each[tuple[int, ...]] = Each()
-        self._frames: Each[SourceFrame] = Each()
-        self._names: dict[View, Each[tuple[str, int | None]]] = {v: Each() for v in View}
-        self._notes: dict[View, dict[tuple[str, int | None], str]] = {v: {} for v in View}
-        self._reasons: Each[str] = Each()
+        self._rows: Each[tuple[Any, ...]] = Each()
+        self._places: dict[View, dict[tuple[str, int | None, bool], tuple[int, str]]]
+        self._places = {view: {} for view in View}
 
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
         """The number of the site of a storage."""
@@ -92,67 +69,53 @@ class Sites:
         # The attribution keeps its sites, so no other one can get this one's id.
         number = self._numbers.get(id(site))
         if number is None:
-            number = self._numbers[id(site)] = self._number(site)
+            places = tuple(self._place(site, view) for view in View)
+            module = module_name(site.module)
+            texts = (module if name == "module" else getattr(site, name) for name in _TEXTS)
+            row = (site.category.value, places, site.frame, *texts)
+            number = self._numbers[id(site)] = self._rows[row]
         return number
-
-    def _number(self, site: Site) -> int:
-        return self._rows[
-            (
-                _CATEGORY[site.category],
-                *[self._place(site, view) for view in _VIEWS],
-                self._strings(site.op),
-                -1 if site.frame is None else self._frames[site.frame],
-                self._strings(site.fqn),
-                self._strings(site.outside),
-                self._strings(site.module),
-                site.graph,
-            )
-        ]
-
-    @property
-    def frames(self) -> list[list[int]]:
-        """Source lines by number: file, line, function and code, texts by their numbers."""
-        s = self._strings
-        return [
-            [s(shorten_path(f.file)), f.line, s(f.function), s(f.code.strip())]
-            for f in self._frames
-        ]
-
-    def columns(self) -> dict[str, Any]:
-        """All sites, one entry a site in each column, and what places mean."""
-        keys = ("category", *(f"by_{v.value}" for v in View))
-        keys += ("op", "frame", "fqn", "outside", "module", "graph")
-        columns = zip(*self._rows, strict=True) if self._rows else ([] for _ in keys)
-        s = self._strings
-        return {
-            **{key: list(column) for key, column in zip(keys, columns, strict=True)},
-            "names": {
-                v.value: {
-                    "key": [s(key) for key, _ in self._names[v]],
-                    "graph": [-1 if graph is None else graph for _, graph in self._names[v]],
-                    "note": [s(note) for note in self._notes[v].values()],
-                }
-                for v in View
-            },
-            "reasons": [s(r) for r in self._reasons],
-        }
 
     def _place(self, site: Site, view: View) -> int:
         named = self.attribution.named(site, view)
-        if named is None:
-            return -1 - self._reasons[site.why.get(view, "unknown")]
-        key, graph, note = named
-        self._notes[view].setdefault((key, graph), note)
-        return self._names[view][key, graph]
+        key, graph, note = named or (site.why.get(view, "unknown"), None, "")
+        places = self._places[view]
+        return places.setdefault((key, graph, named is not None), (len(places), note))[0]
+
+    def columns(self) -> dict[str, Any]:
+        """All sites, one entry a site in each column: the place in each view by its name, the
+        source line, and what is known else."""
+        rows = list(self._rows)
+        frames = [row[2] for row in rows]
+        return {
+            "category": distinct(row[0] for row in rows),
+            **{f"by_{v.value}": [row[1][i] for row in rows] for i, v in enumerate(View)},
+            **{name: distinct(row[3 + i] for row in rows) for i, name in enumerate(_TEXTS)},
+            "location": distinct(f and f"{shorten_path(f.file)}:{f.line}" for f in frames),
+            "function": distinct(f and f.function for f in frames),
+            "code": distinct(f and f.code.strip() for f in frames),
+        }
+
+    def places(self) -> dict[str, Any]:
+        """What the numbers of places mean, by view, in columns."""
+        return {
+            view.value: {
+                "key": distinct(key for key, _, _ in found),
+                "parts": [module_parts(key) if view is View.MODULE else () for key, _, _ in found],
+                "graph": distinct(graph for _, graph, _ in found),
+                "known": distinct(known for _, _, known in found),
+                "note": distinct(note for _, note in found.values()),
+            }
+            for view, found in self._places.items()
+        }
 
 
 class Items:
     """Items and lists of them, each once."""
 
-    def __init__(self, sites: Sites, strings: Strings) -> None:
+    def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self._strings = strings
-        self._rows: Each[tuple[int, int, int, int]] = Each()
+        self._rows: Each[tuple[int, int, str | None, str]] = Each()
         self._known: dict[tuple[int, int, str | None, int, Hold], int] = {}
         self._lists: Each[tuple[int, ...]] = Each()
 
@@ -167,13 +130,8 @@ class Items:
 
     def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         """The number of the item that a storage is with this owner."""
-        row = (
-            self._sites.of(graph, storage, owner, line),
-            storage.nbytes,
-            self._strings(owner),
-            _HOLD[hold],
-        )
-        return self._rows[row]
+        site = self._sites.of(graph, storage, owner, line)
+        return self._rows[site, storage.nbytes, owner, hold.value]
 
     def pairs(self, items: Iterable[LiveItem]) -> int:
         """The number of a list of (item, count)."""
@@ -186,45 +144,45 @@ class Items:
     @property
     def lists(self) -> Sequence[Sequence[int]]:
         """By number."""
-        return [[*row] for row in self._lists]
+        return [*self._lists]
 
     def columns(self) -> dict[str, Any]:
         """All items, one entry an item in each column."""
-        keys = ("site", "nbytes", "owner", "hold")
-        columns = zip(*self._rows, strict=True) if self._rows else ([] for _ in keys)
-        return {key: list(column) for key, column in zip(keys, columns, strict=True)}
+        site, nbytes, owner, hold = zip(*self._rows, strict=True) if self._rows else [()] * 4
+        return {"site": site, "nbytes": nbytes, "owner": distinct(owner), "hold": distinct(hold)}
 
 
-def live_payload(timeline: Timeline, sites: Sites, strings: Strings, start: int) -> dict[str, Any]:
+def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
     """The timeline of one device, see Note [How a live set is put together]; times of calls are
     since ``start``."""
-    items = Items(sites, strings)
+    items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
-    kinds = [timeline.kind(k) for k in range(len(timeline))]
+    number: Each[int] = Each()
+    kinds = [number[timeline.kind(k)] for k in range(len(timeline))]
     first: dict[int, int] = {}
     for k, kind in enumerate(kinds):
         first.setdefault(kind, k)
-    # Numbered from 0 in the order of their first call.
-    number = {kind: i for i, kind in enumerate(first)}
-    columns: dict[str, list[int]] = {k: [] for k in ("unit", "rest", "own", "between")}
+    steps = []
     for k in first.values():
-        unit = unit_ids.get((calls.graph[k], calls.program[k]), -1)
-        live = timeline.live_at(k, 0)
-        own = [x for x in live.items if x.hold is Hold.CALL]
-        columns["unit"].append(unit)
-        columns["rest"].append(items.pairs(x for x in live.items if x.hold is not Hold.CALL))
-        columns["own"].append(items.list(items.item(x) for x in own))
-        columns["between"].append(items.pairs(timeline.live_after(k)))
+        live = timeline.live_at(k, 0).items
+        steps.append(
+            {
+                "unit": unit_ids.get((calls.graph[k], calls.program[k]), -1),
+                "rest": items.pairs(x for x in live if x.hold is not Hold.CALL),
+                "own": items.list(items.item(x) for x in live if x.hold is Hold.CALL),
+                "between": items.pairs(timeline.live_after(k)),
+            }
+        )
     peak = timeline.peak()
     return {
-        "units": [_unit(u, timeline.device, items, strings) for u in timeline.units],
-        "steps": columns,
+        "units": [_unit(u, timeline.device, items) for u in timeline.units],
+        "steps": steps,
         "lists": items.lists,
         "items": items.columns(),
         "calls": {
             "graph": calls.graph,
-            "step": [number[kind] for kind in kinds],
+            "step": kinds,
             "start_ns": [t - start for t in calls.start_ns],
             "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
         },
@@ -232,50 +190,52 @@ def live_payload(timeline: Timeline, sites: Sites, strings: Strings, start: int)
     }
 
 
-def _unit(
-    unit: PreparedProgram, device: str | None, items: Items, strings: Strings
-) -> dict[str, Any]:
+def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, Any]:
     """A program. Events of other devices stay, so that instants have the same numbers."""
     storages = unit.program.storages
     there = [device is None or s.device == device for s in storages]
-    columns: dict[str, list[int]] = {k: [] for k in ("kind", "storage", "line", "item")}
+    entry = (s.id for s in storages if s.at_entry and there[s.id])
+    now = {storage: _ENTRY - j for j, storage in enumerate(entry)}
+    before: list[int] = []
+    after: list[int] = []
     for e in unit.program.events:
-        item = _KEEP
+        s = storages[e.storage]
+        before.append(now.pop(e.storage, _NONE))
+        after.append(_NONE)
         if e.kind is not EventKind.FREE and there[e.storage]:
-            s = storages[e.storage]
             # An input that changes its name before the first line still is what it was.
-            if e.line or not s.at_entry:
-                item = items.new(unit.graph.id, s, e.owner, e.line, Hold.CALL)
-        columns["kind"].append(EVENT_KINDS.index(e.kind))
-        columns["storage"].append(e.storage)
-        columns["line"].append(e.line)
-        columns["item"].append(item)
+            same = s.at_entry and not e.line
+            new = before[-1] if same else items.new(unit.graph.id, s, e.owner, e.line, Hold.CALL)
+            after[-1] = now[e.storage] = new
     return {
         "graph": unit.graph.id,
         "key": list(unit.program.key),
-        "entry": [s.id for s in storages if s.at_entry and there[s.id]],
-        "storages": len(storages),
-        "events": columns,
+        "kind": distinct(e.kind.value for e in unit.program.events),
+        "line": [e.line for e in unit.program.events],
+        "before": before,
+        "after": after,
     }
 
 
-def placement_payload(
-    graph: int, placement: Placement, sites: Sites, strings: Strings
-) -> dict[str, Any]:
-    """Where a graph's replays have their memory; each block with its site."""
+def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
+    """Where a graph's replays have their memory: each segment with its bytes and the highest that
+    is ever used, each block with its site."""
+    names = ("address", "nbytes", "begin", "end", "node", "owner")
+    ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
+    sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
+    recording = "" if placement.node is None else f"recording #{placement.node} on "
     return {
-        "graph": graph,
-        "pool": placement.pool,
-        "key": list(placement.key),
+        "graph": graph.id,
+        "name": f"{graph.label}{sizes}, {recording}{placement.pool}",
+        "key": placement.key,
         "node": placement.node,
-        "segments": [list(s) for s in placement.segments],
-        "lines": list(placement.lines),
+        "segments": [
+            (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
+            for start, n in placement.segments
+        ],
+        "lines": placement.lines,
         "blocks": {
-            **{
-                name: [getattr(b, name) for b in placement.blocks]
-                for name in ("address", "nbytes", "begin", "end", "node")
-            },
-            "owner": [strings(b.owner) for b in placement.blocks],
+            **{name: [getattr(b, name) for b in placement.blocks] for name in names},
             "site": [_site(b, placement, sites) for b in placement.blocks],
         },
     }

@@ -49,7 +49,7 @@ def report_page(
     profiles = [profile] if isinstance(profile, Profile) else profile
     return Page(
         title=f"Memory of {name}" if name else "Memory of compiled code",
-        payload=ranks_payload(profiles, device, name, calls),
+        payload=ranks_payload(profiles, device, calls),
         scripts=_SCRIPTS,
         styles=_STYLES,
         description="Where the memory of compiled PyTorch code goes, taken by memprof.",
@@ -63,10 +63,6 @@ def write_report(
     source: str = "",
     calls: range | None = None,
 ) -> int:
-    """Write the report as one HTML file, whole or not at all, and return its bytes.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
-        ValueError: no program uses ``device``.
-    """
+    """Write the report as one HTML file, whole or not at all, and return its bytes; see
+    ``report_page`` and ``write_page``."""
     return write_page(report_page(profile, device, source, calls), path)

@@ -46,13 +46,7 @@ def of_accounts(
 
 
 def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
-    """The account of one device.
-
-    Args:
-        a: the account.
-        show: bytes in words.
-        peak: of the device, if ``a`` is of the present and more is known of the peak.
-    """
+    """One device; with its ``peak``, if ``a`` is of the present and more is known of the peak."""
     every: tuple[Section, ...] = (_purposes(a), _outside(a))
     if peak is not None:
         now = replace(_purposes(a), detail=True, name="what is reserved now")

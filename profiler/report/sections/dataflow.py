@@ -29,12 +29,7 @@ _MOST = 300
 
 
 def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
-    """The peak of each device, and what was live then.
-
-    Args:
-        peaks: one a device.
-        show: how bytes are written.
-    """
+    """The peak of each device, and what was live then."""
     parts = []
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
 from ..format import format_bytes
-from ..section import EVERY, Cell, Column, Note, Section, Table, Tone, Unit
+from ..section import EVERY, Cell, Column, Note, Section, Table, Tone, Unit, of_rows
 
 _TITLES = {
     "peak": "peak of known live memory",
@@ -50,13 +50,10 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
                 Column("after", Unit.BYTES),
                 Column(view, Unit.CODE),
             )
-            table = Table(
-                columns,
-                [(c.change, c.before, c.after, c.key) for c in changes],
-                rest="smaller changes",
-            )
+            cells = [(c.change, c.before, c.after, c.key) for c in changes]
+            title = f"{_title(q)}: what changed, by {view}"
             if changes:
-                yield Section("", f"{_title(q)}: what changed, by {view}", tables=(table,))
+                yield of_rows(title, columns, cells, rest="smaller changes")
 
 
 def _saved(diff: ProfileDiff) -> Iterator[Section]:
@@ -67,10 +64,7 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             found = [c for c in diff.saved if c.kind is kind and c.device == device]
             if not found:
                 continue
-            sums = {
-                "before": sum(c.before for c in found),
-                "after": sum(c.after for c in found),
-            }
+            sums = {s: sum(getattr(c, s) for c in found) for s in ("before", "after")}
             shown = [sides[kind]] if kind in sides else ["before", "after"]
             if kind is SavedKind.OPERATOR:
                 shown = ["after"]
@@ -85,13 +79,11 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             where = "" if device == diff.devices[1] else f", {device}"
             said = " → ".join(format_bytes(sums[s]) for s in shown)
             title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {said}"
-            table = Table(columns, [_row(c, shown) for c in found], rest="more")
-            yield Section("", title, tables=(table,))
+            yield of_rows(title, columns, [_row(c, shown) for c in found])
 
 
 def _row(c: SavedChange, shown: list[str]) -> tuple[Cell, ...]:
-    sizes = {"before": c.before, "after": c.after}
-    return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
+    return (*(getattr(c, s) for s in shown), c.count, c.types, c.op, c.module, c.line)
 
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:

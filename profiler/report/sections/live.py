@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
@@ -200,15 +199,14 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             yield Section("", title, tables=tables, detail=detail, name=name)
             continue
         columns = live_columns(view, b.total)
+        if view is View.CATEGORY:
+            columns += (Column("that is"),)
         blank = ("",) * (len(columns) - 4)
         foot: tuple[Foot, ...] = (
             Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
             Foot((b.total, b.total, "", "total", *blank)),
         )
         rows = [row(view, p, b.total) for p in b.parts]
-        if view is View.CATEGORY:
-            columns = (*columns, Column("that is"))
-            foot = tuple(replace(f, cells=(*f.cells, "")) for f in foot)
         least = len(Category) if view is View.CATEGORY else 1
         brief = EVERY if view is View.CATEGORY else _BRIEF
         tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)

@@ -2,233 +2,179 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, oncePerFrame } = memprof.dom;
+  const { el, fill } = memprof.dom;
   const { bytes, exactBytes, count, share } = memprof.format;
   const { table } = memprof.table;
-  const { byteStep } = memprof;
+  const { use, placementsOf, instantOf } = memprof.placement;
   const HEIGHT = 360;
   const PLOT = { left: 70, right: 14, top: 8, bottom: 22 };
   const GAP = 10;
 
   function addresses(state, root) {
     const { payload } = state;
-    const placements = payload.placements.map((_, i) => new memprof.Placement(payload, i));
+    const { placements } = payload;
     const choice = el(
       "select",
       { "aria-label": "Recording or plan", on: { change: update } },
       el("option", { value: "" }, "of the chosen call"),
-      placements.map((p) => el("option", { value: p.index }, p.name)),
+      placements.map((p, i) => el("option", { value: i }, p.name)),
     );
     const title = el("p", { id: "address-title" });
     const drawing = new memprof.Canvas("addresses", "Address map");
     const canvas = drawing.node;
-    const cursor = el("div.address-cursor");
+    const cursor = el("div.cursor");
     const picture = el("div.address-picture", {}, canvas, cursor);
     const rows = el("div");
-    fill(
-      root,
-      el("label.choice", {}, "Show the memory ", choice),
-      title,
-      picture,
-      rows,
-    );
+    fill(root, el("label.choice", {}, "Show the memory ", choice), title, picture, rows);
     let shown = null;
     let instant = 0;
-    let layout = null;
-    const refresh = oncePerFrame(paint);
-    new ResizeObserver(refresh).observe(picture);
-    memprof.theme.onChange(refresh);
-    canvas.addEventListener("mousemove", (event) => hover(event));
-    canvas.addEventListener("mouseleave", memprof.tooltip.hide);
-    canvas.addEventListener("click", (event) => {
-      const block = blockAt(event);
-      if (block !== null) state.showDetail([], nameOf(block), describe(block));
-    });
+    let boxes = [];
+    const refresh = memprof.drawn(picture, paint);
+    memprof.pointed(canvas, blockAt, hover, pick);
 
     function update() {
       const { model, call, position } = state;
-      const own = memprof.placementsOf(placements, model, call);
-      shown =
-        choice.value === ""
-          ? (own[own.length - 1] ?? another(model, call))
-          : placements[Number(choice.value)];
+      const own = placementsOf(placements, model, call);
+      const any = choice.value === "";
+      shown = any ? (own.at(-1) ?? another(model, call)) : placements[Number(choice.value)];
+      const last = shown.lines.length;
       const follows = own.includes(shown);
-      instant = follows ? memprof.instantOf(shown, model, call, position) : shown.last;
-      const use = shown.use(instant);
+      instant = follows ? instantOf(shown, model, call, position) : last;
+      const now = use(shown, instant);
+      const whose = shown.node === null ? "its scratch memory has" : "the pool had then";
       fill(
         title,
-        own.length || choice.value !== ""
-          ? null
-          : el("span.warn", {}, `${whyNot(payload, model, call)} Shown instead: `),
-        el(
-          "strong.num",
-          { title: exactBytes(use.used), data: { bytes: use.used } },
-          bytes(use.used),
-        ),
-        ` in ${count(use.live.length)} blocks of ${bytes(use.reserved)} that ${shown.data.node === null ? "its scratch memory has" : "the pool had then"}; `,
-        `largest free piece ${bytes(use.largest)} · ${shown.name}, `,
-        follows ? `instant ${count(instant)} of ${count(shown.last)}` : "at its end",
+        any && !own.length && el("span.warn", {}, `${whyNot(payload, model, call)} Shown instead: `),
+        el("strong.num", { title: exactBytes(now.used), data: { bytes: now.used } }, bytes(now.used)),
+        ` in ${count(now.live.length)} blocks of ${bytes(now.reserved)} that ${whose}; `,
+        `largest free piece ${bytes(now.largest)} · ${shown.name}, `,
+        follows ? `instant ${count(instant)} of ${count(last)}` : "at its end",
       );
-      canvas.setAttribute(
-        "aria-label",
-        `Address map of ${shown.name}; the table below has what is there at the chosen instant`,
-      );
-      list(use);
+      const label = `Address map of ${shown.name}; the table below has what is there at the chosen instant`;
+      canvas.setAttribute("aria-label", label);
+      list(now);
       refresh();
     }
 
     /** For a call without one: the latest of its graph for other sizes, or else of all. */
     function another(model, call) {
-      const same = placements.filter((p) => p.data.graph === model.calls.graph[call]);
-      return same[same.length - 1] ?? placements[placements.length - 1];
+      const graph = model.calls.graph[call];
+      return placements.findLast((p) => p.graph === graph) ?? placements.at(-1);
     }
 
-    function list(use) {
-      const { blocks } = shown.data;
+    function list({ live, used }) {
+      const { address, nbytes } = shown.blocks;
       const template = payload.templates.addresses;
-      const found = use.live.map((b) => {
-        const d = describe(b)[0];
-        const where = [d.category, d.module === "" ? "(root)" : d.module, d.node ?? d.outside];
-        const code = d.location ? [d.location] : [null];
-        return [blocks.address[b], blocks.nbytes[b], nameOf(b), ...where, ...code];
+      const found = live.map((b) => {
+        const d = describe(b);
+        const where = [d.category, d.module, d.node ?? d.outside, d.location];
+        return [address[b], nbytes[b], nameOf(b), ...where];
       });
-      const foot = use.live.length ? [["", use.used, "total"]] : [];
-      const columns = template.columns.map((c) => ({ ...c, relative: shown.data.node === null }));
-      const pick = (_, i) => state.showDetail([], nameOf(use.live[i]), describe(use.live[i]));
+      const foot = live.length ? [["", used, "total"]] : [];
+      const columns = template.columns.map((c) => ({ ...c, relative: shown.node === null }));
       const title = "Blocks at this instant, by address";
-      fill(rows, table({ ...template, columns }, { rows: found, foot, limit: 8, title, onPick: pick }));
+      const onPick = (_, i) => pick(live[i]);
+      fill(rows, table({ ...template, columns }, { rows: found, foot, limit: 8, title, onPick }));
     }
 
     function nameOf(b) {
-      const { owner, node } = shown.data.blocks;
-      const name = state.model.string(owner[b]) ?? "scratch memory of a kernel";
+      const { owner, node } = shown.blocks;
+      const name = owner[b] ?? "scratch memory of a kernel";
       return node[b] === null ? name : `${name}, output of recording #${node[b]}`;
     }
 
     function describe(b) {
-      const { site, nbytes, owner } = shown.data.blocks;
-      return [state.model.describeSite(site[b], nbytes[b], owner[b], "call")];
+      const { site, nbytes, owner } = shown.blocks;
+      return state.model.describeSite(site[b], nbytes[b], owner[b], "call");
     }
 
-    function addressText(address) {
-      return memprof.format.address(address, shown.data.node === null);
+    function pick(b) {
+      state.showDetail([], nameOf(b), [describe(b)]);
     }
 
     // ---- the picture
 
-    function lay() {
-      const width = picture.clientWidth - PLOT.left - PLOT.right;
-      const used = shown.segments.filter((s) => s.used > 0);
-      // By the square root: what a small segment holds can be seen beside a large one too.
-      const total = used.reduce((n, s) => n + Math.sqrt(s.used), 0) || 1;
-      const room = HEIGHT - PLOT.top - PLOT.bottom - GAP * (used.length - 1);
-      let bottom = HEIGHT - PLOT.bottom;
-      const places = used.map((s) => {
-        const height = (room * Math.sqrt(s.used)) / total;
-        const place = { ...s, bottom, height, scale: height / s.used };
-        bottom -= height + GAP;
-        return place;
-      });
-      return { width, places, step: width / (shown.last + 1) };
-    }
-
-    function box(b) {
-      const { address, nbytes, begin, end } = shown.data.blocks;
-      const s = layout.places.find(
-        (p) => address[b] >= p.address && address[b] < p.address + p.nbytes,
-      );
-      if (!s) return null;
-      const top = s.bottom - (address[b] - s.address + nbytes[b]) * s.scale;
-      return {
-        x: PLOT.left + begin[b] * layout.step,
-        y: top,
-        width: Math.max(1, (end[b] - begin[b]) * layout.step),
-        height: Math.max(1, nbytes[b] * s.scale),
-      };
-    }
-
     function paint() {
-      if (!shown || !picture.clientWidth) return;
-      layout = lay();
+      if (!shown) return;
+      const { address, nbytes, begin, end, site } = shown.blocks;
+      const width = picture.clientWidth - PLOT.left - PLOT.right;
+      const step = width / (shown.lines.length + 1);
+      const used = shown.segments.filter(([, , n]) => n > 0);
+      // By the square root: what a small segment holds can be seen beside a large one too.
+      const total = used.reduce((sum, [, , n]) => sum + Math.sqrt(n), 0) || 1;
+      const room = HEIGHT - PLOT.top - PLOT.bottom - GAP * (used.length - 1);
       const g = drawing.begin(picture.clientWidth, HEIGHT);
-      const { color, category } = memprof.theme;
-      for (const s of layout.places) {
+      const { color, category, textOn } = memprof.theme;
+      let bottom = HEIGHT - PLOT.bottom;
+      boxes = [];
+      for (const [start, size, n] of used) {
+        const height = (room * Math.sqrt(n)) / total;
+        const scale = height / n;
         g.fillStyle = color("--panel");
-        g.fillRect(PLOT.left, s.bottom - s.height, layout.width, s.height);
+        g.fillRect(PLOT.left, bottom - height, width, height);
         g.fillStyle = color("--text-2");
         g.textAlign = "right";
-        const step = byteStep(s.used, Math.max(1, Math.floor(s.height / 40)));
-        for (let v = 0; v <= s.used; v += step) {
-          g.fillText(v === 0 ? "0" : bytes(v), PLOT.left - 6, s.bottom - v * s.scale);
+        const mark = memprof.byteStep(n, Math.max(1, Math.floor(height / 40)));
+        for (let v = 0; v <= n; v += mark) {
+          g.fillText(v === 0 ? "0" : bytes(v), PLOT.left - 6, bottom - v * scale);
         }
+        address.forEach((at, b) => {
+          if (at < start || at >= start + size) return;
+          boxes.push({
+            b,
+            x: PLOT.left + begin[b] * step,
+            y: bottom - (at - start + nbytes[b]) * scale,
+            width: Math.max(1, (end[b] - begin[b]) * step),
+            height: Math.max(1, nbytes[b] * scale),
+          });
+        });
+        bottom -= height + GAP;
       }
-      const sites = state.payload.sites.category;
-      const { site } = shown.data.blocks;
       g.textAlign = "left";
-      for (let b = 0; b < shown.count; b++) {
-        const r = box(b);
-        if (!r) continue;
-        const fillColor = category(state.payload.categories[sites[site[b]]]);
+      for (const { b, x, y, width, height } of boxes) {
+        const fillColor = category(memprof.cell(payload.sites.category, site[b]));
         g.fillStyle = fillColor;
-        g.fillRect(r.x, r.y, r.width, r.height);
-        if (r.width > 4 && r.height > 3) {
+        g.fillRect(x, y, width, height);
+        if (width > 4 && height > 3) {
           g.strokeStyle = color("--page");
-          g.lineWidth = 1;
-          g.strokeRect(r.x + 0.5, r.y + 0.5, r.width - 1, r.height - 1);
+          g.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
         }
         // Whole labels only: a number that is cut off is a wrong one.
-        const label = [`${nameOf(b)}  ${bytes(shown.data.blocks.nbytes[b])}`, nameOf(b)].find(
-          (text) => r.height > 14 && r.width > 30 && g.measureText(text).width < r.width - 8,
+        const label = [`${nameOf(b)}  ${bytes(nbytes[b])}`, nameOf(b)].find(
+          (text) => height > 14 && width > 30 && g.measureText(text).width < width - 8,
         );
-        if (label) {
-          g.fillStyle = memprof.theme.textOn(fillColor);
-          g.fillText(label, r.x + 5, r.y + Math.min(r.height / 2, 10));
-        }
+        g.fillStyle = textOn(fillColor);
+        if (label) g.fillText(label, x + 5, y + Math.min(height / 2, 10));
       }
       g.fillStyle = color("--text-2");
       g.textBaseline = "alphabetic";
       g.fillText("instant 0", PLOT.left, HEIGHT - 6);
       g.textAlign = "right";
-      g.fillText(`instant ${count(shown.last)}`, PLOT.left + layout.width, HEIGHT - 6);
-      cursor.style.left = `${PLOT.left + (instant + 0.5) * layout.step}px`;
+      g.fillText(`instant ${count(shown.lines.length)}`, PLOT.left + width, HEIGHT - 6);
+      cursor.style.left = `${PLOT.left + (instant + 0.5) * step}px`;
     }
 
-    function blockAt(event) {
-      if (!shown || !layout) return null;
-      for (let b = shown.count - 1; b >= 0; b--) {
-        const r = box(b);
-        if (!r) continue;
-        const dx = event.offsetX - r.x;
-        const dy = event.offsetY - r.y;
-        if (dx >= 0 && dx <= r.width && dy >= 0 && dy <= r.height) return b;
-      }
-      return null;
+    function blockAt(x, y) {
+      const inside = (r) => x >= r.x && x <= r.x + r.width && y >= r.y && y <= r.y + r.height;
+      return boxes.findLast(inside)?.b;
     }
 
-    function hover(event) {
-      const b = blockAt(event);
-      if (b === null) return memprof.tooltip.hide();
-      const { nbytes, address, begin, end } = shown.data.blocks;
-      const d = describe(b)[0];
-      memprof.tooltip.show(
-        event.clientX,
-        event.clientY,
-        nameOf(b),
-        [
-          ["bytes", bytes(nbytes[b])],
-          ["of the pool", share(nbytes[b], shown.use(0).reserved)],
-          ["address", addressText(address[b])],
-          ["instants", `${count(begin[b])} to ${count(end[b] - 1)}`],
-          ["category", memprof.dom.words(d.category), memprof.theme.category(d.category)],
-          ...(d.module !== null ? [["module", d.module || "(root)"]] : []),
-        ],
-        d.location ?? undefined,
-        d.code ?? undefined,
-      );
+    function hover(b, event) {
+      const { nbytes, address, begin, end } = shown.blocks;
+      const d = describe(b);
+      const facts = [
+        ["bytes", bytes(nbytes[b])],
+        ["of the pool", share(nbytes[b], use(shown, 0).reserved)],
+        ["address", memprof.format.address(address[b], shown.node === null)],
+        ["instants", `${count(begin[b])} to ${count(end[b] - 1)}`],
+        ["category", memprof.dom.words(d.category), memprof.theme.category(d.category)],
+        ["module", d.module],
+      ];
+      memprof.tooltip.show(event, nameOf(b), facts, d.location, d.code);
     }
 
-    state.onSelect(update);
-    state.onDevice(() => (choice.value = ""));
+    state.on("select", update);
+    state.on("device", () => (choice.value = ""));
   }
 
   function whyNot(payload, model, call) {

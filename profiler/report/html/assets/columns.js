@@ -53,14 +53,7 @@
 
     /** [call, position] at `x`. */
     find(x) {
-      let low = 0;
-      let high = this.model.length - 1;
-      while (low < high) {
-        const middle = (low + high + 1) >> 1;
-        if (this.starts[middle] <= x) low = middle;
-        else high = middle - 1;
-      }
-      const k = low;
+      const k = Math.max(0, Math.min(this.model.length, memprof.above(this.starts, x)) - 1);
       const last = this.model.lastInstant(k);
       if (x >= this.ends[k] && this.ends[k] < this.starts[k + 1]) return [k, last + 1];
       const part = (x - this.starts[k]) / (this.ends[k] - this.starts[k] || 1);
@@ -71,9 +64,9 @@
   /**
    * The window [from, to) in `count` columns.
    *
-   * @returns {{x: Float64Array, high: Float64Array, low: Float64Array, call: Int32Array,
-   *   position: Int32Array, categories: Float64Array[]}} of each column its left edge, the
-   *   highest and lowest total, where the highest is, and bytes by category there
+   * @returns {{high: Float64Array, low: Float64Array, call: Int32Array, position: Int32Array,
+   *   categories: Float64Array[]}} of each column the highest and lowest total, where the highest
+   *   is, and bytes by category there
    */
   function columns(model, axis, from, to, count) {
     const high = new Float64Array(count).fill(-1);
@@ -114,24 +107,14 @@
       }
       if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
     }
-    const categories = split(model, high, call, position);
-    return { x: edges(from, to, count), high, low, call, position, categories };
-  }
-
-  function edges(from, to, count) {
-    return Float64Array.from({ length: count }, (_, c) => from + ((to - from) * c) / count);
-  }
-
-  function split(model, high, call, position) {
-    const width = model.categories.length;
-    const categories = model.categories.map(() => new Float64Array(high.length));
-    const row = new Float64Array(width);
-    for (let c = 0; c < high.length; c++) {
+    const categories = model.categories.map(() => new Float64Array(count));
+    const row = new Float64Array(categories.length);
+    for (let c = 0; c < count; c++) {
       if (high[c] < 0) continue;
       model.categoryBytes(call[c], position[c], row);
-      for (let i = 0; i < width; i++) categories[i][c] = row[i];
+      categories.forEach((values, i) => (values[c] = row[i]));
     }
-    return categories;
+    return { high, low, call, position, categories };
   }
 
   memprof.columns = { Axis, columns, busyShare };

@@ -35,8 +35,7 @@
       ? time.reduce((n, _, i) => Math.max(n, sum(i)), 0)
       : Math.max(...lines.map(highest));
 
-    const draw = memprof.dom.oncePerFrame(() => {
-      if (!box.clientWidth) return;
+    memprof.drawn(box, () => {
       const [width, height] = [box.clientWidth, box.clientHeight];
       const area = { ...PLOT, width: width - PLOT.left - PLOT.right };
       area.height = height - PLOT.top - PLOT.bottom;
@@ -60,15 +59,11 @@
       c.textAlign = "center";
       c.fillText("peak", x, PLOT.top - 13);
     });
-    box.addEventListener("pointermove", (event) => {
-      const x = event.clientX - box.getBoundingClientRect().left - PLOT.left;
-      const i = Math.max(0, memprof.above(time, first + view.time(x)) - 1);
+    const find = (x) => Math.max(0, memprof.above(time, first + view.time(x - PLOT.left)) - 1);
+    memprof.pointed(box, find, (i, event) => {
       const rows = lines.map((l) => [l.name, bytes(l.values[i]), `var(${l.variable})`]);
-      memprof.tooltip.show(event.clientX, event.clientY, ns(time[i]), rows);
+      memprof.tooltip.show(event, ns(time[i]), rows);
     });
-    box.addEventListener("pointerleave", memprof.tooltip.hide);
-    new ResizeObserver(draw).observe(box);
-    memprof.theme.onChange(draw);
     return el("div", {}, el("ul.legend", {}, lines.map(key)), box);
   }
 

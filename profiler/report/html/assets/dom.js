@@ -52,12 +52,7 @@
 
   /** Says `text` to screen readers, politely. */
   function announce(text) {
-    let region = document.getElementById("announcer");
-    if (!region) {
-      region = el("div.visually-hidden", { id: "announcer", "aria-live": "polite" });
-      document.body.append(region);
-    }
-    region.textContent = text;
+    document.getElementById("announcer").textContent = text;
   }
 
   /** Calls `f` once a frame at most, with the latest arguments. */
@@ -80,9 +75,36 @@
     return el("i.swatch", { style: { "--swatch": color } });
   }
 
+  /** What is known of something: [label, value, colour of a swatch] rows, without empty ones. */
+  function facts(rows) {
+    const known = rows.filter(([, value]) => value !== null && value !== undefined && value !== "");
+    return el(
+      "dl.facts",
+      {},
+      known.map(([label, value, color]) => [
+        el("dt", {}, color && swatch(color), label),
+        el("dd.num", {}, value),
+      ]),
+    );
+  }
+
   /** A name of a profile as people read it. */
   function words(name) {
     return name.replaceAll("_", " ");
+  }
+
+  /** Does what `moves` has for a key, unless it is pressed with another one. */
+  function onKey(event, moves) {
+    const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    move();
+  }
+
+  /** A paragraph with keys in brackets: "[Ctrl] and the wheel". */
+  function help(id, text) {
+    const part = (said, i) => (i % 2 ? el("kbd", {}, said) : said);
+    return el("p.help", { id }, text.split(/\[(.+?)\]/).map(part));
   }
 
   /** A button; `title` says what it does where its label is a sign. */
@@ -90,5 +112,5 @@
     return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
   }
 
-  memprof.dom = { el, fill, announce, oncePerFrame, swatch, words, button };
+  memprof.dom = { el, fill, announce, oncePerFrame, swatch, facts, words, onKey, help, button };
 })((globalThis.memprof ??= {}));

@@ -3,6 +3,7 @@
   "use strict";
 
   const UNITS = ["KiB", "MiB", "GiB", "TiB"];
+  const TIMES = [[1, "ns"], [1e3, "us"], [1e6, "ms"], [1e9, "s"]];
 
   // Ties to the even digit, as Python rounds: 1.125 MiB are "1.12 MiB" everywhere.
   function grouped(n, digits) {
@@ -21,15 +22,11 @@
   /** `n` bytes with three significant digits, e.g. "98.3 MiB". */
   function bytes(n) {
     if (n === null || n === undefined) return "-";
-    if (Math.abs(n) < 1024) return `${grouped(n, 0)} B`;
-    let value = n;
-    for (const unit of UNITS) {
-      value /= 1024;
-      if (Math.abs(value) < 999.5 || unit === "TiB") {
-        return `${grouped(value, digits(value))} ${unit}`;
-      }
-    }
-    return "";
+    if (Math.abs(n) < 1024) return exactBytes(n);
+    const found = UNITS.findIndex((_, i) => Math.abs(n) < 999.5 * 1024 ** (i + 1));
+    const at = found < 0 ? UNITS.length - 1 : found;
+    const value = n / 1024 ** (at + 1);
+    return `${grouped(value, digits(value))} ${UNITS[at]}`;
   }
 
   /** `n` bytes with all digits, e.g. "1,048,576 B". */
@@ -40,27 +37,15 @@
   /** A duration of `n` nanoseconds, e.g. "12.3 ms". */
   function ns(n) {
     if (n === null || n === undefined) return "-";
-    // From there on it would be rounded to 1000.
-    const most = 0.9995;
-    if (Math.abs(n) < most * 1e3) return `${grouped(n, 0)} ns`;
-    for (const [limit, unit] of [
-      [1e6, "us"],
-      [1e9, "ms"],
-    ]) {
-      if (Math.abs(n) < most * limit) {
-        const value = n / (limit / 1e3);
-        return `${grouped(value, digits(value))} ${unit}`;
-      }
-    }
-    return `${grouped(n / 1e9, digits(n / 1e9))} s`;
+    // From 999.5 on it would be rounded to 1000.
+    const [scale, unit] = TIMES.find(([size]) => Math.abs(n) < 999.5 * size) ?? TIMES.at(-1);
+    return `${grouped(n / scale, scale === 1 ? 0 : digits(n / scale))} ${unit}`;
   }
 
   /** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */
   function tick(n, span) {
     if (n === 0) return "0";
-    const size = Math.abs(n);
-    const units = [[1, "ns"], [1e3, "us"], [1e6, "ms"], [1e9, "s"]];
-    const [scale, unit] = units.findLast(([least]) => size >= least) ?? units[0];
+    const [scale, unit] = TIMES.findLast(([size]) => Math.abs(n) >= size) ?? TIMES[0];
     const finest = Math.round(Math.log10(scale));
     const needed = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / scale));
     return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
@@ -93,10 +78,15 @@
     return relative ? `+${count(n)}` : `0x${n.toString(16)}`;
   }
 
+  /** A heading. */
+  function title(text) {
+    return text.charAt(0).toUpperCase() + text.slice(1);
+  }
+
   /** The end of a path, at most `width` characters: the file name says most. */
   function path(text, width) {
     return text.length <= width ? text : `…${text.slice(text.length - width + 1)}`;
   }
 
-  memprof.format = { bytes, exactBytes, ns, tick, share, count, path, address, day, clock };
+  memprof.format = { bytes, exactBytes, ns, tick, share, count, path, title, address, day, clock };
 })((globalThis.memprof ??= {}));

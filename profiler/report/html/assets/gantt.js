@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, announce, oncePerFrame, swatch, button } = memprof.dom;
+  const { el, fill, announce, swatch, button } = memprof.dom;
   const { format } = memprof;
   const AXIS = 22;
   const MOST = 420;
@@ -13,9 +13,9 @@
     const lanes = new memprof.Lanes(model, view);
     const whole = memprof.overview(view);
     const axis = new memprof.Canvas("gantt-axis", "Time");
-    const cursor = el("div.gantt-cursor", { hidden: true });
+    const cursor = el("div.cursor", { hidden: true });
     const spacer = el("div", { style: { height: "0px" } });
-    const scroll = el("div.gantt-scroll.gantt-time", {}, lanes.canvas.node, spacer);
+    const scroll = el("div.gantt-scroll", {}, lanes.canvas.node, spacer);
     const plot = el(
       "div.gantt-plot",
       {
@@ -29,10 +29,9 @@
       scroll,
       cursor,
     );
-    const detail = el("div.gantt-detail", { hidden: true });
+    const detail = el("div.detail.gantt-detail", { hidden: true });
 
-    const redraw = oncePerFrame(() => {
-      if (!plot.clientWidth) return;
+    const redraw = memprof.drawn(plot, () => {
       view.width = plot.clientWidth;
       whole.draw();
       const box = { left: 0, top: -4, width: view.width, height: AXIS / 2 - 6 };
@@ -48,9 +47,7 @@
       plot.setAttribute("aria-label", `Operations and calls ${window_}`);
     });
     view.onChange(redraw);
-    memprof.theme.onChange(redraw);
     scroll.addEventListener("scroll", redraw, { passive: true });
-    new ResizeObserver(redraw).observe(plot);
 
     const choose = (bar, reveal) => {
       lanes.selected = bar;
@@ -73,9 +70,6 @@
       detail.hidden = !bar;
       if (!bar) return;
       const [lane, i] = bar;
-      const facts = model.facts(lane, i);
-      const path = note(model, bar);
-      if (path) facts.push(["Path", path]);
       const show = () => {
         view.reveal(lane.start[i], lane.start[i] + lane.duration[i]);
         plot.focus({ preventScroll: true });
@@ -86,11 +80,10 @@
         document.getElementById("live-set").scrollIntoView();
       };
       const quiet = (text, press) => button(text, press, null, "button.quiet");
-      const pair = ([label, value]) => el("div", {}, el("dt", {}, label), el("dd.num", {}, value));
       fill(
         detail,
         el("h3", {}, `${model.name(lane, i)} `, quiet("Show", show), call !== null && quiet("Its live set", live)),
-        el("dl.gantt-facts", {}, facts.map(pair)),
+        memprof.dom.facts(model.facts(lane, i)),
       );
     }
 
@@ -113,8 +106,7 @@
         hovered(bar);
         if (!bar) return memprof.tooltip.hide();
         const [lane, i] = bar;
-        const { clientX, clientY } = event;
-        memprof.tooltip.show(clientX, clientY, model.name(lane, i), model.facts(lane, i), note(model, bar));
+        memprof.tooltip.show(event, model.name(lane, i), model.facts(lane, i));
       },
       click: (x, y) => {
         plot.focus({ preventScroll: true });
@@ -160,28 +152,14 @@
         "div.toolbar",
         {},
         legend(model),
-        el("div.toolbar-right", {}, el("label.gantt-find", {}, found, find), buttons),
+        el("div.tabs", {}, el("label.gantt-find", {}, found, " ", find), buttons),
       ),
       plot,
       whole.bar,
-      el(
-        "p.help",
-        { id: "gantt-keys" },
-        kbd("Ctrl"),
-        "and the wheel, or ",
-        kbd("+"),
-        kbd("−"),
-        " zooms, drag or ",
-        kbd("←"),
-        kbd("→"),
-        " pans, ",
-        kbd("N"),
-        kbd("P"),
-        " goes to the next or previous bar, ",
-        kbd("Enter"),
-        " zooms to it, ",
-        kbd("0"),
-        " shows the whole run.",
+      memprof.dom.help(
+        "gantt-keys",
+        "[Ctrl] and the wheel, or [+] [−] zooms, drag or [←] [→] pans, [N] [P] goes to the next or " +
+          "previous bar, [Enter] zooms to it, [0] shows the whole run.",
       ),
       detail,
     );
@@ -189,46 +167,24 @@
     if (calls) view.set(...calls);
   }
 
-  function kbd(text) {
-    return [el("kbd", {}, text), " "];
-  }
-
   /** Where calls are a small part of the run, a button that shows just these. */
-  function callsWindow(model, view) {
-    let from = Infinity;
-    let to = -Infinity;
-    for (const lane of model.lanes) {
-      lane.start.forEach((start, i) => {
-        if (model.call(lane, i) === null) return;
-        from = Math.min(from, start);
-        to = Math.max(to, start + lane.duration[i]);
-      });
-    }
-    if (!(to - from <= 0.9 * view.end)) return [];
+  function callsWindow({ payload }, view) {
+    const [from, to] = payload.all_calls ?? [0, Infinity];
+    if (to - from > 0.9 * view.end) return [];
     const room = (to - from) * 0.02;
     const title = "From the first compiled call to the last";
     return [["Calls", title, () => view.set(from - room, to + room)]];
   }
 
   function legend(model) {
-    return el(
-      "div.gantt-legend",
-      {},
-      model.legend.map(([title, entries]) => [
-        el("strong", {}, title),
-        el(
-          "ul",
-          { "aria-label": title },
-          entries.map(({ label, variable, count }) =>
-            el("li", {}, swatch(`var(${variable})`), `${label} `, el("span.num", {}, format.count(count))),
-          ),
-        ),
-      ]),
-    );
+    const entry = ({ label, variable, count }) =>
+      el("li", {}, swatch(`var(${variable})`), `${label} `, el("span.num.dim", {}, format.count(count)));
+    const list = ([title, entries]) =>
+      el("ul.legend", { "aria-label": title }, el("li", {}, el("strong", {}, title)), entries.map(entry));
+    return el("div", {}, model.payload.legend.map(list));
   }
 
   function onKey(event, model, view, lanes, choose) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const step = (by) => {
       const { order } = model;
       const [lane, i] = lanes.selected ?? [];
@@ -239,7 +195,7 @@
       }
       return null;
     };
-    const moves = {
+    memprof.dom.onKey(event, {
       ArrowLeft: () => view.pan(-view.width / 10),
       ArrowRight: () => view.pan(view.width / 10),
       PageUp: () => view.pan(-view.width * 0.9),
@@ -259,19 +215,7 @@
         view.set(lane.start[i] - room, lane.start[i] + lane.duration[i] + room);
       },
       Escape: () => choose(null, false),
-    };
-    const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!move) return;
-    event.preventDefault();
-    move();
-  }
-
-  /** What does not fit on the bar: the path of an operation. */
-  function note(model, [lane, i]) {
-    const { operations, strings } = model.payload;
-    if (!model.kind(lane, i).endsWith("operation")) return null;
-    const path = strings[operations.path[lane.detail[i]]];
-    return path === model.name(lane, i) ? null : path;
+    });
   }
 
   memprof.gantt = gantt;

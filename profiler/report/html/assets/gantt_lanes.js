@@ -5,7 +5,6 @@
   const ROW = 18;
   const BAR = 16;
   const HEAD = 20;
-  const FONT = 11;
   const { color } = memprof.plot;
 
   /** Lanes under each other, scrolled by `scroll` pixels. */
@@ -19,9 +18,9 @@
       this.selected = null;
       let y = 0;
       this.tops = model.lanes.map((lane) => {
-        const top = y;
+        lane.top = y;
         y += HEAD + lane.rows * ROW + 4;
-        return top;
+        return lane.top;
       });
       this.total = y + 4;
       this.measured = new Map();
@@ -32,7 +31,7 @@
       const c = this.canvas.begin(view.width, height);
       this.grid(c, height);
       this.pauses(c, height);
-      const fills = model.colors.map(color);
+      const fills = model.payload.colors.map(color);
       const inks = fills.map(memprof.theme.textOn);
       model.lanes.forEach((lane, n) => {
         const top = this.tops[n] - this.scroll;
@@ -59,33 +58,23 @@
 
     /** Where the tracker was off, nothing was recorded: striped. */
     pauses(c, height) {
-      c.strokeStyle = color("--line-strong");
-      c.lineWidth = 1;
+      c.fillStyle = color("--line-strong");
+      c.globalAlpha = 0.4;
       for (const [from, to] of this.model.payload.pauses) {
         const a = Math.max(0, this.view.x(from));
         const b = Math.min(this.view.width, this.view.x(to));
-        if (b <= a) continue;
-        c.save();
-        c.beginPath();
-        c.rect(a, 0, b - a, height);
-        c.clip();
-        c.globalAlpha = 0.4;
-        c.beginPath();
-        for (let x = a - height; x < b; x += 10) {
-          c.moveTo(x, height);
-          c.lineTo(x + height, 0);
-        }
-        c.stroke();
-        c.restore();
+        for (let y = 0; b > a && y < height; y += 6) c.fillRect(a, y, b - a, 1);
       }
+      c.globalAlpha = 1;
     }
 
     label(c, lane, top) {
-      c.font = `600 ${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      const plain = c.font;
+      c.font = `600 ${plain}`;
       c.fillStyle = color("--text");
       c.fillText(lane.name, 6, top + HEAD / 2 + 1);
       const width = c.measureText(lane.name).width;
-      c.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
+      c.font = plain;
       c.fillStyle = color("--text-2");
       c.fillText(memprof.format.count(lane.start.length), 12 + width, top + HEAD / 2 + 1);
     }
@@ -97,6 +86,7 @@
     drawRow(c, lane, row, y, fills, inks) {
       const { view, model } = this;
       const n = row.start.length;
+      const failed = model.payload.colors.indexOf("--bar-failed-operation");
       let i = Math.max(0, memprof.above(row.start, view.from) - 1);
       let set = -1;
       while (i < n && row.start[i] <= view.to) {
@@ -111,7 +101,7 @@
           }
         }
         const hides = !model.found && row.failedBefore[next] > row.failedBefore[i];
-        const fill = hides ? model.failed : lane.color[row.bars[shown]];
+        const fill = hides ? failed : lane.color[row.bars[shown]];
         c.globalAlpha = model.isFound(lane, row.bars[shown]) ? 1 : 0.18;
         if (b >= 0) {
           if (fill !== set) c.fillStyle = fills[fill];
@@ -140,7 +130,7 @@
     outline(c, bar, style, thick) {
       if (!bar) return;
       const [lane, i] = bar;
-      const top = this.tops[this.model.lanes.indexOf(lane)] - this.scroll + HEAD + lane.row[i] * ROW;
+      const top = this.extent(bar)[0] - this.scroll;
       const a = Math.max(-4, this.view.x(lane.start[i]));
       const b = Math.min(this.view.width + 4, this.view.x(lane.start[i] + lane.duration[i]));
       if (b < -2 || a > this.view.width + 2) return;
@@ -164,7 +154,7 @@
 
     /** Where a bar is: top and bottom in the scrolled content. */
     extent([lane, i]) {
-      const top = this.tops[this.model.lanes.indexOf(lane)] + HEAD + lane.row[i] * ROW;
+      const top = lane.top + HEAD + lane.row[i] * ROW;
       return [top, top + ROW];
     }
   }

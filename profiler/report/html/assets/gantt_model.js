@@ -3,8 +3,6 @@
 (function (memprof) {
   "use strict";
 
-  const OPERATION_COLORS = 7;
-
   /** An instant: of a long run with more digits than a duration needs. */
   function instant(ns) {
     return ns < 1e9 ? memprof.format.ns(ns) : `${(ns / 1e9).toFixed(6)} s`;
@@ -35,10 +33,9 @@
   }
 
   class Lane {
-    constructor(payload, data, top) {
+    constructor(payload, data) {
       Object.assign(this, data);
       this.payload = payload;
-      this.top = top;
       const rows = Array.from({ length: data.rows }, () => []);
       data.row.forEach((r, i) => rows[r].push(i));
       this.byRow = rows.map((bars) => new Row(bars, this));
@@ -52,71 +49,15 @@
       this.state = state;
       this.end = Math.max(1, payload.end);
       this.found = null;
-      this.lanes = [];
-      let top = 0;
-      for (const data of payload.lanes) {
-        const lane = new Lane(payload, data, top);
-        this.lanes.push(lane);
-        top += lane.rows;
-      }
+      this.lanes = payload.lanes.map((data) => new Lane(payload, data));
       this.bars = this.lanes.reduce((n, lane) => n + lane.start.length, 0);
-      this.chooseColors();
-    }
-
-    /**
-     * What each bar is coloured by: calls by their kind, operations by their name, as far as
-     * there are colours; those with most time have one of their own.
-     */
-    chooseColors() {
-      const { kinds, strings } = this.payload;
-      const plain = kinds.indexOf("operation");
-      this.failed = kinds.indexOf("failed operation");
-      const time = new Map();
-      for (const lane of this.lanes) {
-        lane.kind.forEach((kind, i) => {
-          if (kind !== plain) return;
-          const name = lane.name_of[i];
-          time.set(name, (time.get(name) ?? 0) + lane.duration[i]);
-        });
-      }
-      const named = [...time].sort((a, b) => b[1] - a[1]).slice(0, OPERATION_COLORS);
-      const own = new Map(named.map(([name], i) => [name, kinds.length + i]));
-      this.colors = [
-        ...kinds.map((kind) => `--bar-${kind.replaceAll(" ", "-")}`),
-        ...named.map((_, i) => `--op-${i}`),
-      ];
-      const counts = new Array(this.colors.length).fill(0);
-      for (const lane of this.lanes) {
-        lane.color = lane.kind.map((kind, i) =>
-          kind === plain ? (own.get(lane.name_of[i]) ?? plain) : kind,
-        );
-        for (const c of lane.color) counts[c] += 1;
-      }
-      const others = own.size < time.size ? "other operations" : "operation";
-      const entries = (list) =>
-        list
-          .map(([label, c]) => ({ label, variable: this.colors[c], count: counts[c] }))
-          .filter((entry) => entry.count > 0);
-      const ofOperations = (kind) => kind.endsWith("operation");
-      this.legend = [
-        [
-          "Operations",
-          entries([
-            ...named.map(([name]) => [strings[name], own.get(name)]),
-            [others, plain],
-            ["failed", this.failed],
-          ]),
-        ],
-        ["Compiled calls", entries(kinds.map((k, i) => [k, i]).filter(([k]) => !ofOperations(k)))],
-      ].filter(([, list]) => list.length > 0);
     }
 
     /** All bars in order of start, for stepping through them: [lane, index]. */
     get order() {
-      if (!this._order) {
-        this._order = this.lanes.flatMap((lane) => lane.start.map((_, i) => [lane, i]));
-        this._order.sort(([a, i], [b, j]) => a.start[i] - b.start[j] || a.top - b.top || i - j);
-      }
+      this._order ??= this.lanes
+        .flatMap((lane) => lane.start.map((_, i) => [lane, i]))
+        .sort(([a, i], [b, j]) => a.start[i] - b.start[j]);
       return this._order;
     }
 
@@ -125,16 +66,16 @@
       const wanted = text.trim().toLowerCase();
       this.found = null;
       if (!wanted) return this.bars;
-      this.found = this.payload.strings.map((name) => name.toLowerCase().includes(wanted));
-      return this.lanes.reduce((n, l) => n + l.name_of.filter((name) => this.found[name]).length, 0);
+      this.found = (name) => name.toLowerCase().includes(wanted);
+      return this.lanes.reduce((n, lane) => n + lane.label.filter(this.found).length, 0);
     }
 
     isFound(lane, i) {
-      return !this.found || this.found[lane.name_of[i]];
+      return !this.found || this.found(lane.label[i]);
     }
 
     name(lane, i) {
-      return this.payload.strings[lane.name_of[i]];
+      return lane.label[i];
     }
 
     kind(lane, i) {
@@ -156,36 +97,24 @@
       return rows;
     }
 
+    /** Of each a label, and a text, or bytes, or bytes before and after. */
     operationFacts(i, rows) {
-      const { format } = memprof;
-      const { operations, strings } = this.payload;
-      const known = (columns) => columns && columns[0][i] >= 0 && columns[1][i] >= 0;
-      const change = (before, after) => `${after < before ? "−" : "+"}${format.bytes(Math.abs(after - before))}`;
-      if (operations.running.includes(i)) rows.push(["Ends", "after the record"]);
-      rows.push(["In", strings[operations.lane[i]]]);
-      if (known(operations.tensor_bytes)) {
-        const [before, after] = operations.tensor_bytes.map((c) => c[i]);
-        rows.push(["Tensors", `${format.bytes(before)} → ${format.bytes(after)}`]);
-        rows.push(["Change", change(before, after)]);
-      }
-      for (const [device, m] of Object.entries(operations.memory)) {
-        if (m.before[i] >= 0 && m.after[i] >= 0) {
-          const what = device === "cpu" ? "Resident" : `Allocated on ${device}`;
-          rows.push([what, `${format.bytes(m.before[i])} → ${format.bytes(m.after[i])}`]);
-          rows.push(["Change", change(m.before[i], m.after[i])]);
-        }
-        if (m.peak[i] >= 0) {
-          rows.push([`Peak inside${m.exact[i] ? "" : ", at least"}`, format.bytes(m.peak[i])]);
+      const { bytes } = memprof.format;
+      for (const [label, value, after] of this.payload.operations[i]) {
+        if (after === undefined) rows.push([label, typeof value === "string" ? value : bytes(value)]);
+        else {
+          const change = `${after < value ? "−" : "+"}${bytes(Math.abs(after - value))}`;
+          rows.push([label, `${bytes(value)} → ${bytes(after)}`], ["Change", change]);
         }
       }
     }
 
     callFacts(k, rows) {
       const { format } = memprof;
-      const { modes, strings } = this.payload;
+      const { modes } = this.payload;
       const { models } = this.state;
       rows.push(["Call", `${format.count(k + 1)} of ${format.count(modes.length)}`]);
-      rows.push(["Ran as", strings[modes[k]]]);
+      rows.push(["Ran as", modes[k]]);
       for (const model of models) {
         const { totals, highest, rest, between } = model.extent(k);
         if (!(rest + totals[highest]) && !between) continue;

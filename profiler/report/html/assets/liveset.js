@@ -5,14 +5,6 @@
   const { el, fill } = memprof.dom;
   const { bytes, exactBytes, share, count } = memprof.format;
   const { table, swatch } = memprof.table;
-  const VIEWS = [
-    ["category", "Category"],
-    ["module", "Module"],
-    ["node", "FX node"],
-    ["line", "Source line"],
-    ["graph", "Graph"],
-    ["storage", "Storage"],
-  ];
   const HOLDS = {
     call: "it belongs to this call: an input of it, or made by it",
     persistent: "it stays from call to call: a parameter, a buffer or optimizer state",
@@ -22,99 +14,76 @@
 
   function liveTable(state, root) {
     let view = "module";
-    const tabs = memprof.toggles(
-      "Live set by",
-      VIEWS.map(([v, label]) => [v, label]),
-      (v) => {
-        view = v;
-        draw();
-      },
-    );
+    const { templates, views } = state.payload;
+    const name = (v) => templates[v].columns[3].title;
+    const choices = [...views, "storage"].map((v) => [v, memprof.format.title(name(v))]);
+    const tabs = memprof.toggles("Live set by", choices, (v) => {
+      view = v;
+      draw();
+    });
     const holder = el("div", { id: "live-table" });
     fill(root, tabs.element, holder);
 
+    /** The table that Python describes, with shares of all that is live. */
     function draw() {
       tabs.set(view);
-      if (!state.model.length) return fill(holder);
-      fill(holder, view === "storage" ? storages() : breakdown());
-    }
-
-    /** The table that Python describes, with shares of so many bytes. */
-    function show(rows, foot, total, onPick) {
-      const template = state.payload.templates[view];
-      const columns = template.columns.map((c) => ({ ...c, whole: total }));
-      const title = `Live set by ${VIEWS.find(([v]) => v === view)[1].toLowerCase()}`;
-      const drawn = table({ ...template, columns }, { rows, foot, limit: 14, title, onPick });
-      const last = drawn.querySelector("tfoot tr:last-child .num");
-      last?.setAttribute("id", "live-total");
-      if (last) last.dataset.bytes = total;
-      return drawn;
-    }
-
-    function breakdown() {
-      const b = state.model.breakdown(state.live, view);
-      const graph = (p) => (p.graph >= 0 ? state.model.graphs.get(p.graph)?.label : "");
-      const more = { node: (p) => [graph(p), p.note], line: (p) => [p.note] }[view] ?? (() => []);
-      const rows = b.parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...more(p)]);
-      const left = b.remainder.length ? b.remainder : [{ nbytes: 0, storages: 0 }];
-      const foot = left.map((r) => {
-        const why = r.key ? `unattributed: ${r.key}` : "unattributed";
-        return [r.nbytes, r.nbytes, r.storages, why];
+      const { model, live, total } = state;
+      const { parts, remainder } = view === "storage" ? storages() : model.breakdown(live, view);
+      const graph = (p) => model.graphs.get(p.graph)?.label ?? "";
+      const more = {
+        node: (p) => [graph(p), p.note],
+        line: (p) => [p.note],
+        storage: (p) => [p.category, p.graph?.label, p.node, p.fqn],
+      }[view];
+      const rows = parts.map((p) => [p.nbytes, p.nbytes, p.storages, nameOf(p), ...(more?.(p) ?? [])]);
+      const left = remainder.length ? remainder : [{ nbytes: 0, storages: 0 }];
+      const foot = left.map(({ nbytes, storages, key }) => {
+        return [nbytes, nbytes, storages, key ? `unattributed: ${key}` : "unattributed"];
       });
-      foot.push([b.total, b.total, "", "total"]);
-      return show(rows, foot, b.total, (_, i) =>
-        state.showDetail(b.parts[i].items, memprof.dom.words(nameOf(b.parts[i]))),
-      );
+      const copies = [...live.values()].reduce((a, b) => a + b, 0);
+      foot.push([total, total, copies, "total"]);
+      const columns = templates[view].columns.map((c) => ({ ...c, whole: total }));
+      const title = `Live set by ${name(view)}`;
+      const onPick = (_, i) => state.showDetail(parts[i].items, memprof.dom.words(nameOf(parts[i])));
+      const shown = { rows, foot: view === "storage" ? foot.slice(-1) : foot, limit: 14, title, onPick };
+      fill(holder, table({ ...templates[view], columns }, shown));
+      const last = holder.querySelector("tfoot tr:last-child .num");
+      last.id = "live-total";
+      last.dataset.bytes = total;
     }
 
     function nameOf(part) {
       return view === "module" ? part.key || "(root)" : part.key;
     }
 
+    /** Each storage as a part of its own. */
     function storages() {
-      const { items } = state.model.device;
-      const found = [...state.live].map(([item, copies]) => [item, copies, items.nbytes[item] * copies]);
-      found.sort((a, b) => b[2] - a[2] || a[0] - b[0]);
-      const all = found.reduce((n, r) => n + r[2], 0);
-      const rows = found.map(([item, copies, nbytes]) => {
+      const parts = [...state.live].map(([item, storages]) => {
         const d = state.model.describe(item);
-        const owner = d.owner ?? "(scratch memory of a kernel)";
-        return [nbytes, nbytes, copies, owner, d.category, d.graph?.label, d.node, d.fqn];
+        const key = d.owner ?? "(scratch memory of a kernel)";
+        return { ...d, key, storages, nbytes: d.nbytes * storages, items: [item] };
       });
-      const copies = found.reduce((n, r) => n + r[1], 0);
-      return show(rows, [[all, all, copies, "total"]], all, (_, i) => {
-        const [item] = found[i];
-        state.showDetail([item], state.model.describe(item).owner ?? "scratch memory");
-      });
+      return { parts: parts.sort((a, b) => b.nbytes - a.nbytes), remainder: [] };
     }
 
-    state.onSelect(draw);
+    state.on("select", draw);
   }
 
   /** One part of the live set: what it is, where it comes from, why it is live. */
   function detail(state, root) {
-    const empty = () =>
-      fill(
-        root,
-        el(
-          "p.empty",
-          {},
-          "Choose a part of the treemap or a row of the table to see where it comes from.",
-        ),
-      );
+    const none = "Choose a part of the treemap or a row of the table to see where it comes from.";
+    const empty = () => fill(root, el("p.empty", {}, none));
 
     function show(items, title, described) {
       const { model } = state;
-      const all =
-        described?.map((d) => ({ ...d, copies: 1 })) ??
-        items
-          .filter((i) => state.live.has(i))
-          .map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      const live = items.filter((i) => state.live.has(i));
+      const copied = live.map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
+      const all = described?.map((d) => ({ ...d, copies: 1 })) ?? copied;
       all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
       if (!all.length) return empty();
       const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
       const copies = all.reduce((n, d) => n + d.copies, 0);
-      const lines = groupBy(all, (d) => d.location ?? "");
+      const lines = Map.groupBy(all, (d) => d.location ?? "");
       fill(
         root,
         el("h3", {}, el("span.code", {}, title)),
@@ -131,60 +100,36 @@
 
     function source(location, group) {
       const first = group[0];
+      const place = first.function ? `${location} in ${first.function}` : location;
       const total = group.reduce((n, d) => n + d.nbytes * d.copies, 0);
-      const nodes = [...new Set(group.map((d) => d.node).filter(Boolean))];
-      const ops = [...new Set(group.map((d) => d.op).filter(Boolean))];
-      const fqns = [...new Set(group.map((d) => d.fqn).filter(Boolean))];
-      const categories = [...new Set(group.map((d) => d.category))];
-      const holds = [...new Set(group.map((d) => d.hold))];
+      const [nodes, ops, fqns, categories, holds] = ["node", "op", "fqn", "category", "hold"].map(
+        (key) => [...new Set(group.map((d) => d[key]).filter(Boolean))],
+      );
       const list = (words) =>
         words.slice(0, 8).join(", ") + (words.length > 8 ? `, … ${words.length} in all` : "");
       return el(
         "div.source",
         {},
         first.code && el("pre.source-code", {}, el("code", {}, first.code)),
-        el(
-          "div.dim.code",
-          {},
-          location
-            ? `${location}${first.function ? ` in ${first.function}` : ""}`
-            : "no source line: " + (first.outside ?? "unknown"),
-        ),
-        el(
-          "dl.facts",
-          {},
-          fact("Bytes", `${bytes(total)} (${exactBytes(total)})`),
-          fact("Category", [categories.map((c) => [swatch(c), memprof.dom.words(c), " "])]),
-          fact("Module", first.module === null ? null : first.module || "(root)"),
-          fact(fqns.length === 1 ? "Name" : "Names", list(fqns)),
-          fact(nodes.length === 1 ? "FX node" : "FX nodes", list(nodes)),
-          fact("Operator", list(ops)),
-          fact("Graph", first.outside ? null : first.graph?.label),
-          fact("Live because", holds.map((h) => HOLDS[h]).join("; ")),
-        ),
+        el("div.dim.code", {}, location ? place : `no source line: ${first.outside ?? "unknown"}`),
+        memprof.dom.facts([
+          ["Bytes", `${bytes(total)} (${exactBytes(total)})`],
+          ["Category", categories.map((c) => [swatch(c), memprof.dom.words(c), " "])],
+          ["Module", first.module],
+          [fqns.length === 1 ? "Name" : "Names", list(fqns)],
+          [nodes.length === 1 ? "FX node" : "FX nodes", list(nodes)],
+          ["Operator", list(ops)],
+          ["Graph", first.outside ? null : first.graph?.label],
+          ["Live because", holds.map((h) => HOLDS[h]).join("; ")],
+        ]),
       );
     }
 
-    function fact(label, value) {
-      if (value === null || value === undefined || value === "") return null;
-      return [el("dt", {}, label), el("dd", {}, value)];
-    }
-
-    state.onDetail(show);
-    state.onSelect(() => {
+    state.on("detail", show);
+    state.on("select", () => {
       if (state.detail?.items.length) show(state.detail.items, state.detail.title);
       else empty();
     });
-  }
-
-  function groupBy(list, key) {
-    const out = new Map();
-    for (const x of list) {
-      const k = key(x);
-      if (!out.has(k)) out.set(k, []);
-      out.get(k).push(x);
-    }
-    return out;
   }
 
   Object.assign(memprof, { liveTable, detail });

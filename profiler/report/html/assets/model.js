@@ -5,7 +5,18 @@
 (function (memprof) {
   "use strict";
 
-  const FREE = 1;
+  /** The program of a call that was not observed. */
+  const NOTHING = { line: [], before: [], after: [] };
+
+  /** What a column has at a place; one of texts has each once. */
+  function cell(column, i) {
+    return column.of ? column.of[column.at[i]] : column[i];
+  }
+
+  /** What all of `columns` have at a place. */
+  function row(columns, i) {
+    return Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, cell(c, i)]));
+  }
 
   /** One device of the payload. */
   class DeviceModel {
@@ -19,23 +30,24 @@
       this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
       this._sums = new Map();
       this._curves = new Map();
-      this._category = payload.sites.category;
+      this._extents = [];
+      const { of, at } = payload.sites.category;
+      const categories = of.map((name) => this.categories.indexOf(name));
+      this._category = device.items.site.map((s) => categories[at[s]]);
     }
 
-    string(i) {
-      return i < 0 ? null : this.payload.strings[i];
+    _step(k) {
+      return this.device.steps[this.calls.step[k]];
     }
 
     /** The program that call `k` runs, null if it was not observed. */
     unit(k) {
-      const unit = this.device.steps.unit[this.calls.step[k]];
-      return unit < 0 ? null : this.device.units[unit];
+      return this.device.units[this._step(k).unit] ?? null;
     }
 
     /** The last instant of call `k`; its positions are 0 to this + 1. */
     lastInstant(k) {
-      const unit = this.unit(k);
-      return unit ? unit.events.kind.length : 0;
+      return this.unit(k)?.line.length ?? 0;
     }
 
     isBetween(k, position) {
@@ -46,45 +58,42 @@
       return this.graphs.get(this.calls.graph[k]);
     }
 
+    /** Items that events of a program take out or put in, -1 for none. */
+    _items(step, numbers) {
+      const own = this.device.lists[step.own];
+      return numbers.map((n) => (n < -1 ? own[-2 - n] : n));
+    }
+
     /** What is live: a Map from item to count. */
     live(k, position) {
-      const { steps, lists } = this.device;
-      const step = this.calls.step[k];
+      const { lists } = this.device;
+      const step = this._step(k);
       const out = new Map();
-      const add = (item, count) => out.set(item, (out.get(item) ?? 0) + count);
-      const pairs = lists[this.isBetween(k, position) ? steps.between[step] : steps.rest[step]];
+      const add = (item, count) => {
+        if (item < 0) return;
+        const now = (out.get(item) ?? 0) + count;
+        if (now) out.set(item, now);
+        else out.delete(item);
+      };
+      const between = this.isBetween(k, position);
+      const pairs = lists[between ? step.between : step.rest];
       for (let i = 0; i < pairs.length; i += 2) add(pairs[i], pairs[i + 1]);
-      if (!this.isBetween(k, position)) {
-        for (const item of this._own(step, position).values()) add(item, 1);
-      }
+      if (between) return out;
+      const { before, after } = this.unit(k) ?? NOTHING;
+      for (const item of lists[step.own]) add(item, 1);
+      for (const item of this._items(step, after.slice(0, position))) add(item, 1);
+      for (const item of this._items(step, before.slice(0, position))) add(item, -1);
       return out;
     }
 
-    /** Items by storage of the call's own program. */
-    _own(step, instant) {
-      const { steps, lists, units } = this.device;
-      const own = new Map();
-      if (steps.unit[step] < 0) return own;
-      const { entry, events } = units[steps.unit[step]];
-      const first = lists[steps.own[step]];
-      entry.forEach((storage, i) => own.set(storage, first[i]));
-      for (let i = 0; i < instant; i++) {
-        if (events.kind[i] === FREE) own.delete(events.storage[i]);
-        else if (events.item[i] >= 0) own.set(events.storage[i], events.item[i]);
-      }
-      return own;
-    }
-
-    /** Bytes by category of a list of items, with or without counts. */
-    _sum(list, paired) {
+    /** Bytes by category of a list of items with counts. */
+    _sum(list) {
       let sum = this._sums.get(list);
       if (!sum) {
-        const { site, nbytes } = this.device.items;
         const items = this.device.lists[list];
         sum = new Float64Array(this.categories.length);
-        for (let i = 0; i < items.length; i += paired ? 2 : 1) {
-          const item = items[i];
-          sum[this._category[site[item]]] += nbytes[item] * (paired ? items[i + 1] : 1);
+        for (let i = 0; i < items.length; i += 2) {
+          sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
         }
         this._sums.set(list, sum);
       }
@@ -96,95 +105,65 @@
      * totals, and where these are highest and lowest. Calls with the same inputs share it.
      */
     _curve(step) {
-      const { steps, units } = this.device;
-      const key = steps.own[step] * (units.length + 1) + steps.unit[step] + 1;
-      let curve = this._curves.get(key);
-      if (!curve) {
-        curve = steps.unit[step] < 0 ? this._flat() : this._program(step);
-        this._curves.set(key, curve);
-      }
-      return curve;
-    }
-
-    _flat() {
-      const rows = new Float64Array(this.categories.length);
-      return { rows, totals: new Float64Array(1), highest: 0, lowest: 0 };
-    }
-
-    _program(step) {
-      const { steps, units, lists, items } = this.device;
-      const { entry, events, storages } = units[steps.unit[step]];
+      const { units, lists, items } = this.device;
+      const key = step.own * (units.length + 1) + step.unit + 1;
+      const known = this._curves.get(key);
+      if (known) return known;
+      const unit = units[step.unit] ?? NOTHING;
+      const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
       const width = this.categories.length;
-      const n = events.kind.length;
+      const n = unit.line.length;
       const rows = new Float64Array((n + 1) * width);
       const totals = new Float64Array(n + 1);
-      const at = new Int32Array(storages).fill(-1);
-      const own = lists[steps.own[step]];
-      const now = Float64Array.from(this._sum(steps.own[step], false));
-      entry.forEach((storage, i) => (at[storage] = own[i]));
-      let total = now.reduce((a, b) => a + b, 0);
-      rows.set(now, 0);
-      totals[0] = total;
-      let highest = 0;
-      let lowest = 0;
-      for (let i = 0; i < n; i++) {
-        const storage = events.storage[i];
-        const next = events.item[i];
-        if (events.kind[i] === FREE || next >= 0) {
-          const before = at[storage];
-          if (before >= 0) {
-            now[this._category[items.site[before]]] -= items.nbytes[before];
-            total -= items.nbytes[before];
-          }
-          at[storage] = events.kind[i] === FREE ? -1 : next;
-          if (at[storage] >= 0) {
-            now[this._category[items.site[next]]] += items.nbytes[next];
-            total += items.nbytes[next];
-          }
+      const now = new Float64Array(width);
+      const curve = { rows, totals, highest: 0, lowest: 0 };
+      let total = 0;
+      const put = (item, sign) => {
+        if (item < 0) return;
+        now[this._category[item]] += sign * items.nbytes[item];
+        total += sign * items.nbytes[item];
+      };
+      for (const item of lists[step.own]) put(item, 1);
+      for (let i = 0; i <= n; i++) {
+        if (i) {
+          put(before[i - 1], -1);
+          put(after[i - 1], 1);
         }
-        rows.set(now, (i + 1) * width);
-        totals[i + 1] = total;
-        if (total > totals[highest]) highest = i + 1;
-        if (total < totals[lowest]) lowest = i + 1;
+        rows.set(now, i * width);
+        totals[i] = total;
+        if (total > totals[curve.highest]) curve.highest = i;
+        if (total < totals[curve.lowest]) curve.lowest = i;
       }
-      return { rows, totals, highest, lowest };
+      this._curves.set(key, curve);
+      return curve;
     }
 
     /** Bytes by category at a position, written to `out`. */
     categoryBytes(k, position, out) {
-      const { steps } = this.device;
-      const step = this.calls.step[k];
-      if (this.isBetween(k, position)) {
-        out.set(this._sum(steps.between[step], true));
-        return out;
-      }
-      const rest = this._sum(steps.rest[step], true);
+      const step = this._step(k);
+      const between = this.isBetween(k, position);
+      out.set(this._sum(between ? step.between : step.rest));
+      if (between) return out;
       const { rows } = this._curve(step);
-      const width = out.length;
-      for (let c = 0; c < width; c++) out[c] = rest[c] + rows[position * width + c];
+      for (let c = 0; c < out.length; c++) out[c] += rows[position * out.length + c];
       return out;
     }
 
     /** What all positions of a call hold beside its own program's memory, and what that does. */
     extent(k) {
-      const { steps } = this.device;
-      const step = this.calls.step[k];
-      const curve = this._curve(step);
-      return {
-        totals: curve.totals,
-        highest: curve.highest,
-        lowest: curve.lowest,
-        rest: total(this._sum(steps.rest[step], true)),
-        between: total(this._sum(steps.between[step], true)),
-      };
+      const step = this._step(k);
+      const total = (list) => this._sum(list).reduce((a, b) => a + b, 0);
+      return (this._extents[this.calls.step[k]] ??= {
+        ...this._curve(step),
+        rest: total(step.rest),
+        between: total(step.between),
+      });
     }
 
     /** Live bytes at a position. */
     bytes(k, position) {
-      const { steps } = this.device;
-      const step = this.calls.step[k];
-      if (this.isBetween(k, position)) return total(this._sum(steps.between[step], true));
-      return total(this._sum(steps.rest[step], true)) + this._curve(step).totals[position];
+      const { totals, rest, between } = this.extent(k);
+      return this.isBetween(k, position) ? between : rest + totals[position];
     }
 
     /**
@@ -195,105 +174,50 @@
      */
     breakdown(live, view) {
       const { site, nbytes } = this.device.items;
-      const places = this.payload.sites[`by_${view}`];
-      const names = this.payload.sites.names[view];
+      const placeOf = this.payload.sites[`by_${view}`];
       const sums = new Map();
-      let all = 0;
       for (const [item, count] of live) {
-        const place = places[site[item]];
+        const place = placeOf[site[item]];
         let entry = sums.get(place);
-        if (!entry) sums.set(place, (entry = { place, nbytes: 0, storages: 0, items: [] }));
+        if (!entry) {
+          entry = { ...row(this.payload.places[view], place), nbytes: 0, storages: 0, items: [] };
+          sums.set(place, entry);
+        }
         entry.nbytes += nbytes[item] * count;
         entry.storages += count;
         entry.items.push(item);
-        all += nbytes[item] * count;
       }
-      const parts = [];
-      const remainder = [];
-      for (const entry of sums.values()) {
-        if (entry.place >= 0) {
-          entry.key = this.string(names.key[entry.place]);
-          entry.note = this.string(names.note[entry.place]);
-          entry.graph = names.graph[entry.place];
-          parts.push(entry);
-        } else {
-          entry.key = this.string(this.payload.sites.reasons[-1 - entry.place]);
-          remainder.push(entry);
-        }
-      }
-      const order = (a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1);
-      parts.sort(order);
-      remainder.sort(order);
+      const found = [...sums.values()].sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
+      const parts = found.filter((entry) => entry.known);
+      const remainder = found.filter((entry) => !entry.known);
       const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);
-      return {
-        total: all,
-        attributed: sum(parts),
-        unattributed: sum(remainder),
-        parts,
-        remainder,
-      };
+      const [attributed, unattributed] = [sum(parts), sum(remainder)];
+      return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
     }
 
     /** What an item is, in words. */
     describe(item) {
-      const { items } = this.device;
-      const hold = ["call", "persistent", "saved", "handed_on"][items.hold[item]];
-      return this.describeSite(items.site[item], items.nbytes[item], items.owner[item], hold);
+      const { site, nbytes, owner, hold } = row(this.device.items, item);
+      return this.describeSite(site, nbytes, owner, hold);
     }
 
     /** What memory of a site is, in words. */
-    describeSite(s, nbytes, owner, hold) {
-      const { sites } = this.payload;
-      const node = sites.by_node[s];
-      const [file, line, fn, code] = this.frame(sites.frame[s]);
-      return {
-        site: s,
-        nbytes,
-        owner: this.string(owner),
-        hold,
-        category: this.categories[sites.category[s]],
-        node: node < 0 ? null : this.string(sites.names.node.key[node]),
-        op: this.string(sites.op[s]),
-        module: this.string(sites.module[s]),
-        fqn: this.string(sites.fqn[s]),
-        outside: this.string(sites.outside[s]),
-        graph: this.graphs.get(sites.graph[s]),
-        location: file === null ? null : `${file}:${line}`,
-        function: fn,
-        code,
-      };
-    }
-
-    /** [file, line, function, code] of a source line, nulls for -1. */
-    frame(i) {
-      if (i < 0) return [null, null, null, null];
-      const [file, line, fn, code] = this.payload.frames[i];
-      return [this.string(file), line, this.string(fn), this.string(code)];
+    describeSite(site, nbytes, owner, hold) {
+      const found = row(this.payload.sites, site);
+      return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
     }
 
     /** The event that leads to a position: its line of generated code and the text of that. */
     eventBefore(k, position) {
       const unit = this.unit(k);
       if (!unit || position < 1 || this.isBetween(k, position)) return null;
-      const { kind, line, item, storage } = unit.events;
       const i = position - 1;
-      // What is freed is what was there before; also where a reuse leaves a storage as it is.
-      const before = () => this._own(this.calls.step[k], i).get(storage[i]) ?? -1;
-      const text = this.graphs.get(unit.graph).statements[line[i]];
-      return {
-        kind: ["alloc", "free", "reuse"][kind[i]],
-        line: line[i],
-        statement: text === undefined ? null : this.string(text),
-        item: item[i] >= 0 ? item[i] : before(),
-      };
+      const [before, after] = this._items(this._step(k), [unit.before[i], unit.after[i]]);
+      const line = unit.line[i];
+      const statement = this.payload.texts[this.graphs.get(unit.graph).statements[line]];
+      return { kind: cell(unit.kind, i), line, statement, item: after >= 0 ? after : before };
     }
   }
 
-  function total(sums) {
-    let n = 0;
-    for (let i = 0; i < sums.length; i++) n += sums[i];
-    return n;
-  }
-
-  memprof.DeviceModel = DeviceModel;
+  Object.assign(memprof, { DeviceModel, cell, row });
 })((globalThis.memprof ??= {}));

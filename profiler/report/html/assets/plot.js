@@ -59,6 +59,41 @@
     }
   }
 
+  /**
+   * Draws a picture when its box or the theme changes, and when what it returns is called: once a
+   * frame at most, and only where it can be seen.
+   */
+  function drawn(box, draw) {
+    let seen = false;
+    const refresh = memprof.dom.oncePerFrame(() => seen && box.clientWidth && draw());
+    const look = (entries) => {
+      seen = entries.at(-1).isIntersecting;
+      refresh();
+    };
+    new IntersectionObserver(look, { rootMargin: "400px" }).observe(box);
+    new ResizeObserver(refresh).observe(box);
+    memprof.theme.onChange(refresh);
+    return refresh;
+  }
+
+  /** Finds what is under the pointer: `hover(found, event)` shows a tooltip, `pick(found)`. */
+  function pointed(node, find, hover, pick) {
+    const at = (event) => {
+      const { left, top } = node.getBoundingClientRect();
+      return find(event.clientX - left, event.clientY - top);
+    };
+    node.addEventListener("pointermove", (event) => {
+      const found = at(event);
+      if (found === undefined) memprof.tooltip.hide();
+      else hover(found, event);
+    });
+    node.addEventListener("pointerleave", memprof.tooltip.hide);
+    node.addEventListener("click", (event) => {
+      const found = at(event);
+      if (found !== undefined) pick?.(found);
+    });
+  }
+
   /** The window [from, to) of [0, end) that is `width` pixels wide. */
   class View {
     constructor(end, least = 100) {
@@ -323,6 +358,6 @@
     else if (fit > 1) c.fillText(`${text.slice(0, fit)}…`, x, y);
   }
 
-  Object.assign(memprof, { above, byteStep, Canvas, View, interact, overview });
+  Object.assign(memprof, { above, byteStep, Canvas, drawn, pointed, View, interact, overview });
   memprof.plot = { byteAxis, timeAxis, stack, line, color, write };
 })((globalThis.memprof ??= {}));

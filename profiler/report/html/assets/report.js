@@ -16,29 +16,24 @@
       this.live = new Map();
       this.total = 0;
       this.detail = null;
-      this._onSelect = [];
-      this._onDevice = [];
-      this._onDetail = [];
-      this._changed = oncePerFrame(() => this._tell());
+      this._listeners = { select: [], device: [], detail: [] };
+      this._changed = oncePerFrame(() => this._selected());
     }
 
-    onSelect(f) {
-      this._onSelect.push(f);
+    /** Calls `f` after every choice of an instant ("select"), of a device, or of a "detail". */
+    on(what, f) {
+      this._listeners[what].push(f);
     }
 
-    onDevice(f) {
-      this._onDevice.push(f);
-    }
-
-    onDetail(f) {
-      this._onDetail.push(f);
+    _tell(what, ...values) {
+      for (const f of this._listeners[what]) f(...values);
     }
 
     /** Another device; its peak is chosen. */
     setDevice(model) {
       this.model = model;
       this.detail = null;
-      for (const f of this._onDevice) f();
+      this._tell("device");
       const [call, instant] = model.device.peak ?? [0, 0];
       this.select(call, instant, true);
     }
@@ -48,7 +43,7 @@
       if (!this.model.length) return;
       this.call = Math.max(0, Math.min(this.model.length - 1, call));
       this.position = Math.max(0, Math.min(this.lastPosition(this.call), position));
-      if (now) this._tell();
+      if (now) this._selected();
       else this._changed();
     }
 
@@ -60,13 +55,9 @@
     /** The next or previous instant, in this call or the one beside it. */
     move(by) {
       const next = this.position + by;
-      if (next < 0) {
-        if (this.call > 0) this.select(this.call - 1, this.lastPosition(this.call - 1));
-      } else if (next > this.lastPosition(this.call)) {
-        if (this.call + 1 < this.model.length) this.select(this.call + 1, 0);
-      } else {
-        this.select(this.call, next);
-      }
+      if (next < 0 && this.call > 0) this.select(this.call - 1, Infinity);
+      else if (next > this.lastPosition(this.call) && this.call + 1 < this.model.length) this.moveCall(1);
+      else this.select(this.call, next);
     }
 
     moveCall(by) {
@@ -80,7 +71,7 @@
     /** Shows what a part of the live set is, or memory that `described` says itself. */
     showDetail(items, title, described) {
       this.detail = { items, title };
-      for (const f of this._onDetail) f(items, title, described);
+      this._tell("detail", items, title, described);
     }
 
     nameOf(call, position) {
@@ -93,12 +84,12 @@
       return `${which}, instant ${count(position)} of ${count(last)}`;
     }
 
-    _tell() {
+    _selected() {
       this.live = this.model.live(this.call, this.position);
       const { nbytes } = this.model.device.items;
       this.total = 0;
       for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
-      for (const f of this._onSelect) f();
+      this._tell("select");
     }
   }
 
@@ -108,32 +99,21 @@
     const where = el("span", { id: "instant-name" });
     const event = el("code.instant-event");
     const left = el("span.num", { id: "instant-unattributed" });
-    const step = (label, title, press) => button(label, press, title, "button.quiet");
+    const steps = [
+      ["⇤", "Previous call", () => state.moveCall(-1)],
+      ["←", "Previous instant", () => state.move(-1)],
+      ["→", "Next instant", () => state.move(1)],
+      ["⇥", "Next call", () => state.moveCall(1)],
+      ["Peak", "Go to the peak", () => state.selectPeak()],
+    ].map(([label, title, press]) => button(label, press, title, "button.quiet"));
+    const dot = () => el("span.dim", {}, " · ");
     fill(
       root,
-      el(
-        "div.instant-buttons",
-        {},
-        step("⇤", "Previous call", () => state.moveCall(-1)),
-        step("←", "Previous instant", () => state.move(-1)),
-        step("→", "Next instant", () => state.move(1)),
-        step("⇥", "Next call", () => state.moveCall(1)),
-        step("Peak", "Go to the peak", () => state.selectPeak()),
-      ),
-      el(
-        "div.instant-text",
-        {},
-        total,
-        " live ",
-        el("span.dim", {}, "· "),
-        where,
-        el("span.dim", {}, " · "),
-        left,
-        event,
-      ),
+      el("div.instant-buttons", {}, steps),
+      el("div.instant-text", {}, total, " live", dot(), where, dot(), left, event),
     );
     const say = oncePerFrame(() => announce(`${total.textContent} live, ${where.textContent}`));
-    state.onSelect(() => {
+    state.on("select", () => {
       const { model, call, position } = state;
       total.textContent = bytes(state.total);
       total.title = exactBytes(state.total);
@@ -165,16 +145,11 @@
 
   function devices(state, root) {
     if (state.models.length < 2) return (root.hidden = true);
-    const tabs = memprof.toggles(
-      "Device",
-      state.models.map((m, i) => [
-        String(i),
-        `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`,
-      ]),
-      (i) => state.setDevice(state.models[Number(i)]),
-    );
+    const peak = (m) => `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`;
+    const choices = state.models.map((m) => [m, peak(m)]);
+    const tabs = memprof.toggles("Device", choices, (m) => state.setDevice(m));
     root.append(tabs.element);
-    state.onDevice(() => tabs.set(String(state.models.indexOf(state.model))));
+    state.on("device", () => tabs.set(state.model));
   }
 
   function liveSet(state, root) {
@@ -188,12 +163,8 @@
   }
 
   /** What Python leaves to the page: the interactive views, by the names that sections have. */
-  const VIEWS = {
-    timeline: (state, root) => memprof.timeline(state, root),
-    live: liveSet,
-    addresses: (state, root) => memprof.addresses(state, root),
-    gantt: (state, root) => memprof.gantt(state, root),
-  };
+  const { timeline, addresses, gantt } = memprof;
+  const VIEWS = { timeline, live: liveSet, addresses, gantt };
 
   function view(state, name) {
     if (name.startsWith("curve ")) return memprof.curve(state.payload.curves[name.slice(6)]);
@@ -209,16 +180,11 @@
     const plain = said.notes.filter(([tone]) => tone !== "warn").map(([, text]) => el("span", {}, text));
     const rest = { ...said, notes: said.notes.filter(([tone]) => tone === "warn") };
     fill(root, el("p.meta", {}, plain), memprof.table.section(rest), facts);
-    state.onDevice(() => {
-      const figure = ([label, value, note]) =>
-        el(
-          "div.kpi",
-          {},
-          el("dt", {}, label),
-          el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note)),
-        );
-      fill(facts, state.model.device.figures.map(figure));
-    });
+    const figure = ([label, value, note]) => {
+      const said = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
+      return el("div.kpi", {}, el("dt", {}, label), said);
+    };
+    state.on("device", () => fill(facts, state.model.device.figures.map(figure)));
   }
 
   /** Position of the profile that the address asks for (`?rank=3`), else of the highest peak. */
@@ -235,9 +201,7 @@
     const left = `The page has the reports of the ${count(shown.length)} ranks with the highest peaks.`;
     const pick = {
       limit: 16,
-      onPick: ([rank]) => {
-        if (shown.includes(rank)) location.search = `?rank=${rank}`;
-      },
+      onPick: ([rank]) => shown.includes(rank) && (location.search = `?rank=${rank}`),
       isPicked: ([rank]) => rank === shown[chosen],
     };
     const [compared, ...rest] = section.parts;
@@ -259,11 +223,9 @@
     const id = `${data.id}-title`;
     const title = el("h2", { id }, data.title);
     const node = el("section", { id: data.id, "aria-labelledby": id }, title, body);
-    if (state.model.device.sections[data.id]) {
-      state.onDevice(() => fill(body, memprof.table.section(state.model.device.sections[data.id])));
-    } else {
-      body.append(memprof.table.section(data));
-    }
+    const show = () => fill(body, memprof.table.section(state.model.device.sections[data.id] ?? data));
+    if (state.model.device.sections[data.id]) state.on("device", show);
+    else show();
     return node;
   }
 
@@ -291,10 +253,8 @@
       instantBar(state, bar);
     }
     addEventListener("keydown", (event) => {
-      const typing =
-        event.target instanceof HTMLElement && event.target.closest("input, textarea, select");
-      if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key.toLowerCase() === "p") state.selectPeak();
+      if (event.defaultPrevented || event.target.closest?.("input, select")) return;
+      memprof.dom.onKey(event, { p: () => state.selectPeak() });
     });
     state.setDevice(state.model);
     if (opensAt) document.getElementById(opensAt)?.scrollIntoView();

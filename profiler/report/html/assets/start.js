@@ -22,14 +22,6 @@
     return new Response(stream).json();
   }
 
-  /** Shows what went wrong, and lets it reach the console. */
-  function fail(error) {
-    const box = document.getElementById("page-error");
-    box.hidden = false;
-    box.textContent = `This page could not be drawn: ${error.message ?? error}`;
-    throw error;
-  }
-
   /**
    * Reads the payload and calls `draw(payload)`, which may be asynchronous. Then the document's
    * element has `data-ready` with the milliseconds since the page began to load.
@@ -40,7 +32,10 @@
       await draw(await payload());
       document.documentElement.dataset.ready = String(Math.round(performance.now()));
     } catch (error) {
-      fail(error);
+      const box = document.getElementById("page-error");
+      box.hidden = false;
+      box.textContent = `This page could not be drawn: ${error.message ?? error}`;
+      throw error;
     }
   }
 

@@ -109,7 +109,6 @@
     const limit = Math.min(options.limit ?? 12, narrow.matches ? 6 : Infinity);
     const all = rows.map((row, i) => ({ row, i, depth: data.depth[i] ?? 0 }));
     let chosen = all;
-    let order = all;
     let sorted = null;
     let shown = limit;
     const body = el("tbody");
@@ -136,7 +135,7 @@
     }
 
     function head(column, i) {
-      const title = column.title.charAt(0).toUpperCase() + column.title.slice(1);
+      const title = format.title(column.title);
       const properties = { scope: "col", class: classes(column), title: column.help || null };
       if (column.unit === "figure") return el("th", properties, title);
       const press = button(title, () => sortBy(i), null, "button.sort");
@@ -146,70 +145,58 @@
     function sortBy(i) {
       const down = sorted?.column === i ? !sorted.down : NUMBERS.has(data.columns[i].unit);
       sorted = { column: i, down };
-      apply();
+      draw();
       for (const h of heads) {
         const direction = Number(h.dataset.column) !== i ? "none" : down ? "descending" : "ascending";
-        if (h.dataset.column) h.setAttribute("aria-sort", direction);
+        if (h.dataset.column) h.ariaSort = direction;
       }
     }
 
-    function apply() {
-      order = chosen;
-      if (sorted) {
-        const sign = sorted.down ? -1 : 1;
-        const value = ({ row }) => row[sorted.column];
-        order = [...chosen].sort((a, b) => {
-          const [x, y] = [value(a), value(b)];
-          if (missing(x) || missing(y)) return missing(x) - missing(y);
-          return sign * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
-        });
-      }
-      draw();
+    function order() {
+      if (!sorted) return chosen;
+      return [...chosen].sort((a, b) => {
+        const [x, y] = [a.row[sorted.column], b.row[sorted.column]];
+        if (missing(x) || missing(y)) return missing(x) - missing(y);
+        const up = typeof x === "number" ? x - y : String(x).localeCompare(String(y));
+        return sorted.down ? -up : up;
+      });
     }
 
     function filters() {
       const column = data.columns[data.filtered];
-      const counts = new Map();
       const how = data.columns.findIndex((c) => c.unit === "count");
-      const times = (r) => (how < 0 ? 1 : r[how]);
-      for (const r of rows) counts.set(r[data.filtered], (counts.get(r[data.filtered]) ?? 0) + times(r));
+      const count = (found) => format.count(found.reduce((n, r) => n + (how < 0 ? 1 : r[how]), 0));
+      const found = [...Map.groupBy(rows, (r) => r[data.filtered])];
       const choices = [["", `All ${format.count(rows.length)}`]];
-      for (const [value, n] of counts) choices.push([value, `${words(value)} ${format.count(n)}`]);
+      choices.push(...found.map(([value, of]) => [value, `${words(value)} ${count(of)}`]));
       const tabs = memprof.toggles(column.title, choices, (value) => {
         tabs.set(value);
         chosen = value ? all.filter(({ row }) => row[data.filtered] === value) : all;
         shown = limit;
-        apply();
+        draw();
       });
       tabs.set("");
       return tabs.element;
     }
 
     function draw() {
-      fill(body, order.slice(0, shown).map(line));
-      fill(more);
-      const left = order.length - shown;
-      if (left <= 0) return;
-      const next = Math.min(left, Math.max(limit * 4, 50));
+      fill(body, order().slice(0, shown).map(line));
+      const next = Math.min(chosen.length - shown, Math.max(limit * 4, 50));
       const press = () => {
         shown += next;
         draw();
       };
-      const said = `Show ${format.count(next)} more of ${format.count(order.length)}`;
-      more.append(button(said, press, null, "button.quiet"));
+      const said = `Show ${format.count(next)} more of ${format.count(chosen.length)}`;
+      fill(more, next > 0 && button(said, press, null, "button.quiet"));
     }
 
     function line({ row, i, depth }) {
       const cells = groups.map(cell(row, sorted ? 0 : depth));
       if (!options.onPick) return el("tr", {}, cells);
-      const pick = () => options.onPick(row, i);
-      const keydown = (event) => {
-        if (event.key !== "Enter" && event.key !== " ") return;
-        event.preventDefault();
-        pick();
-      };
+      const click = () => options.onPick(row, i);
+      const keydown = (event) => memprof.dom.onKey(event, { Enter: click, " ": click });
       const picked = options.isPicked?.(row) ? "true" : null;
-      const on = { click: pick, keydown };
+      const on = { click, keydown };
       return el("tr.pickable", { tabindex: "0", "aria-selected": picked, on }, cells);
     }
 

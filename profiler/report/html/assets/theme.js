@@ -4,38 +4,29 @@
 
   const KEY = "memprof-theme";
   const CHOICES = ["auto", "light", "dark"];
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const listeners = new Set();
-  let choice = "auto";
-  let probe = null;
   let known = new Map();
 
-  /** Storage may be denied to a page opened from disk. */
-  function remembered() {
+  /** Storage may be denied to a page opened from disk: a choice then holds for this visit. */
+  function stored(use) {
     try {
-      const value = localStorage.getItem(KEY);
-      return CHOICES.includes(value) ? value : "auto";
+      return use(localStorage);
     } catch {
-      return "auto";
+      return null;
     }
   }
 
-  function apply(next, store) {
-    choice = next;
-    document.documentElement.dataset.theme = next;
-    if (store) {
-      try {
-        localStorage.setItem(KEY, next);
-      } catch {
-        // The choice then holds for this visit.
-      }
-    }
+  function apply(next) {
+    const choice = CHOICES.includes(next) ? next : "auto";
+    document.documentElement.style.colorScheme = choice === "auto" ? "" : choice;
+    const after = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
     const button = document.getElementById("theme");
-    if (button) {
-      const after = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
-      button.textContent = `Theme: ${choice}`;
-      button.setAttribute("aria-label", `Theme is ${choice}; switch to ${after}`);
-    }
+    button.textContent = `Theme: ${choice}`;
+    button.ariaLabel = `Theme is ${choice}; switch to ${after}`;
+    button.onclick = () => {
+      stored((storage) => storage.setItem(KEY, after));
+      apply(after);
+    };
     changed();
   }
 
@@ -48,10 +39,7 @@
   function color(variable) {
     let found = known.get(variable);
     if (found === undefined) {
-      if (!probe) {
-        probe = memprof.dom.el("span", { hidden: true });
-        document.body.append(probe);
-      }
+      const probe = document.getElementById("announcer");
       probe.style.color = `var(${variable})`;
       found = getComputedStyle(probe).color;
       known.set(variable, found);
@@ -73,29 +61,20 @@
     return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
   }
 
-  /** Whether the page is dark now. */
-  function isDark() {
-    return choice === "dark" || (choice === "auto" && dark.matches);
-  }
-
   /** Calls `listener` after every change between light and dark. */
   function onChange(listener) {
     listeners.add(listener);
   }
 
   function init() {
-    apply(remembered(), false);
-    dark.addEventListener("change", changed);
-    document.getElementById("theme")?.addEventListener("click", () => {
-      apply(CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length], true);
-    });
+    apply(stored((storage) => storage.getItem(KEY)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   }
 
   memprof.theme = {
     init,
     color,
     textOn,
-    isDark,
     onChange,
     /** The CSS variable of a category's colour; `name` is the value in profiles. */
     variable,

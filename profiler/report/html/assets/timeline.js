@@ -2,7 +2,7 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, oncePerFrame, words, button } = memprof.dom;
+  const { el, fill, words, button } = memprof.dom;
   const { Axis, columns, busyShare } = memprof.columns;
   const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
   const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
@@ -36,7 +36,7 @@
     const whole = memprof.overview(view);
     const canvas = new memprof.Canvas("timeline-canvas", "Memory over time by category");
     const plot = el("div.timeline-plot", {}, canvas.node);
-    const cursor = el("div.timeline-cursor", { hidden: true });
+    const cursor = el("div.cursor", { hidden: true });
     const peak = el("div.timeline-peak", { hidden: true }, "peak");
     const slider = el(
       "div.timeline",
@@ -48,24 +48,21 @@
         "aria-describedby": "timeline-help",
         "aria-orientation": "horizontal",
         "aria-valuemin": "0",
-        on: { keydown: onKey },
+        on: { keydown },
       },
       plot,
       cursor,
       peak,
     );
     const strip = el("div.timeline-overview", {}, whole.bar);
-    const modes = toggles(
-      "Horizontal axis",
-      [
-        ["time", "Time", "by the clock"],
-        ["calls", "Calls", "every call equally wide"],
-      ],
-      (value) => {
-        mode = value;
-        rebuild();
-      },
-    );
+    const choices = [
+      ["time", "Time", "by the clock"],
+      ["calls", "Calls", "every call equally wide"],
+    ];
+    const modes = toggles("Horizontal axis", choices, (value) => {
+      mode = value;
+      rebuild();
+    });
     const zooms = el(
       "div.tabs",
       { role: "group", "aria-label": "Zoom" },
@@ -76,31 +73,20 @@
     const legend = el("ul.legend", { "aria-label": "Categories" });
     fill(
       root,
-      el("div.toolbar", {}, legend, el("div.toolbar-right", {}, modes.element, zooms)),
+      el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
       slider,
       strip,
-      el(
-        "p.help",
-        { id: "timeline-help" },
-        "Click an instant, or use ",
-        ["←", "→"].map((k) => el("kbd", {}, k)),
-        " for the next one, ",
-        el("kbd", {}, "Shift"),
-        " with them for the next call, ",
-        ["Home", "End"].map((k) => el("kbd", {}, k)),
-        " for the first and last, ",
-        el("kbd", {}, "P"),
-        " for the peak. Drag to pan, ",
-        el("kbd", {}, "Ctrl"),
-        " and the wheel to zoom. The stack is the highest instant of each pixel, the thin line the lowest. ",
-        "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
+      memprof.dom.help(
+        "timeline-help",
+        "Click an instant, or use [←] [→] for the next one, [Shift] with them for the next call, " +
+          "[Home] [End] for the first and last, [P] for the peak. Drag to pan, [Ctrl] and the wheel " +
+          "to zoom. The stack is the highest instant of each pixel, the thin line the lowest. " +
+          "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
       ),
     );
-    const refresh = oncePerFrame(draw);
+    const refresh = memprof.drawn(plot, draw);
     view.onChange(refresh);
     memprof.interact(plot, view, { hover, leave: memprof.tooltip.hide, click }, PLOT.left);
-    new ResizeObserver(refresh).observe(plot);
-    memprof.theme.onChange(refresh);
 
     /** A new device or axis. */
     function rebuild() {
@@ -112,7 +98,7 @@
     }
 
     function draw() {
-      if (!axis || !state.model.length || !plot.clientWidth) return;
+      if (!axis || !state.model.length) return;
       const width = Math.max(50, Math.floor(plot.clientWidth - PLOT.left - PLOT.right));
       const height = plot.clientHeight - PLOT.top - PLOT.bottom;
       const box = { ...PLOT, width, height };
@@ -166,9 +152,7 @@
 
     function edgeAfter(call, position) {
       if (state.model.isBetween(call, position)) return axis.starts[call + 1];
-      return position === state.model.lastInstant(call)
-        ? axis.ends[call]
-        : axis.at(call, position + 1);
+      return axis.at(call, position + 1);
     }
 
     function positionAt(offset) {
@@ -190,24 +174,17 @@
       const at = positionAt(x);
       if (!at) return memprof.tooltip.hide();
       const [call, position] = at;
-      const row = new Float64Array(state.model.categories.length);
-      state.model.categoryBytes(call, position, row);
-      const rows = STACK.map((name) => [name, row[state.model.categories.indexOf(name)]])
+      const { categories } = state.model;
+      const row = state.model.categoryBytes(call, position, new Float64Array(categories.length));
+      const rows = STACK.map((name) => [name, row[categories.indexOf(name)]])
         .filter(([, n]) => n > 0)
-        .reverse()
         .map(([name, n]) => [words(name), memprof.format.bytes(n), memprof.theme.category(name)]);
-      const total = row.reduce((a, b) => a + b, 0);
-      memprof.tooltip.show(
-        event.clientX,
-        event.clientY,
-        `${memprof.format.bytes(total)} · ${state.nameOf(call, position)}`,
-        rows,
-      );
+      const total = memprof.format.bytes(state.model.bytes(call, position));
+      memprof.tooltip.show(event, `${total} · ${state.nameOf(call, position)}`, rows.reverse());
     }
 
-    function onKey(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
-      const moves = {
+    function keydown(event) {
+      memprof.dom.onKey(event, {
         ArrowRight: () => (event.shiftKey ? state.moveCall(1) : state.move(1)),
         ArrowLeft: () => (event.shiftKey ? state.moveCall(-1) : state.move(-1)),
         ArrowUp: () => state.move(1),
@@ -215,12 +192,8 @@
         PageUp: () => state.moveCall(-10),
         PageDown: () => state.moveCall(10),
         Home: () => state.select(0, 0),
-        End: () => state.select(state.model.length - 1, state.lastPosition(state.model.length - 1)),
-      };
-      const move = moves[event.key];
-      if (!move) return;
-      event.preventDefault();
-      move();
+        End: () => state.select(state.model.length - 1, Infinity),
+      });
     }
 
     function zoomToCalls(around) {
@@ -236,45 +209,32 @@
     function follow() {
       const x = axis.at(state.call, state.position);
       const { from, to } = view;
-      if (
-        x < to &&
-        Math.max(x, edgeAfter(state.call, state.position) - (to - from) * 1e-9) >= from
-      ) {
-        return mark();
-      }
+      const end = edgeAfter(state.call, state.position) - (to - from) * 1e-9;
+      if (x < to && Math.max(x, end) >= from) return mark();
       const half = (to - from) / 2;
-      const start = Math.max(0, Math.min(axis.end - 2 * half, x - half));
-      view.set(start, start + 2 * half);
+      view.set(x - half, x + half);
     }
 
     function describe() {
-      slider.setAttribute("aria-valuemax", String(Math.max(0, state.model.length - 1)));
-      slider.setAttribute("aria-valuenow", String(state.call));
-      slider.setAttribute(
-        "aria-valuetext",
-        `${state.nameOf(state.call, state.position)}: ` +
-          `${memprof.format.bytes(state.model.bytes(state.call, state.position))} live`,
-      );
+      const { model, call, position } = state;
+      slider.ariaValueMax = model.length - 1;
+      slider.ariaValueNow = call;
+      const live = memprof.format.bytes(model.bytes(call, position));
+      slider.ariaValueText = `${state.nameOf(call, position)}: ${live} live`;
     }
 
     function drawLegend() {
-      const used = new Set(
-        state.model.device.items.site.map((s) => state.payload.sites.category[s]),
-      );
-      fill(
-        legend,
-        STACK.filter((name) => used.has(state.model.categories.indexOf(name))).map((name) =>
-          el("li", {}, memprof.table.swatch(name), words(name)),
-        ),
-      );
+      const { category } = state.payload.sites;
+      const used = new Set(state.model.device.items.site.map((s) => memprof.cell(category, s)));
+      const entry = (name) => el("li", {}, memprof.table.swatch(name), words(name));
+      fill(legend, STACK.filter((name) => used.has(name)).map(entry));
     }
 
-    state.onDevice(rebuild);
-    state.onSelect(() => {
+    state.on("device", rebuild);
+    state.on("select", () => {
       follow();
       describe();
     });
-    return { rebuild };
   }
 
   /** Buttons of which one is pressed. */
@@ -284,9 +244,7 @@
     );
     return {
       element: el("div.tabs", { role: "group", "aria-label": label }, buttons),
-      set(value) {
-        choices.forEach(([v], i) => buttons[i].setAttribute("aria-pressed", String(v === value)));
-      },
+      set: (value) => choices.forEach(([v], i) => (buttons[i].ariaPressed = v === value)),
     };
   }
 

@@ -2,40 +2,26 @@
 (function (memprof) {
   "use strict";
 
-  const { el, fill, swatch } = memprof.dom;
-  let box = null;
-
-  function make() {
-    // The same facts are in the tables, so screen readers need not hear them on every move.
-    box = el("div.tooltip", { "aria-hidden": "true", hidden: true });
-    document.body.append(box);
-  }
+  const { el, fill, facts } = memprof.dom;
+  // The same facts are in the tables, so screen readers need not hear them on every move.
+  const box = document.getElementById("tooltip");
 
   /**
-   * Shows the tooltip beside a point of the window.
+   * Shows the tooltip beside the pointer.
    *
-   * @param {number} x @param {number} y client coordinates
+   * @param {MouseEvent} event
    * @param {string} title
    * @param {Array<[string, string, string?]>} rows label, value, and the CSS colour of a swatch
    * @param {string} [note] in smaller type below
    * @param {string} [code] a source line, in monospace
    */
-  function show(x, y, title, rows, note, code) {
-    if (!box) make();
+  function show({ clientX: x, clientY: y }, title, rows, note, code) {
     fill(
       box,
-      el("div.tooltip-title", {}, title),
+      el("strong.tooltip-title", {}, title),
       code && el("code.tooltip-code", {}, code),
-      rows.length > 0 &&
-        el(
-          "dl.tooltip-rows",
-          {},
-          rows.map(([label, value, color]) => [
-            el("dt", {}, color && swatch(color), label),
-            el("dd", {}, value),
-          ]),
-        ),
-      note && el("div.tooltip-note", {}, note),
+      facts(rows),
+      note && el("div.dim", {}, note),
     );
     box.hidden = false;
     const { width, height } = box.getBoundingClientRect();
@@ -48,7 +34,7 @@
   }
 
   function hide() {
-    if (box) box.hidden = true;
+    box.hidden = true;
   }
 
   addEventListener("keydown", (event) => event.key === "Escape" && hide());

@@ -13,8 +13,6 @@
   const HEAD = 18;
   const LINE = 14;
   const GAP = 2;
-  /** Levels of modules, as in attribution.py: every one is a level of recursion here. */
-  const DEEPEST = 64;
 
   /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
   function tree(model, live, total) {
@@ -42,28 +40,16 @@
   }
 
   function moduleOf(root, leaf, model) {
-    const place = model.payload.sites.by_module[leaf.site];
-    if (place < 0) {
-      const reason = model.string(model.payload.sites.reasons[-1 - place]);
-      return child(root, `unattributed: ${reason}`, `unattributed: ${reason}`);
-    }
-    const key = model.string(model.payload.sites.names.module.key[place]);
-    if (key.startsWith("(")) return child(root, key, key);
+    const { key, known, parts } = memprof.row(model.payload.places.module, leaf.by_module);
+    const name = known ? key : `unattributed: ${key}`;
+    if (!known || key.startsWith("(")) return child(root, name, name);
     let at = root;
     let path = "";
-    for (const part of moduleParts(key)) {
+    for (const part of parts) {
       path = path ? `${path}.${part}` : part;
       at = child(at, part, path);
     }
     return at;
-  }
-
-  /** Names on the way from the root to a module, at most DEEPEST: the last has all that is left. */
-  function moduleParts(key) {
-    if (!key) return [];
-    const parts = key.split(".");
-    if (parts.length <= DEEPEST) return parts;
-    return [...parts.slice(0, DEEPEST - 1), parts.slice(DEEPEST - 1).join(".")];
   }
 
   function child(parent, name, path) {
@@ -72,19 +58,12 @@
   }
 
   function small(parent, leaf) {
-    const known = parent.small.get(leaf.category);
-    if (known) {
-      known.value += leaf.value;
-      known.items.push(...leaf.items);
-      known.number += 1;
-    } else {
-      parent.small.set(leaf.category, {
-        category: leaf.category,
-        value: leaf.value,
-        items: [...leaf.items],
-        number: 1,
-      });
-    }
+    const { category } = leaf;
+    const all = parent.small.get(category) ?? { category, value: 0, items: [], number: 0 };
+    parent.small.set(category, all);
+    all.value += leaf.value;
+    all.items.push(...leaf.items);
+    all.number += 1;
   }
 
   /** Modules with a single module below are joined: `encoder.layers`. */
@@ -150,35 +129,12 @@
     const canvas = new memprof.Canvas("treemap-canvas", "Treemap");
     const box = el("div.treemap", { id: "treemap" }, canvas.node);
     fill(root, box);
-    let hidden = true;
     /** What is drawn, in order: what lies in a module comes after it. */
     let drawn = [];
-    new IntersectionObserver(
-      (entries) => {
-        const visible = entries.some((e) => e.isIntersecting);
-        if (visible && hidden) {
-          hidden = false;
-          draw();
-        } else if (!visible) hidden = true;
-      },
-      { rootMargin: "400px" },
-    ).observe(box);
-    new ResizeObserver(memprof.dom.oncePerFrame(draw)).observe(box);
-    memprof.theme.onChange(draw);
-    box.addEventListener("click", (event) => {
-      const found = at(event);
-      if (found) state.showDetail(found.items, titleOf(found));
-    });
-    box.addEventListener("pointermove", (event) => {
-      const found = at(event);
-      if (found) hover(found, event);
-      else memprof.tooltip.hide();
-    });
-    box.addEventListener("pointerleave", memprof.tooltip.hide);
+    const refresh = memprof.drawn(box, draw);
+    memprof.pointed(box, at, hover, (found) => state.showDetail(found.items, titleOf(found)));
 
-    function at(event) {
-      const { left, top } = box.getBoundingClientRect();
-      const [px, py] = [event.clientX - left, event.clientY - top];
+    function at(px, py) {
       const inside = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
       return drawn.findLast(inside)?.[0];
     }
@@ -189,25 +145,19 @@
     }
 
     function hover(data, event) {
-      const rows = [
+      const { category, info: d } = data;
+      const facts = [
         ["bytes", bytes(data.value)],
         ["share", share(data.value, state.total)],
+        ["category", category && memprof.dom.words(category), category && memprof.theme.category(category)],
+        ["module", d?.module],
+        ["operator", d?.op],
+        ["graph", d?.outside ? null : d?.graph?.label],
       ];
-      const d = data.info;
-      if (data.category) {
-        const color = memprof.theme.category(data.category);
-        rows.push(["category", memprof.dom.words(data.category), color]);
-      }
-      if (d?.module !== undefined && d?.module !== null)
-        rows.push(["module", d.module || "(root)"]);
-      if (d?.op) rows.push(["operator", d.op]);
-      if (d?.graph && !d.outside) rows.push(["graph", d.graph.label]);
-      const { clientX, clientY } = event;
-      memprof.tooltip.show(clientX, clientY, titleOf(data), rows, d?.location, d?.code);
+      memprof.tooltip.show(event, titleOf(data), facts, d?.location, d?.code);
     }
 
     function draw() {
-      if (hidden || !state.live || !box.clientWidth) return;
       const top = tree(state.model, state.live, state.total);
       box.dataset.bytes = String(top.value);
       const largest = top.children.slice(0, 5).map((c) => `${c.name} ${share(c.value, top.value)}`);
@@ -253,7 +203,7 @@
       });
     }
 
-    state.onSelect(draw);
+    state.on("select", refresh);
   }
 
   Object.assign(memprof, { treemap, liveTree: tree });

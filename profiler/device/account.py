@@ -10,7 +10,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    that at any (Note [What counts as persistent state] in ``known.py``);
 2. a block that goes when torch is told to give back cuBLAS's workspaces is one, as before and
    after a capture; in somebody's program, which keeps them, one of their size that is there at the
-   end and in no tensor;
+   end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
+   size that was given back before the allocator did anything else;
 3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
    what transformers' caches of keys and values did, by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
@@ -80,6 +81,7 @@ def explain(
     now: bool = False,
     otherwise: Otherwise | None = None,
     workspaces: Collection[int] = (),
+    passing: int = 0,
 ) -> Explained:
     """Say of every byte of a peak what it is for.
 
@@ -92,8 +94,9 @@ def explain(
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
         workspaces: addresses of blocks at the end of the run that are cuBLAS's.
+        passing: bytes of a workspace that goes with the operation; 0 if none does.
     """
-    decide = _Decider(marks, last, cut_off, now, workspaces)
+    decide = _Decider(marks, last, cut_off, now, workspaces, passing)
 
     def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
@@ -166,8 +169,10 @@ class _Decider:
         cut_off: bool,
         now: bool,
         workspaces: Collection[int],
+        passing: int,
     ) -> None:
         self._marks = marks
+        self._passing = passing
         self._workspaces = workspaces
         self._batches = [i for i, m in enumerate(marks) if m.batch]
         self._checkpointed: dict[int, list[int]] = {}
@@ -285,6 +290,9 @@ class _Decider:
             block.freed_after == self._last or self._marks[block.freed_after].clears
         ):
             return True
+        if block.ended is not None:
+            # Three events: it was handed out, given back, and could be handed out again.
+            return block.requested == self._passing and block.ended - block.event == 2
         return block.freed_after is None and block.address in self._workspaces
 
     def _is_checkpointed(self, block: Block) -> bool:

@@ -299,6 +299,14 @@ def node_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a leaf of autograd's graphs has, None if it has none."""
+    try:
+        return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+    except Exception:  # Subclasses that forbid a look.
+        return None
+
+
 def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)

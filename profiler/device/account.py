@@ -48,7 +48,7 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
-from .marks import Mark, Phase
+from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
@@ -108,7 +108,7 @@ def explain(
             _, holder = otherwise(block) or (purpose, "")
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
-        waiting = decide.line_that_waits(block) if at.line is None else None
+        waiting = line_that_waits(marks, block.mark) if at.line is None else None
         line = source_of(at.line or waiting)
         waits = waiting is not None
         return AccountRow(
@@ -306,11 +306,6 @@ class _Decider:
             return False
         returned = self._marks[self._batches[last]].batch
         return block.requested in returned and _copies(at.line)
-
-    def line_that_waits(self, block: Block) -> SourceFrame | None:
-        """The line in whose ``backward()`` a block was asked for, None if in none."""
-        mark = self._marks[block.mark]
-        return mark.line if mark.phase is Phase.BACKWARD else None
 
 
 CACHE = "cache of transformers"

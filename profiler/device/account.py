@@ -19,10 +19,11 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    asked for it again; else a gradient;
 6. asked for in a forward: an activation if it went during a later backward, or would have had the
    program not been cut off; a temporary if it went before one began; what outlives the backward is
-   an output where modules ran when it was asked for, an input where none did.
+   an output where modules ran when it was asked for, or compiled code did, an input where neither.
 
 Without any backward there are no such spans: what modules asked for is a temporary if it went, and
-state if it is there at the end of the run; anything else is an input.
+state if it is there at the end of the run. So it is for compiled code that runs several modules at
+once, but that what is there at the end is an output. Anything else is an input.
 
 Of what was there before the history began nothing but rule 1 can be known: the rest of it is
 *unknown*, from before the session.
@@ -240,18 +241,20 @@ class _Decider:
             Purpose.CHECKPOINTED_INPUT if self._is_checkpointed(block) else Purpose.ACTIVATION
         )
         later = bisect.bisect_right(self._backwards, block.mark)
-        if later >= self._ended and self._cut_off and at.modules:
+        if later >= self._ended and self._cut_off and _is_of_model(at):
             return activation, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
             return activation, ""
-        return (Purpose.OUTPUT if at.modules else Purpose.INPUT), ""
+        return (Purpose.OUTPUT if _is_of_model(at) else Purpose.INPUT), ""
 
     def _without_backward(self, block: Block, at: Where) -> tuple[Purpose, str]:
         if self._is_batch(block, at):
             return Purpose.DATALOADER_BATCH, ""
-        if not at.modules:
+        if not _is_of_model(at):
             return Purpose.INPUT, ""
-        return (Purpose.PERSISTENT_STATE if block.freed_after is None else Purpose.TEMPORARY), ""
+        if block.freed_after is not None:
+            return Purpose.TEMPORARY, ""
+        return (Purpose.PERSISTENT_STATE if at.modules else Purpose.OUTPUT), ""
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Whether no phase began between two marks, the first's own aside."""
@@ -306,6 +309,11 @@ class _Decider:
             return False
         returned = self._marks[self._batches[last]].batch
         return block.requested in returned and _copies(at.line)
+
+
+def _is_of_model(at: Where) -> bool:
+    """Whether a module asked, or compiled code, which has no module where it runs several."""
+    return bool(at.modules) or at.generated is not None
 
 
 CACHE = "cache of transformers"

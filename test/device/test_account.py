@@ -265,6 +265,29 @@ def test_what_is_written_to_is_state_whenever_that_is_seen() -> None:
     }
 
 
+def test_compiled_code_of_several_modules() -> None:
+    """A whole model in one graph: no module is that of a buffer, and it is no input."""
+    generated = ("/tmp/inductor/ab/c" + "a" * 51 + ".py", 3, "call")
+    step = ("/home/me/train.py", 1, "step")
+    for backward in (False, True):
+        run = Run()
+        run.take(1, step)
+        buffer = run.take(2, generated, step)
+        run.take(4, generated, step)
+        run.drop(buffer)
+        if backward:
+            run.mark(Phase.BACKWARD)
+            run.mark(Phase.FORWARD)
+        assert run.purposes() == {
+            1: (Purpose.INPUT, ""),
+            2: (Purpose.TEMPORARY, ""),
+            4: (Purpose.OUTPUT, ""),
+        }, backward
+    run = Run()
+    run.drop(run.take(4, generated, step))
+    assert run.purposes() == {4: (Purpose.TEMPORARY, "")}
+
+
 def test_workspaces_that_stay_in_somebodys_program() -> None:
     run = Run()
     workspace = run.take(32, ("/home/me/train.py", 1, "step"))

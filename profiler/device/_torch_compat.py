@@ -210,6 +210,16 @@ def workspace_sizes(device: int) -> set[int]:
     return sizes
 
 
+def passing_workspace_size() -> int:
+    """Bytes of the workspace that each operation on cuBLAS asks for and gives back before the
+    next thing is asked for; 0 where torch keeps one instead, as it does before 2.15."""
+    size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    kept = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+    if kept or size is None or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE", "0") != "0":
+        return 0
+    return int(size())
+
+
 def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:
     """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
 
@@ -286,6 +296,14 @@ def node_of(tensor: torch.Tensor) -> Any:
     try:
         return tensor.grad_fn
     except Exception:  # A view whose base was written to meanwhile.
+        return None
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a leaf of autograd's graphs has, None if it has none."""
+    try:
+        return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
+    except Exception:  # Subclasses that forbid a look.
         return None
 
 

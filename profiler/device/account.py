@@ -10,7 +10,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    that at any (Note [What counts as persistent state] in ``known.py``);
 2. a block that goes when torch is told to give back cuBLAS's workspaces is one, as before and
    after a capture; in somebody's program, which keeps them, one of their size that is there at the
-   end and in no tensor;
+   end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
+   size that was given back before the allocator did anything else;
 3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
    what transformers' caches of keys and values did, by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
@@ -18,10 +19,11 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    asked for it again; else a gradient;
 6. asked for in a forward: an activation if it went during a later backward, or would have had the
    program not been cut off; a temporary if it went before one began; what outlives the backward is
-   an output where modules ran when it was asked for, an input where none did.
+   an output where modules ran when it was asked for, or compiled code did, an input where neither.
 
 Without any backward there are no such spans: what modules asked for is a temporary if it went, and
-state if it is there at the end of the run; anything else is an input.
+state if it is there at the end of the run. So it is for compiled code that runs several modules at
+once, but that what is there at the end is an output. Anything else is an input.
 
 Of what was there before the history began nothing but rule 1 can be known: the rest of it is
 *unknown*, from before the session.
@@ -47,7 +49,7 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
-from .marks import Mark, Phase
+from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
@@ -80,6 +82,7 @@ def explain(
     now: bool = False,
     otherwise: Otherwise | None = None,
     workspaces: Collection[int] = (),
+    passing: int = 0,
 ) -> Explained:
     """Say of every byte of a peak what it is for.
 
@@ -92,8 +95,9 @@ def explain(
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
         workspaces: addresses of blocks at the end of the run that are cuBLAS's.
+        passing: bytes of a workspace that goes with the operation; 0 if none does.
     """
-    decide = _Decider(marks, last, cut_off, now, workspaces)
+    decide = _Decider(marks, last, cut_off, now, workspaces, passing)
 
     def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
@@ -105,7 +109,7 @@ def explain(
             _, holder = otherwise(block) or (purpose, "")
         compiled = at.generated is not None
         modules = " > ".join(at.modules)
-        waiting = decide.line_that_waits(block) if at.line is None else None
+        waiting = line_that_waits(marks, block.mark) if at.line is None else None
         line = source_of(at.line or waiting)
         waits = waiting is not None
         return AccountRow(
@@ -166,8 +170,10 @@ class _Decider:
         cut_off: bool,
         now: bool,
         workspaces: Collection[int],
+        passing: int,
     ) -> None:
         self._marks = marks
+        self._passing = passing
         self._workspaces = workspaces
         self._batches = [i for i, m in enumerate(marks) if m.batch]
         self._checkpointed: dict[int, list[int]] = {}
@@ -235,18 +241,20 @@ class _Decider:
             Purpose.CHECKPOINTED_INPUT if self._is_checkpointed(block) else Purpose.ACTIVATION
         )
         later = bisect.bisect_right(self._backwards, block.mark)
-        if later >= self._ended and self._cut_off and at.modules:
+        if later >= self._ended and self._cut_off and _is_of_model(at):
             return activation, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
             return activation, ""
-        return (Purpose.OUTPUT if at.modules else Purpose.INPUT), ""
+        return (Purpose.OUTPUT if _is_of_model(at) else Purpose.INPUT), ""
 
     def _without_backward(self, block: Block, at: Where) -> tuple[Purpose, str]:
         if self._is_batch(block, at):
             return Purpose.DATALOADER_BATCH, ""
-        if not at.modules:
+        if not _is_of_model(at):
             return Purpose.INPUT, ""
-        return (Purpose.PERSISTENT_STATE if block.freed_after is None else Purpose.TEMPORARY), ""
+        if block.freed_after is not None:
+            return Purpose.TEMPORARY, ""
+        return (Purpose.PERSISTENT_STATE if at.modules else Purpose.OUTPUT), ""
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Whether no phase began between two marks, the first's own aside."""
@@ -285,6 +293,9 @@ class _Decider:
             block.freed_after == self._last or self._marks[block.freed_after].clears
         ):
             return True
+        if block.ended is not None:
+            # Three events: it was handed out, given back, and could be handed out again.
+            return block.requested == self._passing and block.ended - block.event == 2
         return block.freed_after is None and block.address in self._workspaces
 
     def _is_checkpointed(self, block: Block) -> bool:
@@ -299,10 +310,10 @@ class _Decider:
         returned = self._marks[self._batches[last]].batch
         return block.requested in returned and _copies(at.line)
 
-    def line_that_waits(self, block: Block) -> SourceFrame | None:
-        """The line in whose ``backward()`` a block was asked for, None if in none."""
-        mark = self._marks[block.mark]
-        return mark.line if mark.phase is Phase.BACKWARD else None
+
+def _is_of_model(at: Where) -> bool:
+    """Whether a module asked, or compiled code, which has no module where it runs several."""
+    return bool(at.modules) or at.generated is not None
 
 
 CACHE = "cache of transformers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, So
 
 from .account import source_of
 from .holders import Held, Holders, most_common_chain
-from .marks import Mark
+from .marks import Mark, line_that_waits
 from .replay import Block
 from .where import Where, where
 
@@ -33,19 +34,21 @@ class Steps:
         of: the number of the step, from 1, in which a block was made.
         count: that have ended.
         name: what it is called.
+        line: of the program that asked for a block, or waited for the backward that did.
     """
 
     of: Callable[[Block], int]
     count: int
     name: str
+    line: Callable[[Block], SourceFrame | None]
 
 
 @dataclass(slots=True)
 class _Line:
     """Blocks that the same text asked for."""
 
+    frame: SourceFrame | None
     at: Where
-    what: str
     blocks: list[Block] = field(default_factory=list)
     holder: str = ""
     root: Held | None = None
@@ -58,13 +61,17 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
         marks: of a ``Watch``.
         events: of the allocator that were followed.
     """
+
+    def line(block: Block) -> SourceFrame | None:
+        return where(block.frames).line or line_that_waits(marks, block.mark)
+
     if marks[-1].step >= LEAST:
-        return Steps(lambda b: marks[b.mark].step + 1, marks[-1].step, "optimizer step")
+        return Steps(lambda b: marks[b.mark].step + 1, marks[-1].step, "optimizer step", line)
     if marks[-1].backwards >= LEAST:
         begun = marks[-1].backwards
-        return Steps(lambda b: marks[b.mark].backwards + 1, begun, "backward")
+        return Steps(lambda b: marks[b.mark].backwards + 1, begun, "backward", line)
     span = max(1, events // WINDOWS)
-    return Steps(lambda b: b.event // span + 1, events // span, f"{span:,} allocator events")
+    return Steps(lambda b: b.event // span + 1, events // span, f"{span:,} allocator events", line)
 
 
 def growth_of(
@@ -83,7 +90,8 @@ def growth_of(
     for block in blocks:
         if block.event and block.freed_after is None and known(block) not in _LASTS:
             at = where(block.frames)
-            line = lines.setdefault((at.line, at.modules, at.nodes), _Line(at, at.nodes))
+            frame = steps.line(block)
+            line = lines.setdefault((frame, at.modules, at.nodes), _Line(frame, at))
             line.blocks.append(block)
     growing = [line for line in lines.values() if _rate(line.blocks, steps) is not None]
     if not growing:
@@ -91,12 +99,12 @@ def growth_of(
     holders = Holders()
     _ask(growing, holders)
     found = []
-    for together in _by_holder(growing).values():
+    for together in _by_holder(growing, steps).values():
         every = [b for line in together for b in line.blocks]
         rate = _rate(every, steps)
         if rate is not None:
             found.append(
-                _growth(device, together, rate, steps, _line_of(together, blocks, holders))
+                _growth(device, together, rate, steps, _line_of(together, blocks, holders, steps))
             )
     return sorted(found, key=lambda g: -g.a_step)
 
@@ -125,13 +133,24 @@ def _ask(lines: Sequence[_Line], holders: Holders) -> None:
         line.root = next((h for h in of_line if not h.chain and h.root is not None), None)
 
 
-def _by_holder(lines: Sequence[_Line]) -> dict[object, list[_Line]]:
-    """Lines whose blocks the same has; each whose blocks nobody with a name has is alone."""
+def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]]:
+    """Lines whose blocks the same has. So do all gradients that have graphs, which lead to one
+    another. What nobody with a name has and came in the same steps cannot be told apart."""
     found: dict[object, list[_Line]] = {}
     for line in lines:
         outermost = line.holder.rpartition(", held by ")[2]
-        found.setdefault(outermost or id(line), []).append(line)
+        name, comma, root = outermost.partition(", ")
+        key: object = _INDICES.sub("[...]", name) + comma + root
+        if name.endswith(".grad") and line.root is not None:
+            key = ".grad"
+        elif not line.holder:
+            key = frozenset(map(steps.of, line.blocks))
+        found.setdefault(key, []).append(line)
     return found
+
+
+_INDICES = re.compile(r"(\[\.\.\.\])+$")
+"""As a cache's keys and what it has under them are one deeper or less."""
 
 
 def _growth(
@@ -141,8 +160,8 @@ def _growth(
         GrowthPart(
             sum(b.requested for b in line.blocks),
             len(line.blocks),
-            line.what,
-            source_of(line.at.line),
+            line.at.nodes,
+            source_of(line.frame),
             " > ".join(line.at.modules),
         )
         for line in lines
@@ -163,7 +182,7 @@ def _growth(
 
 
 def _line_of(
-    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders
+    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders, steps: Steps
 ) -> SourceFrame | None:
     """The line that made the tensor from which a graph is held; None if no graph is."""
     root = next((line.root for line in lines if line.root is not None), None)
@@ -172,5 +191,5 @@ def _line_of(
         return None
     for block in blocks:
         if block.address <= address < block.address + block.size:
-            return source_of(where(block.frames).line)
+            return source_of(steps.line(block))
     return None

@@ -8,13 +8,17 @@ last is found by walking from the tensors that the program holds, and from the o
 backward is running, over ``next_functions``. What an operation has saved is read as it lies
 (``SavedTensor.data``): to unpack it may run hooks of the program, which copy to the device or
 compute again, and there is no memory for either.
+
+A gradient is an attribute of its parameter that Python's collector does not see. One that has a
+graph itself, after ``backward(create_graph=True)``, keeps that graph, and the graph the parameter:
+what such a circle has, and nobody with a name does, is said to be of ``CIRCLE``.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +39,9 @@ ALIKE = 8
 UNNAMED = "(a tensor that nobody with a name has)"
 """Holder of a tensor of which it is not known who refers to it."""
 
+CIRCLE = "gradients that have a graph, which has them (create_graph=True)"
+"""Holder of what is in a circle of autograd's and has no name."""
+
 MOST_NODES = 1_000_000
 """Of autograd's graphs, that are walked."""
 
@@ -51,7 +58,7 @@ class Held:
         root: the tensor from which a graph leads to that operation; None where it is the one whose
             backward is running, or none is saved.
         chain: who refers to one of the tensors; empty if not asked, or nobody with a name does.
-        root_chain: the same of ``root``.
+        root_chain: the same of ``root``; or ``CIRCLE``.
     """
 
     address: int
@@ -68,7 +75,7 @@ class Held:
         if self.chain:
             return self.chain
         if not self.operation:
-            return ""
+            return self.root_chain
         return f"saved by {self.operation}" + (
             f", graph of {self.root_chain}" if self.root_chain else ""
         )
@@ -104,9 +111,16 @@ class Holders:
         self._type = device_type
         with compat.without_torch_function():
             tensors = _tensors()
+            gradients = [(t, g) for t in tensors if (g := compat.gradient_of(t)) is not None]
+            self._owners = {id(g): (t, ".grad") for t, g in gradients}
+            tensors += [g for _, g in gradients]
+            tensors = list({id(t): t for t in tensors}.values())
+            circles = [x for pair in gradients if compat.node_of(pair[1]) is not None for x in pair]
+            self._circles = set(map(id, circles))
             for tensor in tensors:
                 self._add(tensor)
-            for node, root in _operations(tensors, also):
+            self._above: dict[int, list[torch.Tensor]] = {}
+            for node, root in _operations(tensors, also, self._above):
                 name = compat.node_name(node)
                 for saved in compat.saved_by(node):
                     self._add(saved, root, name)
@@ -122,14 +136,28 @@ class Holders:
         if most is None:
             most = sorted(self.held, key=lambda h: -h.nbytes)[:NAMED]
         chosen = list(dict.fromkeys(most))
-        ours = [self._found, *self.held, *(h.tensors for h in self.held)]
-        chains = _chains([t for h in chosen for t in h.tensors], ours)
+        ours = [self._found, *self.held, *(h.tensors for h in self.held), *self._above.values()]
+        chains = _chains([t for h in chosen for t in h.tensors], ours, self._owners)
         for h in chosen:
             h.chain = next((c for t in h.tensors if (c := chains[id(t)])), "")
-        unnamed = [h for h in chosen if not h.chain and h.root is not None]
-        chains = _chains([h.root for h in unnamed if h.root is not None], ours)
+        unnamed = [h for h in chosen if not h.chain]
+        roots = [t for h in unnamed for t in self._roots_above(h.root)]
+        chains = _chains(roots, [*ours, roots], self._owners)
         for h in unnamed:
-            h.root_chain = chains[id(h.root)]
+            above = self._roots_above(h.root)
+            h.root = next((t for t in above if chains[id(t)]), h.root)
+            h.root_chain = chains.get(id(h.root), "")
+            if not h.root_chain and any(id(t) in self._circles for t in (*h.tensors, *above)):
+                h.root_chain = CIRCLE
+
+    def _roots_above(self, root: torch.Tensor | None) -> list[torch.Tensor]:
+        """A tensor and those whose graphs lead to it, nearest first, some of them."""
+        found = [] if root is None else [root]
+        for tensor in found:
+            if len(found) < ALIKE:
+                known = set(map(id, found))
+                found += [t for t in self._above.get(id(tensor), ()) if id(t) not in known]
+        return found
 
     def of(self, block: Block) -> Held | None:
         """Who holds a block, as far as that is known: of several the first."""
@@ -236,27 +264,52 @@ def _tensors() -> list[torch.Tensor]:
 
 
 def _operations(
-    tensors: list[torch.Tensor], also: Any = None
+    tensors: list[torch.Tensor],
+    also: Any = None,
+    above: dict[int, list[torch.Tensor]] | None = None,
 ) -> Iterator[tuple[Any, torch.Tensor | None]]:
-    """Every operation of autograd that tensors lead to, with the tensor; each once."""
+    """Every operation of autograd that tensors lead to, with the tensor; each once.
+
+    Args:
+        tensors: to begin with.
+        also: an operation to begin with.
+        above: gets the tensors that lead to another one of these, by the identity of that.
+    """
     seen: set[Any] = set()
-    # Tensors of which others were made come last: a loss leads to everything.
+    firsts: dict[Any, torch.Tensor] = {}
+    # Tensors of which others were made come last: a loss leads to everything. But each thread has
+    # numbers of its own, also that of a backward which makes a graph.
     ordered = sorted(tensors, key=compat.sequence_of, reverse=True)
     roots: list[tuple[Any, torch.Tensor | None]] = [(also, None)] if also is not None else []
     roots += [(node, t) for t in ordered if (node := compat.node_of(t)) is not None]
     for first, root in roots:
         waiting = [first]
+        if root is not None and first not in seen:
+            firsts[first] = root
         while waiting and len(seen) < MOST_NODES:
             node = waiting.pop()
+            below = firsts.get(node)
+            if above is not None and root is not None and below is not None and below is not root:
+                above.setdefault(id(below), []).append(root)
             if node not in seen:
                 seen.add(node)
                 yield node, root
                 waiting += [n for n, _ in compat.next_functions(node) if n is not None]
 
 
-def _chains(tensors: list[torch.Tensor], ours: list[Any]) -> dict[int, str]:
-    """Who refers to tensors, by identity, but for objects of ours."""
+def _chains(
+    tensors: list[torch.Tensor],
+    ours: list[Any],
+    owners: Mapping[int, tuple[torch.Tensor, str]] | None = None,
+) -> dict[int, str]:
+    """Who refers to tensors, by identity, but for objects of ours.
+
+    Args:
+        tensors: to ask for.
+        ours: objects of ours that refer to some.
+        owners: as for ``Referrers.chains``.
+    """
     different = {id(t): t for t in tensors}
     asked = list(different.values())
-    found = Referrers().chains(asked, [tensors, different, ours, *ours])
+    found = Referrers().chains(asked, [tensors, different, ours, *ours], owners)
     return dict(zip(different, found, strict=True))

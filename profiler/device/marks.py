@@ -64,6 +64,17 @@ class Mark:
     backwards: int = 0
 
 
+def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:
+    """The line in whose ``backward()`` something was asked for, None if in none.
+
+    Args:
+        marks: of the run.
+        number: of the last mark before it was asked for.
+    """
+    mark = marks[number]
+    return mark.line if mark.phase is Phase.BACKWARD else None
+
+
 class Marks:
     """All marks of a run so far, of all its devices.
 

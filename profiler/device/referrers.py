@@ -24,7 +24,7 @@ import re
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,10 @@ WIDTH = 400
 
 COMPILED = "local of compiled code"
 """Where a variable of Inductor's code is."""
+
+AS_KEY = "[a key]"
+"""As what a dictionary has its keys: of ways that lead to names the last to be taken, since an
+optimizer's state has all parameters so."""
 
 _BUFFER = re.compile(r"buf\d+$")
 
@@ -68,17 +72,26 @@ class Referrers:
     def __init__(self) -> None:
         self._locals: dict[int, _Root] = {}
         self._up: dict[int, list[_Step]] = {}
+        self._known: Mapping[int, tuple[Any, str]] = {}
 
-    def chains(self, objects: Sequence[Any], ignored: Iterable[Any] = ()) -> list[str]:
+    def chains(
+        self,
+        objects: Sequence[Any],
+        ignored: Iterable[Any] = (),
+        known: Mapping[int, tuple[Any, str]] | None = None,
+    ) -> list[str]:
         """Of each object who keeps it, "" where nobody with a name was found.
 
         Args:
             objects: to ask for.
             ignored: containers of the caller's, which are not to be found.
+            known: by identity, who has an object and as what, where that is nothing of Python's.
         """
+        self._known = known or {}
         self._read_stacks()
         self._read_globals()
-        own = (objects, self._up, self._locals, self.__dict__, self, *ignored)
+        own = (objects, self._up, self._locals, self._known, self.__dict__, self, *ignored)
+        own += tuple(self._known.values())
         ours = set(map(id, own))
         frontier = list(objects)
         found = [""] * len(objects)
@@ -91,9 +104,10 @@ class Referrers:
             if not (frontier and open_):
                 break
         for i in open_:
-            found[i] = self._chain(objects[i], or_closure=True)
+            found[i] = self._chain(objects[i], anyhow=True)
         self._up.clear()
         self._locals.clear()
+        self._known = {}
         return found
 
     def _read_stacks(self) -> None:
@@ -139,10 +153,14 @@ class Referrers:
     def _look_up(self, frontier: list[Any], ours: set[int]) -> list[Any]:
         """Take down who refers to those of ``frontier`` that have no name."""
         wanted = {id(x): x for x in frontier if id(x) not in self._up and id(x) not in self._locals}
+        above: list[Any] = []
         for key in wanted:
             self._up[key] = []
+            if key in self._known:
+                holder, how = self._known[key]
+                self._up[key].append(_Step(holder, how))
+                above.append(holder)
         ours = ours | {id(frontier), id(wanted)}
-        above: list[Any] = []
         if not wanted:
             return above
         ours.add(id(above))
@@ -174,8 +192,8 @@ class Referrers:
             return _Root(holder.__name__, f"class in {holder.__module__}", is_class=True)
         return None
 
-    def _chain(self, x: Any, or_closure: bool = False) -> str:
-        """The shortest way from ``x`` to a name; else, if that is wanted, to a closure."""
+    def _chain(self, x: Any, anyhow: bool = False) -> str:
+        """The shortest way from ``x`` to a name; ``anyhow`` by keys, too, or else to a closure."""
         waiting: deque[tuple[Any, tuple[_Step, ...]]] = deque([(x, ())])
         seen = {id(x)}
         closure = ""
@@ -185,6 +203,8 @@ class Referrers:
             if root is not None:
                 return _in_words(root, path)
             for step in self._up.get(id(at), ()):
+                if step.how == AS_KEY and not anyhow:
+                    continue
                 root = self._root(step.holder, step.how.strip("[]'") if step.how else "")
                 if root is not None:
                     return _in_words(root, path)
@@ -193,7 +213,7 @@ class Referrers:
                     waiting.append((step.holder, (*path, step)))
                     if _is(step.holder, types.FunctionType) and not closure:
                         closure = _in_words(None, (*path, step))
-        return closure if or_closure else ""
+        return closure if anyhow else ""
 
 
 def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
@@ -252,6 +272,8 @@ def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
         for key, value in list(dict.items(holder)):
             if id(value) in held:
                 yield id(value), _key(key)
+            if id(key) in held:
+                yield id(key), AS_KEY
     elif _is(holder, (list, tuple, set, frozenset, deque)):
         for key in held:
             yield key, "[...]"

@@ -224,7 +224,11 @@ class Watch:
         replay = self._replays[device]
         peak = replay.peak
         workspaces = workspaces_of(device, replay) if self._guest else ()
-        explained = explain(peak, self.marks, last, cut_off, workspaces=workspaces)
+        explained = explain(
+            *(peak, self.marks, last, cut_off),
+            workspaces=workspaces,
+            passing=compat.passing_workspace_size(),
+        )
         reserved, allocated = most_of(replay, stats, self._peaks_before[device])
         account = account_of(device, replay, explained, reserved, self.steps, self.lost)
         account.allocated, account.most_allocated = peak.allocated, allocated

@@ -62,19 +62,29 @@ class Run:
         self.counts.append((self.asked, self.let_go))
 
     def purposes(
-        self, last: int | None = None, cut_off: bool = False, workspaces: Collection[int] = ()
+        self,
+        last: int | None = None,
+        cut_off: bool = False,
+        workspaces: Collection[int] = (),
+        passing: int = 0,
     ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
-        rows = self.rows(last, cut_off, workspaces)
+        rows = self.rows(last, cut_off, workspaces, passing)
         return {r.nbytes // MIB: (r.purpose, r.detail) for r in rows}
 
     def rows(
-        self, last: int | None = None, cut_off: bool = False, workspaces: Collection[int] = ()
+        self,
+        last: int | None = None,
+        cut_off: bool = False,
+        workspaces: Collection[int] = (),
+        passing: int = 0,
     ) -> list[AccountRow]:
         replay = Replay()
         replay.feed(self.events, self.counts)
         assert not replay.strange
-        found = explain(replay.peak, self.marks, last, cut_off, workspaces=workspaces)
+        found = explain(
+            *(replay.peak, self.marks, last, cut_off), workspaces=workspaces, passing=passing
+        )
         total = sum(r.nbytes for r in found.rows) + found.rounding + found.awaiting
         assert total + sum(p.free for p in found.pools) == replay.peak.reserved
         return found.rows
@@ -255,6 +265,29 @@ def test_what_is_written_to_is_state_whenever_that_is_seen() -> None:
     }
 
 
+def test_compiled_code_of_several_modules() -> None:
+    """A whole model in one graph: no module is that of a buffer, and it is no input."""
+    generated = ("/tmp/inductor/ab/c" + "a" * 51 + ".py", 3, "call")
+    step = ("/home/me/train.py", 1, "step")
+    for backward in (False, True):
+        run = Run()
+        run.take(1, step)
+        buffer = run.take(2, generated, step)
+        run.take(4, generated, step)
+        run.drop(buffer)
+        if backward:
+            run.mark(Phase.BACKWARD)
+            run.mark(Phase.FORWARD)
+        assert run.purposes() == {
+            1: (Purpose.INPUT, ""),
+            2: (Purpose.TEMPORARY, ""),
+            4: (Purpose.OUTPUT, ""),
+        }, backward
+    run = Run()
+    run.drop(run.take(4, generated, step))
+    assert run.purposes() == {4: (Purpose.TEMPORARY, "")}
+
+
 def test_workspaces_that_stay_in_somebodys_program() -> None:
     run = Run()
     workspace = run.take(32, ("/home/me/train.py", 1, "step"))
@@ -263,6 +296,23 @@ def test_workspaces_that_stay_in_somebodys_program() -> None:
     assert run.purposes(workspaces=[workspace])[32] == (Purpose.WORKSPACE, "cuBLAS")
     # Another block that lay at the address of one and is gone is none.
     assert run.purposes(workspaces=[workspace, gone])[33] == (Purpose.INPUT, "")
+
+
+def test_workspaces_that_go_with_their_operation() -> None:
+    """As from torch 2.15 on; what lives while something else is asked for is none."""
+    program = ("/home/me/train.py", 1, "step")
+    run = Run()
+    run.mark(Phase.BACKWARD)
+    run.drop(run.take(32, program))
+    run.mark(Phase.FORWARD)
+    assert run.purposes(passing=32 * MIB) == {32: (Purpose.WORKSPACE, "cuBLAS")}
+    assert run.purposes(passing=33 * MIB) == {32: (Purpose.TEMPORARY, "")}
+
+    run = Run()
+    temporary = run.take(32, program)
+    run.drop(run.take(1, program))
+    run.drop(temporary)
+    assert run.purposes(passing=32 * MIB) == {33: (Purpose.INPUT, "")}
 
 
 def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:

@@ -128,6 +128,52 @@ def test_a_training_with_all_of_them(tmp_path: Path) -> None:
     script(tmp_path / "program.py", _BEGIN + _TRAINING)
 
 
+_AVERAGED = """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train():
+    net = nn.Sequential(nn.Linear(N, N, bias=False), nn.BatchNorm1d(N)).cuda()  # model
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)  # EMA
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    data = TensorDataset(torch.zeros(4000, N))
+    for (batch,) in DataLoader(data, batch_size=1000, pin_memory=True):
+        assert batch.is_pinned()
+        x = batch.to("cuda", non_blocking=True)  # batch
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(net)
+    return net, average, optimizer, x
+
+
+STATISTICS = 2 * 4 * N + 8
+OWN = WEIGHT + 2 * 4 * N
+with memprof.profile(eager=True) as session:
+    kept = train()
+account = account_of(session)
+state = lines(account, Purpose.PERSISTENT_STATE)
+ema = [code for code in state if code.endswith("# EMA")]
+assert state.pop(ema[0]) == OWN + STATISTICS, state
+assert {code.partition("# ")[2]: n for code, n in state.items()} == {"model": STATISTICS}, state
+assert lines(account, Purpose.DATALOADER_BATCH) == {
+    'x = batch.to("cuda", non_blocking=True)  # batch': 4 * 1000 * N
+}
+assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+
+with memprof.profile() as session:
+    kept = train()
+(account,) = session.profile().accounts
+assert account.by_purpose()[Purpose.PERSISTENT_STATE] == OWN + 2 * STATISTICS, account.rows
+"""
+
+
+@simgpu
+def test_an_averaged_model_and_pinned_batches(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _AVERAGED)
+
+
 _DISTRIBUTED = """
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore

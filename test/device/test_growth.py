@@ -19,7 +19,7 @@ MIB = 1 << 20
 STEPS = 24
 
 _BEGIN = '''
-import itertools, os, queue, sys, threading
+import collections, functools, itertools, os, queue, sys, threading
 import torch, memprof
 from torch import nn
 
@@ -165,7 +165,53 @@ class EveryThird(Loop):
             debug.append(torch.ones(3 * MIB // 4, device="cuda"))  # at every third
 
 
-main([KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird])
+class GradientsWithGraphs(Loop):
+    def step(self, i):
+        loss = self.net(self.batch(i)).square().mean()
+        loss.backward(create_graph=True)  # with graphs
+        self.optimizer.step()
+
+
+class ListedGradients(Loop):
+    def step(self, i):
+        self.net(self.batch(i)).square().mean().backward(create_graph=True)  # with graphs, too
+        debug.append([p.grad for p in self.net.parameters()])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Circle(Loop):  # a model and its gradients refer to each other, and nobody to them
+    def after(self, loss, i):
+        net = nn.Sequential(nn.Linear(N, N, device="cuda"), nn.ReLU())
+        net(self.batch(i)).square().mean().backward(create_graph=True)  # in a circle
+
+
+@functools.lru_cache(maxsize=None)
+def table(n):
+    angles = torch.arange(n * 1024, device="cuda", dtype=torch.float32)
+    return angles.cos(), angles.sin()  # the tables
+
+
+class CacheByNumber(Loop):
+    def after(self, loss, i):
+        table(256 + i)
+
+
+@functools.lru_cache(maxsize=None)
+def normalized(x):
+    return x / x.norm()
+
+
+class CacheByTensor(Loop):
+    def after(self, loss, i):
+        x = torch.ones(MIB // 4, device="cuda")  # the key
+        normalized(x)
+
+
+main([
+    KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird,
+    GradientsWithGraphs, ListedGradients, Circle, CacheByNumber, CacheByTensor,
+])
 """
 
 _PLANTED = {
@@ -178,6 +224,11 @@ _PLANTED = {
     "CacheByShape": (1.035 * MIB, "# the cache", "self.net.cache[...], local of run"),
     "Traceback": (MIB, "# one MiB", "wide, local of check (program.py:"),
     "EveryThird": (MIB, "# at every third", "debug[...], global of program.py"),
+    "GradientsWithGraphs": (5 * MIB, "# with graphs", "self.optimizer.param_groups"),
+    "ListedGradients": (7 * MIB, "# with graphs, too", "debug[...][...], global of program.py"),
+    "Circle": (5 * MIB, "# in a circle", "gradients that have a graph, which has them"),
+    "CacheByNumber": (2.13 * MIB, "# the tables", "table in a _lru_cache_wrapper[...]"),
+    "CacheByTensor": (2 * MIB, "# the key", "normalized in a _lru_cache_wrapper[...]"),
 }
 
 
@@ -316,9 +367,61 @@ class Generation(Loop):
                 grown = torch.cat([grown, y])
 
 
+class Averaged(Loop):
+    def __init__(self):
+        super().__init__()
+        self.average = torch.optim.swa_utils.AveragedModel(
+            self.net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+
+    def after(self, loss, i):
+        self.average.update_parameters(self.net)
+
+
+class AccumulationOverSteps(Loop):  # an optimizer's step, and a scheduler's, at every fourth
+    def __init__(self):
+        super().__init__()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def step(self, i):
+        (self.net(self.batch(i)).square().mean() / 4).backward()
+        if i % 4 == 3:
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+    def run(self, name):
+        with memprof.profile(f"{name}.memprof", eager=True):
+            for i in range(4 * STEPS):
+                self.step(i)
+
+
+class LastLogits(Loop):  # a metric over what came last
+    def __init__(self):
+        super().__init__()
+        self.last = collections.deque(maxlen=4)
+
+    def step(self, i):
+        y = self.net(self.batch(i))
+        self.last.append(y.detach())
+        y.square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.mean = torch.stack(list(self.last)).mean()
+
+
+class Cached(Loop):  # by tensor, with room for a few
+    def __init__(self):
+        super().__init__()
+        self.cached = functools.lru_cache(maxsize=2)(torch.ones_like)
+
+    def after(self, loss, i):
+        self.cached(self.batch(i))
+
+
 main([
     Plain, GradientsKept, LossesAsNumbers, Ema, Accumulation, Scheduler, Evaluation, Prefetch,
-    ThreeShapes, Generation,
+    ThreeShapes, Generation, Averaged, AccumulationOverSteps, LastLogits, Cached,
 ])
 '''
 
@@ -327,7 +430,7 @@ main([
 def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
     _run(tmp_path, _HEALTHY)
     names = sorted(p.stem for p in tmp_path.glob("*.memprof"))
-    assert len(names) == 10
+    assert len(names) == 14
     for name in names:
         assert not _found(tmp_path, name), name
         done = CliRunner().invoke(main, ["leaks", str(tmp_path / f"{name}.memprof"), "--fail"])

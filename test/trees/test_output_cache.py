@@ -8,12 +8,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from memprof.cudagraph_trees import native
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here also as where there is no compiler: nothing else runs that way."""
+    monkeypatch.delenv("MEMPROF_NATIVE", raising=False)
+    if request.param == "python":
+        monkeypatch.setattr(native, "load", lambda: None)
+    assert (native.load() is None) == (request.param == "python")
+
 
 SHAPE = (4, 3)
 Change = Callable[[torch.Tensor], object]

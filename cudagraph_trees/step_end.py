@@ -87,8 +87,9 @@ def end_quickly(
         if ref.cache is None or output_cache.moves_out:
             return False
     arguments = _unlocated(next_function, inputs, located)
-    for ref, output_cache, k in found:
-        if _count(ref.pointer) == ref.own:
+    alone = [ref.is_alone() for ref, _, _ in found]
+    for (ref, output_cache, k), is_alone in zip(found, alone, strict=True):
+        if is_alone:
             # Nothing but the tensor itself is over the storage.
             t = output_cache.slots[k]
             for i in arguments:
@@ -99,14 +100,10 @@ def end_quickly(
             for i in arguments:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
-    for ref, output_cache, k in found:
+    for (ref, output_cache, k), is_alone in zip(found, alone, strict=True):
         message = output_cache.messages[k] or output_cache.message(k)
-        output_cache.overwrite(
-            k,
-            ref,
-            message.text(step, step + 1, next_function.label),
-            _count(ref.pointer) == ref.own,
-        )
+        text = message.text(step, step + 1, next_function.label)
+        output_cache.overwrite(k, ref, text, is_alone)
     return True
 
 

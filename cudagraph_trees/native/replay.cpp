@@ -131,6 +131,12 @@ void destroy_liveness(Liveness* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+bool lies_in(PyObject* tensor, c10::StorageImpl* storage) {
+  return THPVariable_Check(tensor) &&
+      THPVariable_Unpack(tensor).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+      storage;
+}
+
 PyObject* live(Liveness* self, PyObject* refs) {
   HANDLE_TH_ERRORS
   if (!is_list(refs, "references")) return nullptr;
@@ -159,7 +165,8 @@ PyObject* live(Liveness* self, PyObject* refs) {
       if (i < 0 || i >= PyList_GET_SIZE(cache)) {
         return PyErr_Format(PyExc_IndexError, "there is no slot %zd", i);
       }
-      is_live = Py_REFCNT(PyList_GET_ITEM(cache, i)) != 1 || count != expected;
+      PyObject* cached = PyList_GET_ITEM(cache, i);
+      is_live = Py_REFCNT(cached) != 1 || count != expected || !lies_in(cached, storage);
     }
     if (is_live && !found.add(k)) return nullptr;
   }
@@ -169,19 +176,25 @@ PyObject* live(Liveness* self, PyObject* refs) {
 
 // ---- What the last holder of a cached output left on it: OutputCache._clean() of many.
 
-bool is_clean(PyObject* object, const at::Tensor& t) {
+bool has_attributes(PyObject* object) {
   PyObject** attributes = _PyObject_GetDictPtr(object);
-  return !t.requires_grad() && t._version() == 0 &&
-      !(attributes && *attributes && PyDict_GET_SIZE(*attributes));
+  return attributes && *attributes && PyDict_GET_SIZE(*attributes);
+}
+
+bool is_changed(PyObject* object, const at::Tensor& t) {
+  return t._version() || has_attributes(object) ||
+      reinterpret_cast<PyObject*>(Py_TYPE(object)) != THPVariableClass;
 }
 
 // Whether nothing but a grad_fn has to go.
-bool has_only_grad_fn(PyObject* object, const at::Tensor& t) {
-  PyObject** attributes = _PyObject_GetDictPtr(object);
-  return t._version() == 0 && !t.is_leaf() && !t.retains_grad() && !t.is_view() &&
-      !(attributes && *attributes && PyDict_GET_SIZE(*attributes)) &&
-      !reinterpret_cast<THPVariable*>(object)->backward_hooks &&
-      torch::autograd::impl::hooks(t).empty();
+bool has_only_grad_fn(PyObject* object, const torch::autograd::AutogradMeta& of) {
+  return of.grad_fn_ && !of.grad_.defined() && !of.retains_grad_ && !of.is_view_ &&
+      of.hooks_.empty() && !reinterpret_cast<THPVariable*>(object)->backward_hooks;
+}
+
+bool has_nothing(const torch::autograd::AutogradMeta& of) {
+  return !of.requires_grad() && !of.grad_.defined() && of.hooks_.empty() &&
+      !of.post_acc_grad_hooks_;
 }
 
 // clean(tensors: list, which: list[int]) -> those that it has left as they are
@@ -204,8 +217,10 @@ PyObject* clean(PyObject*, PyObject* args) {
     }
     // The list holds the object, but letting go of a graph may run any code.
     const at::Tensor t = THPVariable_Unpack(object);
-    if (is_clean(object, t)) continue;
-    if (has_only_grad_fn(object, t)) {
+    const auto* of_autograd = torch::autograd::impl::get_autograd_meta(t);
+    const bool changed = is_changed(object, t);
+    if (!changed && (!of_autograd || has_nothing(*of_autograd))) continue;
+    if (!changed && has_only_grad_fn(object, *of_autograd)) {
       std::optional<c10::InferenceMode> normal;
       if (c10::InferenceMode::is_enabled()) normal.emplace(false);  // where detach_() does nothing
       t.detach_();

@@ -61,7 +61,7 @@ def slowly(refs: list[StorageWeakRefWrapper]) -> Sequence[int]:
     for i, r in enumerate(refs):
         cache = r.cache
         count = _count(r.pointer)
-        if count if cache is None else _refs(cache[r.slot]) != 2 or count != r.own:
+        if count if cache is None else _refs(cache[r.slot]) != 2 or not r.is_alone():
             live.append(i)
     return live
 

@@ -6,8 +6,10 @@ To make a tensor costs about as much as to launch a graph. So an output whose st
 other output shares is made once, kept in a slot, and handed out again by every replay that
 finds it held by nobody else. What its last holder left on it is looked for first:
 
-* autograd's marks (``requires_grad``, a ``grad_fn``, hooks, ``.grad``) are cleared, and so are
-  attributes. That its gradient is to be *retained* cannot be: another tensor takes its place;
+* of one that autograd made part of a graph the ``grad_fn``, hooks and attributes are cleared. That
+  its gradient is to be *retained* cannot be: another tensor takes its place;
+* so it does where a user made it a leaf or gave it ``.grad``, hooks, attributes or a class: none
+  of these goes with ``requires_grad``;
 * a *version* other than 0 means that something was done to it in place, perhaps to its
   sizes: another tensor takes its place. In inference mode it is a normal tensor as well, which
   has a version, since the next call may come outside of that mode.
@@ -47,11 +49,19 @@ itself. Hot."""
 
 def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
     """All of them."""
-    return [
-        i
-        for i in which
-        if (t := tensors[i]).requires_grad or t._version or t.__dict__  # type: ignore[union-attr]
-    ]
+    return [i for i in which if _is_marked(tensors[i])]  # type: ignore[arg-type]
+
+
+def _is_marked(t: torch.Tensor) -> bool:
+    return bool(
+        t.requires_grad
+        or t._version
+        or t.__dict__
+        or t.grad is not None
+        or t._backward_hooks
+        or t._post_accumulate_grad_hooks
+        or type(t) is not torch.Tensor
+    )
 
 
 class OutputCache:
@@ -211,7 +221,8 @@ class OutputCache:
         ref.attach_cache(self.slots, i)  # type: ignore[arg-type]
 
     def drop_slot(self, i: int) -> torch.Tensor | None:
-        """Take a cached tensor out of the cache; its holders keep it. None if it is none."""
+        """Take a cached tensor out of the cache; its holders keep it. None if it is none, or was
+        given other memory (``t.data = ...``), which is its holder's business."""
         ref = self.refs[i]
         if ref is None or ref.cache is None:
             return None
@@ -221,7 +232,7 @@ class OutputCache:
         compat.remove_cached_tensor(t)
         self.slots[i] = self.twins[i] = None
         self.missing.append(i)
-        return t
+        return t if t.untyped_storage()._cdata == ref.pointer else None
 
     def clear(self) -> None:
         """Drop all cached tensors: the next replay makes others."""
@@ -251,10 +262,13 @@ class OutputCache:
             alone: the tensor that was handed out is the only one over its storage, the twin
                 aside.
         """
-        self.invalidated[i] += 1
         if not alone:
-            self.pool.invalidate(self.drop_slot(i), ref.pointer, text)
+            held = self.drop_slot(i)
+            if held is not None or compat.storage_use_count(ref.pointer):
+                self.invalidated[i] += 1
+                self.pool.invalidate(held, ref.pointer, text)
             return
+        self.invalidated[i] += 1
         t, twin = self.slots[i], self.twins[i]
         assert isinstance(t, torch.Tensor)
         if twin is None:
@@ -270,7 +284,7 @@ class OutputCache:
         """Clear what a former run's user and autograd left on a cached tensor."""
         t = out[i]
         assert isinstance(t, torch.Tensor)
-        if t._version or t.retains_grad:
+        if t.is_leaf or t._version or t.retains_grad or type(t) is not torch.Tensor:
             del t
             out[i] = None
             self.drop_slot(i)
@@ -280,11 +294,8 @@ class OutputCache:
             return
         t._backward_hooks = None
         t.__dict__.clear()
-        if t.is_leaf:
-            t.requires_grad_(False)
-            t.grad = None
-        else:
-            detach_in_place(t)
+        t.grad = None
+        detach_in_place(t)
 
     # ---- outputs that share a storage
 

@@ -12,7 +12,8 @@ To save the construction of tensors, a replay hands out the same tensor object e
 does not change the storage's count, and a second number is needed: references to the
 Python object. It rises for a user's variable, and also for a holder in C++ (a variable
 saved for backward): while a C++ holder exists, the ``TensorImpl`` owns its Python object.
-Both counts together are exact.
+Both counts together are exact, but for a tensor that was given other memory (``t.data = …``)
+while something else is over the storage: whether it is there still is looked at, too.
 
 One holder does not count. A cached output of a forward carries the ``grad_fn`` of its
 last run, whose saved variables pin other outputs of the same forward. If only the trees
@@ -70,7 +71,16 @@ class StorageWeakRefWrapper:
         if self.cache is None:
             return _count(self.pointer) == 0
         # The list's reference and the argument's.
-        return _refs(self.cache[self.slot]) == 2 and _count(self.pointer) == self.own
+        return _refs(self.cache[self.slot]) == 2 and self.is_alone()
+
+    def is_alone(self) -> bool:
+        """Whether the cached tensor is the only one over the storage, the trees' own aside."""
+        t = self.cache[self.slot] if self.cache is not None else None
+        return (
+            t is not None
+            and _count(self.pointer) == self.own
+            and t.untyped_storage()._cdata == self.pointer
+        )
 
     def rebind(self, of: torch.Tensor) -> None:
         """Point at the storage of ``of``, which is at the same address."""

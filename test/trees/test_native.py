@@ -304,6 +304,32 @@ def _hooked(t: Any) -> None:
     t.requires_grad and t.register_hook(lambda grad: None)
 
 
+def _with_grad(t: Any) -> None:
+    t.grad = torch.ones_like(t)
+
+
+def _hooked_once(t: Any) -> None:
+    if not t.requires_grad:
+        t.requires_grad_().register_hook(lambda grad: None)
+        t.requires_grad_(False)
+
+
+def _hooked_after(t: Any) -> None:
+    if not t.requires_grad:
+        t.requires_grad_().register_post_accumulate_grad_hook(lambda t: None)
+        t.requires_grad_(False)
+
+
+def _of_a_class(t: Any) -> None:
+    t.__class__ = torch.nn.Parameter
+
+
+_WAYS = (
+    *(_leaf, _written, _named, _unnamed, _retaining, _hooked),
+    *(_with_grad, _hooked_once, _hooked_after, _of_a_class),
+)
+
+
 def test_the_same_is_left_on_outputs_and_a_graph_goes() -> None:
     """What C++ does not report is as if it had been cleared in Python."""
     clean = native.build().clean
@@ -316,12 +342,8 @@ def test_the_same_is_left_on_outputs_and_a_graph_goes() -> None:
             if random_.random() < 0.5:
                 tensors[i] = t = _Given.apply(torch.ones(3, requires_grad=True), [t])
             has_graph.append(t.requires_grad)
-            done.append(
-                random_.choice(
-                    (_alone, _alone, _leaf, _written, _named, _unnamed, _retaining, _hooked)
-                )
-            )
-            if done[-1] is _leaf and has_graph[-1]:
+            done.append(random_.choice((_alone, _alone, *_WAYS)))
+            if done[-1] in (_leaf, _hooked_once, _hooked_after) and has_graph[-1]:
                 done[-1] = _alone
             with torch.no_grad():
                 done[-1](t)
@@ -335,7 +357,7 @@ def test_the_same_is_left_on_outputs_and_a_graph_goes() -> None:
             assert tensors[i].is_leaf
             assert not tensors[i].requires_grad
         said |= {(has_graph[i], done[i], i in left) for i in which}
-    assert len(said) == 13
+    assert len(said) == 2 + 2 * len(_WAYS) - 3
 
 
 def test_cleaning_what_is_no_tensor() -> None:

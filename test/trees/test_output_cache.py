@@ -8,12 +8,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from memprof.cudagraph_trees import native
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
+
+
+@pytest.fixture(autouse=True, params=["native", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here also as where there is no compiler: nothing else runs that way."""
+    monkeypatch.delenv("MEMPROF_NATIVE", raising=False)
+    if request.param == "python":
+        monkeypatch.setattr(native, "load", lambda: None)
+    assert (native.load() is None) == (request.param == "python")
+
 
 SHAPE = (4, 3)
 Change = Callable[[torch.Tensor], object]
@@ -56,6 +67,20 @@ OTHERS: dict[str, Change] = {
     "mul_": lambda t: t.mul_(0),
     "requires_grad_": lambda t: t.requires_grad_().register_hook(print),
     "grad": lambda t: t.requires_grad_().sum().backward(),
+    "grad without requires_grad": lambda t: (
+        t.requires_grad_().sum().backward(),
+        t.requires_grad_(False),
+    ),
+    "grad of what was detached": lambda t: (t.requires_grad_().sum().backward(), t.detach_()),
+    "hook without requires_grad": lambda t: (
+        t.requires_grad_().register_hook(print),
+        t.requires_grad_(False),
+    ),
+    "hook after the gradient": lambda t: t.requires_grad_().register_post_accumulate_grad_hook(
+        print
+    ),
+    "grad_dtype": lambda t: setattr(t.requires_grad_(), "grad_dtype", torch.float64),
+    "class": lambda t: setattr(t, "__class__", torch.nn.Parameter),
 }
 
 
@@ -74,6 +99,11 @@ def test_a_changed_output_does_not_reach_the_next_replay(name: str) -> None:
     assert not z.requires_grad
     assert z.grad is None
     assert not z._backward_hooks
+    assert not z._post_accumulate_grad_hooks
+    assert type(z) is torch.Tensor
+    z.requires_grad_().sum().backward()
+    assert z.grad is not None
+    same(z.grad, torch.ones(SHAPE))
     assert [r.replays for r in roots()] == [3]
 
 
@@ -87,6 +117,17 @@ def test_nor_does_one_that_was_changed_in_inference_mode(name: str) -> None:
         z = step(2.0)
     same(z, torch.full(SHAPE, 3.0))
     assert z.stride() == (3, 1)
+
+
+@pytest.mark.parametrize("name", ["data", "set_"])
+def test_what_has_memory_of_its_own_can_be_used_for_good(name: str) -> None:
+    step = plus_one()
+    y = step(1.0)
+    (SIZES | OTHERS)[name](y)
+    for i in range(3):
+        same(step(2.0 + i), torch.full(SHAPE, 3.0 + i))
+        same(y, torch.zeros(5))
+    assert not [e for e in manager().entries() if e.kind is LedgerKind.INVALIDATED]
 
 
 def test_an_output_held_from_step_to_step() -> None:
@@ -261,3 +302,20 @@ def test_what_was_done_to_an_output_without_memory_does_not_reach_the_next_repla
     with torch.inference_mode():
         next_step()
         assert not f([full(1)])[1].is_inference()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_view_of_an_output_that_was_given_other_memory_raises(keeps: bool) -> None:
+    step = plus_one()
+    y = step(1.0)
+    view = y.detach()
+    y.data = torch.zeros(5, device="cuda")
+    held = y if keeps else None
+    del y
+    # WHEN the next step overwrites what only the view is over THEN it is the view that says so
+    z = step(7.0)
+    same(z, full(8))
+    with pytest.raises(RuntimeError, match="overwritten"):
+        view + 1
+    if held is not None:
+        same(held, torch.zeros(5))

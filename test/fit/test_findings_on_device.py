@@ -19,14 +19,12 @@ pytestmark = pytest.mark.simgpu
 N = 4 << 20
 """Elements of the tensors that findings are about, of four bytes each."""
 
-# Kernels of which the configuration is not measured: that takes memory, once a cache.
 HEAD = f"""
 import torch
 
 N = {N}
 
 def compiled(function, dynamic=False, **options):
-    options["triton.autotune_pointwise"] = False
     return torch.compile(function, backend="memprof", dynamic=dynamic, options=options)
 
 def steps(step, count=8):

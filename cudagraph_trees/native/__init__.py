@@ -75,7 +75,7 @@ def build(timeout_s: float = 300.0) -> ModuleType:
         RuntimeError: it cannot be built or loaded; the message says why.
     """
     try:
-        _begin()
+        _begin(nice="")
         end = time.monotonic() + timeout_s
         while True:
             building = _lock().exists()  # First: the library comes before this goes.
@@ -126,8 +126,12 @@ def _loaded() -> ModuleType | None:
     return module
 
 
-def _begin() -> None:
-    """Start the compiler, unless somebody has or it has failed before."""
+def _begin(nice: str = "nice") -> None:
+    """Start the compiler, unless somebody has or it has failed before.
+
+    Args:
+        nice: the command that gives it low priority; empty where somebody waits for it.
+    """
     there = library()
     if there.exists() or not _compiler():
         return
@@ -144,7 +148,7 @@ def _begin() -> None:
     command = shlex.join([*_compiler(), str(_SOURCE), "-o", str(made), *_OPTIONS, *_paths()])
     quoted = {name: shlex.quote(str(p)) for name, p in (("made", made), ("there", there))}
     script = (
-        f"nice {command} >{shlex.quote(str(log))} 2>&1"
+        f"{nice} {command} >{shlex.quote(str(log))} 2>&1"
         f" && mv {quoted['made']} {quoted['there']} && rm -f {shlex.quote(str(log))};"
         f" rm -f {quoted['made']} {shlex.quote(str(lock))}"
     )

@@ -207,7 +207,10 @@ def in_process(name: str, way: str, args: argparse.Namespace) -> Outcome:
     command = [sys.executable, __file__, "--worker", "--workloads", name, "--ways", way]
     if args.layers is not None:
         command += ["--layers", str(args.layers)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    except subprocess.TimeoutExpired:
+        return Outcome(name, way, args.layers, error=f"not done after {args.timeout:g} s")
     try:
         return Outcome(**json.loads(result.stdout.splitlines()[-1]))
     except (IndexError, ValueError):

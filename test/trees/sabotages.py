@@ -106,7 +106,7 @@ def _() -> None:
 
 
 def _another(tensor: Any, twin: Any) -> Any:
-    other = compat.likeness(twin, twin.shape, twin.stride(), 0)
+    other = compat.likeness(twin, tuple(twin.shape), twin.stride(), 0)
     compat.exchange_cached_tensor(tensor, other)
     return other
 

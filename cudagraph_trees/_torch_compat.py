@@ -105,6 +105,13 @@ def exchange_cached_tensor(old: torch.Tensor, new: torch.Tensor) -> None:
         add_cached_tensor(new)
 
 
+def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
+    other = likeness(twin, tuple(twin.shape), twin.stride(), 0)
+    exchange_cached_tensor(tensor, other)
+    return other
+
+
 def weak_ref(t: torch.Tensor | torch.UntypedStorage) -> int:
     """A weak pointer to the storage; the caller owns it and must ``free_weak_ref`` it."""
     storage = t if isinstance(t, torch.UntypedStorage) else t.untyped_storage()

@@ -68,3 +68,9 @@ def _json_escaped(match: re.Match[str]) -> str:
 def without_numbers(module: str) -> str:
     """A module's path with ``*`` for the numbers of layers: ``blocks.*.up``."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+
+
+def is_inside(path: str | None, pattern: str | None) -> bool:
+    """Whether a module's path is ``pattern``, as ``without_numbers`` writes it, or below it; every
+    one is where there is no pattern."""
+    return not pattern or f"{without_numbers(path or '')}.".startswith(f"{pattern}.")

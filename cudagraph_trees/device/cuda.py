@@ -55,9 +55,7 @@ class CudaCapturedRun:
 def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
     """``CudaPool.replace`` in Python."""
     allocator.set_tensor_message(tensor, message)
-    other = compat.likeness(twin, tuple(twin.shape), twin.stride(), 0)
-    compat.exchange_cached_tensor(tensor, other)
-    return other
+    return compat.another(tensor, twin)
 
 
 def _nothing() -> None:

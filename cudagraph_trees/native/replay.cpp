@@ -22,6 +22,14 @@ bool is_list(PyObject* x, const char* what) {
   return false;
 }
 
+bool read_index(PyObject* number, Py_ssize_t size, const char* of, Py_ssize_t& i) {
+  i = PyLong_AsSsize_t(number);
+  if (PyErr_Occurred()) return false;
+  if (i >= 0 && i < size) return true;
+  PyErr_Format(PyExc_IndexError, "there is no %s %zd", of, i);
+  return false;
+}
+
 // Collects indices: an empty tuple if there are none, which costs nothing.
 struct Found {
   PyObject* list = nullptr;
@@ -56,11 +64,9 @@ PyObject* make_addresses(PyTypeObject* type, PyObject* args, PyObject*) {
   }
   std::vector<std::pair<Py_ssize_t, const void*>> expected;
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(checked); ++k) {
-    const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(checked, k));
-    if (PyErr_Occurred()) return nullptr;
-    if (i < 0 || i >= PyList_GET_SIZE(pointers)) {
-      return PyErr_Format(PyExc_IndexError, "there is no pointer %zd", i);
-    }
+    Py_ssize_t i;
+    const Py_ssize_t size = PyList_GET_SIZE(pointers);
+    if (!read_index(PyList_GET_ITEM(checked, k), size, "pointer", i)) return nullptr;
     PyObject* pointer = PyList_GET_ITEM(pointers, i);
     if (pointer == Py_None) continue;
     expected.emplace_back(i, PyLong_AsVoidPtr(pointer));
@@ -159,12 +165,10 @@ PyObject* live(Liveness* self, PyObject* refs) {
     const size_t count = c10::raw::weak_intrusive_ptr::use_count(storage);
     bool is_live = count != 0;
     if (cache != Py_None) {
-      const Py_ssize_t i = PyLong_AsSsize_t(slot);
       const size_t expected = PyLong_AsSize_t(own);
       if (PyErr_Occurred() || !is_list(cache, "cache")) return nullptr;
-      if (i < 0 || i >= PyList_GET_SIZE(cache)) {
-        return PyErr_Format(PyExc_IndexError, "there is no slot %zd", i);
-      }
+      Py_ssize_t i;
+      if (!read_index(slot, PyList_GET_SIZE(cache), "slot", i)) return nullptr;
       PyObject* cached = PyList_GET_ITEM(cache, i);
       is_live = Py_REFCNT(cached) != 1 || count != expected || !lies_in(cached, storage);
     }
@@ -206,11 +210,9 @@ PyObject* clean(PyObject*, PyObject* args) {
   }
   Found found;
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(which); ++k) {
-    const Py_ssize_t i = PyLong_AsSsize_t(PyList_GET_ITEM(which, k));
-    if (PyErr_Occurred()) return nullptr;
-    if (i < 0 || i >= PyList_GET_SIZE(tensors)) {
-      return PyErr_Format(PyExc_IndexError, "there is no tensor %zd", i);
-    }
+    Py_ssize_t i;
+    const Py_ssize_t size = PyList_GET_SIZE(tensors);
+    if (!read_index(PyList_GET_ITEM(which, k), size, "tensor", i)) return nullptr;
     PyObject* object = PyList_GET_ITEM(tensors, i);
     if (!THPVariable_Check(object)) {
       return PyErr_Format(PyExc_TypeError, "%R is no tensor", object);

@@ -8,11 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from .. import _torch_compat as compat
 from .. import native
 from .storage_ref import StorageWeakRefWrapper
 
-_count = compat.storage_use_count
 _refs = sys.getrefcount
 
 OutputRefs: TypeAlias = "list[StorageWeakRefWrapper | None]"
@@ -57,13 +55,7 @@ def find_live() -> FindLive:
 
 def slowly(refs: list[StorageWeakRefWrapper]) -> Sequence[int]:
     """The same in Python."""
-    live = []
-    for i, r in enumerate(refs):
-        cache = r.cache
-        count = _count(r.pointer)
-        if count if cache is None else _refs(cache[r.slot]) != 2 or not r.is_alone():
-            live.append(i)
-    return live
+    return [i for i, r in enumerate(refs) if not r.expired()]
 
 
 def detach_in_place(t: torch.Tensor) -> None:

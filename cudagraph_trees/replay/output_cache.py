@@ -232,7 +232,7 @@ class OutputCache:
         compat.remove_cached_tensor(t)
         self.slots[i] = self.twins[i] = None
         self.missing.append(i)
-        return t if t.untyped_storage()._cdata == ref.pointer else None
+        return t if ref.has(t) else None
 
     def clear(self) -> None:
         """Drop all cached tensors: the next replay makes others."""

@@ -76,11 +76,11 @@ class StorageWeakRefWrapper:
     def is_alone(self) -> bool:
         """Whether the cached tensor is the only one over the storage, the trees' own aside."""
         t = self.cache[self.slot] if self.cache is not None else None
-        return (
-            t is not None
-            and _count(self.pointer) == self.own
-            and t.untyped_storage()._cdata == self.pointer
-        )
+        return t is not None and _count(self.pointer) == self.own and self.has(t)
+
+    def has(self, t: torch.Tensor) -> bool:
+        """Whether a tensor lies in the storage."""
+        return bool(t.untyped_storage()._cdata == self.pointer)
 
     def rebind(self, of: torch.Tensor) -> None:
         """Point at the storage of ``of``, which is at the same address."""

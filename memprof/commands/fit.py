@@ -177,8 +177,14 @@ def fit(
 
 def _data(found: Sequence[Row], budgets: Sequence[Budget]) -> dict[str, object]:
     rows: list[dict[str, object]] = [
-        {"gpu": row.gpu.key, "memory_bytes": row.gpu.memory}
-        | {name: getattr(row, name) for name in ("values", "best", "failed", "tries")}
+        {
+            "gpu": row.gpu.key,
+            "memory_bytes": row.gpu.memory,
+            "values": row.values,
+            "best": row.best,
+            "failed": row.failed,
+            "tries": row.tries,
+        }
         for row in found
     ]
     for shown, of in zip(rows, budgets, strict=False):

@@ -6,12 +6,12 @@ change says so: a saving of nothing is not to be taken for a change that does no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+from memprof.profiler._text import without_numbers
 from memprof.simulated_cuda.after_import import after_import
 
 from .changes import change_of, option_of
@@ -180,12 +180,8 @@ def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
 
 def named_like(root: Any, pattern: str) -> list[Any]:
     """Modules whose name, with ``*`` for its numbers, is ``pattern``."""
-
-    def plain(name: str) -> str:
-        name = name.replace("_orig_mod.", "")
-        return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-    return [module for name, module in root.named_modules() if name and plain(name) == pattern]
+    named = ((name.replace("_orig_mod.", ""), m) for name, m in root.named_modules() if name)
+    return [module for name, module in named if without_numbers(name) == pattern]
 
 
 def repeated_blocks(root: Any) -> list[Any]:

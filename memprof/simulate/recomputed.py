@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memprof.profiler._text import without_numbers
+from memprof.profiler._text import is_inside
 from memprof.profiler.stack_text import innermost_module
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -55,8 +55,5 @@ class Recomputed:
         operator = str(node.meta.get("original_aten") or node.target)
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
         here = any(os.path.basename(f) == self._file and n == self._line for f, n in frames)
-        return here and operator in self._operators and self._is_inside(node)
-
-    def _is_inside(self, node: Any) -> bool:
         path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
-        return not self._module or f"{without_numbers(path)}.".startswith(f"{self._module}.")
+        return here and operator in self._operators and is_inside(path, self._module)

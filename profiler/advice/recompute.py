@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from .._text import without_numbers
+from .._text import is_inside, without_numbers
 from ..attribution import Attribution, Site
 from ..live import LiveItem
 from ..model import Category, Profile
@@ -113,15 +113,11 @@ def _remedy(profile: Profile, module: str | None, members: Sequence[tuple[LiveIt
         graph = profile.graph(site.graph)
         buffer = graph.buffers.get(item.owner or "")
         for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
-            if node is not None and node.frame == frame and _is_in(module, node.module_path):
+            if node is not None and node.frame == frame and is_inside(node.module_path, module):
                 op = node.original_aten or node.target
                 ops |= {op} if cheapness(op) == 1.0 else set()
     where = f"@{module}" if module else ""
     return f"recompute={'+'.join(sorted(ops))}@{os.path.basename(frame.file)}:{frame.line}{where}"
-
-
-def _is_in(module: str | None, path: str | None) -> bool:
-    return not module or f"{without_numbers(path or '')}.".startswith(f"{module}.")
 
 
 def _lifetime(

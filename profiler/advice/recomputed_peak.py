@@ -107,11 +107,11 @@ class RecomputedPeak:
         comes: dict[Made, set[int]] = {}
         if graph.kind is GraphKind.BACKWARD:
             for event, (before, _) in zip(program.events, changes, strict=True):
-                if before is not None and made(before) in gone and made(before) not in comes:
+                if before is not None and made(before) in gone:
                     name = program.storages[event.storage].name
-                    comes[made(before)] = {uses.get(name, (event.line, 0))[0]}
+                    comes.setdefault(made(before), {uses.get(name, (event.line, 0))[0]})
             by_name = {(m[0], m[1]): m for m in comes}
-            for m, lines in [(m, set(lines)) for m, lines in comes.items()]:
+            for m, lines in comes.items():
                 for name in needs[m].before if m in needs else ():
                     if (m[0], name) in by_name:
                         comes[by_name[m[0], name]] |= lines

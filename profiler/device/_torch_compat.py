@@ -20,6 +20,8 @@ from memprof.profiler.model import SourceFrame
 
 from ._torch_hooks import Undo, replace
 
+_BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
 
@@ -175,7 +177,7 @@ def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     was not given, until the interpreter crashes: they are given here.
     """
     which = (*pool, False)  # without the history of allocations
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    if _BEFORE_2_15:
         for x in which:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
     segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(which)["segments"]
@@ -214,8 +216,7 @@ def passing_workspace_size() -> int:
     """Bytes of the workspace that each operation on cuBLAS asks for and gives back before the
     next thing is asked for; 0 where torch keeps one instead, as it does before 2.15."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
-    kept = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
-    if kept or size is None or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE", "0") != "0":
+    if _BEFORE_2_15 or size is None or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE", "0") != "0":
         return 0
     return int(size())
 

@@ -81,13 +81,14 @@ def export_profile(
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file, devices, first, last)
-        else:
-            from .speedscope import write_collapsed, write_speedscope
+        elif format == "speedscope":
+            from .speedscope import write_speedscope
 
-            if format == "speedscope":
-                write_speedscope(profiles[0], file, devices, first, last)
-            else:
-                write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
+            write_speedscope(profiles[0], file, devices, first, last)
+        else:
+            from .speedscope import write_collapsed
+
+            write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

@@ -214,10 +214,12 @@ class Table:
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
             "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
             "depth": list(self.depth),
-            **{
-                k: getattr(self, k)
-                for k in ("caption", "rest", "empty", "lines", "folded", "filtered")
-            },
+            "caption": self.caption,
+            "rest": self.rest,
+            "empty": self.empty,
+            "lines": self.lines,
+            "folded": self.folded,
+            "filtered": self.filtered,
         }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from as_a_user import memprof
 
 pytestmark = pytest.mark.simgpu
 
@@ -44,18 +44,8 @@ def advise(tmp_path: Path, program: str) -> tuple[dict[str, Any], dict[str, Any]
     script, profile = tmp_path / "script.py", tmp_path / "run.memprof"
     script.write_text(HEAD + program)
     # In a process of its own: what a program holds would be in the pools of the tests to come.
-    command = [sys.executable, "-c", PROFILED, str(script), str(profile)]
-    subprocess.run(command, check=True)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
-    environment.pop("LD_PRELOAD", None)
-    command = [sys.executable, "-m", "memprof", "advise", "-q", "--json", str(profile), "--try"]
-    done = subprocess.run(
-        [*command, "--", "python", str(script)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    subprocess.run([sys.executable, "-c", PROFILED, str(script), str(profile)], check=True)
+    done = memprof("advise", "-q", "--json", str(profile), "--try", "--", "python", str(script))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return found["results"][0], found

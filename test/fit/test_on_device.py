@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from as_a_user import memprof
 
 pytestmark = pytest.mark.simgpu
 
@@ -28,16 +26,7 @@ def fit(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str, Any]
     """Exit status, JSON and standard error."""
     script = tmp_path / "script.py"
     script.write_text(source)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
-    environment.pop("LD_PRELOAD", None)
-    command = [sys.executable, "-m", "memprof", "fit", "--json", *options]
-    done = subprocess.run(
-        [*command, "--", "python", str(script), "{N}"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    done = memprof("fit", "--json", *options, "--", "python", str(script), "{N}")
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

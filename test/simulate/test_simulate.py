@@ -6,13 +6,13 @@ These run the command as a user does, in the simulated device's own environment,
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from as_a_user import memprof
 
 pytestmark = pytest.mark.simgpu
 
@@ -26,16 +26,7 @@ def simulate(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str,
     """Exit status, JSON and standard error of a script."""
     script = tmp_path / "script.py"
     script.write_text(source)
-    command = [sys.executable, "-m", "memprof", "simulate", "--json", *options]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
-    environment.pop("LD_PRELOAD", None)
-    done = subprocess.run(
-        [*command, "--", "python", str(script)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    done = memprof("simulate", "--json", *options, "--", "python", str(script))
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

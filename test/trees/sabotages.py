@@ -102,13 +102,7 @@ def _() -> None:
 
 @sabotage("an output that is held alone is not invalidated")
 def _() -> None:
-    _set(cuda.CudaPool, "replace", lambda self, tensor, twin, message: _another(tensor, twin))
-
-
-def _another(tensor: Any, twin: Any) -> Any:
-    other = compat.likeness(twin, tuple(twin.shape), twin.stride(), 0)
-    compat.exchange_cached_tensor(tensor, other)
-    return other
+    _set(cuda.CudaPool, "replace", lambda self, tensor, twin, message: compat.another(tensor, twin))
 
 
 @sabotage("no step ever waits for a pending backward")

@@ -64,7 +64,7 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             found = [c for c in diff.saved if c.kind is kind and c.device == device]
             if not found:
                 continue
-            sums = {s: sum(getattr(c, s) for c in found) for s in ("before", "after")}
+            sums = {"before": sum(c.before for c in found), "after": sum(c.after for c in found)}
             shown = [sides[kind]] if kind in sides else ["before", "after"]
             if kind is SavedKind.OPERATOR:
                 shown = ["after"]
@@ -83,7 +83,8 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
 
 
 def _row(c: SavedChange, shown: list[str]) -> tuple[Cell, ...]:
-    return (*(getattr(c, s) for s in shown), c.count, c.types, c.op, c.module, c.line)
+    sizes = {"before": c.before, "after": c.after}
+    return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
 
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:

@@ -28,6 +28,7 @@
     fill(root, el("label.choice", {}, "Show the memory ", choice), title, picture, rows);
     let shown = null;
     let instant = 0;
+    let reserved = 0;
     let boxes = [];
     const refresh = memprof.drawn(picture, paint);
     memprof.pointed(canvas, blockAt, hover, pick);
@@ -41,12 +42,13 @@
       const follows = own.includes(shown);
       instant = follows ? instantOf(shown, model, call, position) : last;
       const now = use(shown, instant);
+      reserved = now.reserved;
       const whose = shown.node === null ? "its scratch memory has" : "the pool had then";
       fill(
         title,
         any && !own.length && el("span.warn", {}, `${whyNot(payload, model, call)} Shown instead: `),
         el("strong.num", { title: exactBytes(now.used), data: { bytes: now.used } }, bytes(now.used)),
-        ` in ${count(now.live.length)} blocks of ${bytes(now.reserved)} that ${whose}; `,
+        ` in ${count(now.live.length)} blocks of ${bytes(reserved)} that ${whose}; `,
         `largest free piece ${bytes(now.largest)} · ${shown.name}, `,
         follows ? `instant ${count(instant)} of ${count(last)}` : "at its end",
       );
@@ -164,7 +166,7 @@
       const d = describe(b);
       const facts = [
         ["bytes", bytes(nbytes[b])],
-        ["of the pool", share(nbytes[b], use(shown, 0).reserved)],
+        ["of the pool", share(nbytes[b], reserved)],
         ["address", memprof.format.address(address[b], shown.node === null)],
         ["instants", `${count(begin[b])} to ${count(end[b] - 1)}`],
         ["category", memprof.dom.words(d.category), memprof.theme.category(d.category)],

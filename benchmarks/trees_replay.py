@@ -17,13 +17,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._inductor.cudagraph_trees as torch_trees
 
+from memprof.cudagraph_trees import native
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import use_in_inductor
 
@@ -133,6 +134,8 @@ def main() -> None:
     parser.add_argument("--json", help="write the figures there")
     args = parser.parse_args()
     rounds = args.rounds or (10 if args.quick else 40)
+    with suppress(RuntimeError):  # Without a compiler, Python is what is measured.
+        native.build()
     print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}")
     print("µs inside the manager's run, and of the whole call")
     table = Lines(

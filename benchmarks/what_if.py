@@ -124,6 +124,10 @@ def fit(models: tuple[str, ...], gpus: tuple[str, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+ALLOCATOR = ("--env", "PYTORCH_ALLOC_CONF=expandable_segments:True")
+"""Who wants the last percent of a device has no use for free memory in pieces."""
+
+
 def budget(layers: int) -> list[dict[str, Any]]:
     """Settings for devices of several sizes, and how near to the size they come."""
     script = str(HERE / "train_models.py")
@@ -134,7 +138,7 @@ def budget(layers: int) -> list[dict[str, Any]]:
         tries = str(Path(folder, "tries.json"))
 
         def at(memory: int) -> dict[str, Any]:
-            where = ("--memory", f"{memory}B", "-o", tries, "--budget", "-q", "--json")
+            where = ("--memory", f"{memory}B", "-o", tries, "--budget", "-q", "--json", *ALLOCATOR)
             ran = memprof("fit", *where, "--", *command)
             if ran.returncode > 1:
                 raise SystemExit(f"memprof fit --budget ended with {ran.returncode}: {ran.stderr}")

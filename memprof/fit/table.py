@@ -13,13 +13,27 @@ from .store import Tried
 from .tries import Tries
 from .variables import Variable
 
-__all__ = ["BUDGET", "BUDGET_SETTING", "Budget", "Row", "budget_row", "combinations", "rows"]
+__all__ = [
+    "BUDGET",
+    "BUDGET_SETTING",
+    "ENOUGH",
+    "Budget",
+    "Row",
+    "budget_row",
+    "combinations",
+    "rows",
+]
 
 BUDGET = "BUDGET"
 BUDGET_SETTING = "torch._functorch.config.activation_memory_budget"
 
-_COARSE, _FINE = 10, 100
-"""Steps of the curve of a budget, and of what its last step is divided into."""
+_COARSE, _FINE, _FINEST = 100, 10, 1
+"""Steps in which a budget is looked for, in thousandths."""
+
+_WHOLE = 1000
+
+ENOUGH = 0.01
+"""Share of the device's memory that may be to spare before the finest step is taken as well."""
 
 
 @dataclass(slots=True)
@@ -144,31 +158,31 @@ def budget_row(
     """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
 
     The curve need not rise, so every tenth is run, and then by bisection what lies between the
-    largest that fits and the next one.
+    largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
 
     Raises: as ``Tries.run``.
     """
     row = Row(gpu, values)
     known: dict[int, Tried] = {}
 
-    def fits(hundredths: int) -> bool:
-        if hundredths not in known:
-            tried = tries.run(gpu, {**values, BUDGET: f"{hundredths / _FINE:g}"})
-            known[hundredths] = tried
+    def fits(thousandths: int) -> bool:
+        if thousandths not in known:
+            tried = tries.run(gpu, {**values, BUDGET: f"{thousandths / _WHOLE:g}"})
+            known[thousandths] = tried
             row.tries.append(tried)
             said(row, tried)
-        return known[hundredths].fits
+        return known[thousandths].fits
 
-    step = _FINE // _COARSE
-    fitting = [h for h in range(_FINE, -1, -step) if fits(h)]
-    low, high = max(fitting, default=None), None
-    if low is not None and low < _FINE:
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-    elif low is None:
-        high = 0
+    low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
+    high = None if low == _WHOLE else 0
+    if low is not None and low < _WHOLE:
+        high = low + _COARSE
+        for step in (_FINE, _FINEST):
+            while high - low > step:
+                middle = low + (high - low) // (2 * step) * step
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            if gpu.memory - known[low].needed <= ENOUGH * gpu.memory:
+                break
     row.best = known[low] if low is not None else None
     row.failed = known[high] if high is not None else None
-    return Budget(row, [known[h] for h in sorted(known)])
+    return Budget(row, [known[t] for t in sorted(known)])

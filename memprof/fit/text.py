@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memprof.profiler.report.page import PLAIN, Page, Style
 
 from .store import Tried
-from .table import BUDGET, Budget, Row
+from .table import BUDGET, ENOUGH, Budget, Row
 from .variables import Variable
 
 __all__ = ["progress", "render", "render_budget"]
@@ -121,6 +121,9 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
             f"spare{price}",
             "bold",
         )
+        after = found.row.failed
+        if after is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
+            page.line(f"  nearer comes none: the next, {after.values[BUDGET]}, does not fit")
     words = "needs never fall with more budget" if found.monotonic else "it is not monotonic"
     page.line(f"  {words}")
     page.line()

@@ -36,6 +36,7 @@ class Device:
         self.failure: ScriptFailure | None = None
         self.interrupt_at = 0
         self.catches = False
+        self.jumps_at = 1000.0
 
     def attempt(
         self, command: Command, settings: Settings, environment: Mapping[str, str]
@@ -43,14 +44,14 @@ class Device:
         self.runs.append((command, environment, settings))
         if len(self.runs) == self.interrupt_at:
             raise KeyboardInterrupt
-        batch = next((int(w) for w in command.program if w.isdecimal()), 1)
+        batch: float = next((int(w) for w in command.program if w.isdecimal()), 1)
         for setting in settings.torch_config:
-            batch = int(float(setting.rpartition("=")[2]) * 100)
-        nbytes = self.base + batch * self.each
+            batch = round(float(setting.rpartition("=")[2]) * 100, 3)
+        nbytes = int(self.base + batch * self.each) + (batch >= self.jumps_at) * 5 * GIB
         account = account_of(nbytes)
         fits = nbytes <= settings.gpu.memory
         failure = self.failure
-        outcome = Outcome(accounts=[account], failure=failure, flops=1000 - batch)
+        outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
         if not fits and failure is None:
             account.failure = Failure(
                 requested=self.each,
@@ -183,6 +184,19 @@ def test_the_budget_is_the_largest_that_fits(device: Device, script: str) -> Non
     text = fit("--budget", "--memory", "33GiB", "--", script).stdout
     assert "activation_memory_budget = 0.66 fits" in text
     assert "recomputes 3.8 % more" in " ".join(text.split())
+
+
+def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, script: str) -> None:
+    device.base, device.each = 0, GIB // 2
+    (row,) = rows(fit("--budget", "--memory", "33.4GiB", "--json", "--", script))
+    assert row["best"]["values"] == {"BUDGET": "0.668"}
+    assert row["failed"]["values"] == {"BUDGET": "0.669"}
+    assert len(row["tries"]) <= 11 + 4 + 4
+    # From 0.557 on there is one value more, which is large: no budget comes nearer.
+    device.jumps_at = 55.7
+    text = fit("--budget", "--memory", "30GiB", "--", script).stdout
+    assert "activation_memory_budget = 0.556 fits" in text
+    assert "nearer comes none: the next, 0.557, does not fit" in text
 
 
 def test_headroom(device: Device, script: str) -> None:

@@ -82,13 +82,13 @@ def end_quickly(
     live = node.replay.find_live(node.live_after)
     if not live:
         return True
-    found = [node.live_after_slots[i] for i in live]
-    for ref, output_cache, _ in found:
+    arguments = _unlocated(next_function, inputs, located)
+    ends = []
+    for found in live:
+        ref, output_cache, k = node.live_after_slots[found]
         if ref.cache is None or output_cache.moves_out:
             return False
-    arguments = _unlocated(next_function, inputs, located)
-    alone = [ref.is_alone() for ref, _, _ in found]
-    for (ref, output_cache, k), is_alone in zip(found, alone, strict=True):
+        is_alone = ref.is_alone()
         if is_alone:
             # Nothing but the tensor itself is over the storage.
             t = output_cache.slots[k]
@@ -100,7 +100,8 @@ def end_quickly(
             for i in arguments:
                 if 0 <= inputs[i].data_ptr() - begin < nbytes:
                     return False
-    for (ref, output_cache, k), is_alone in zip(found, alone, strict=True):
+        ends.append((ref, output_cache, k, is_alone))
+    for ref, output_cache, k, is_alone in ends:
         message = output_cache.messages[k] or output_cache.message(k)
         text = message.text(step, step + 1, next_function.label)
         output_cache.overwrite(k, ref, text, is_alone)

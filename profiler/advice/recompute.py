@@ -6,12 +6,13 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from .._text import is_inside, without_numbers
 from ..attribution import Attribution, Site
 from ..live import LiveItem
-from ..model import Category, Profile
+from ..model import Category, NodeProvenance, Profile, SourceFrame
 from ..timeline import Timeline
 from .finding import Evidence, Finding, FindingKind
 from .recomputed_peak import RecomputedPeak, made
@@ -69,7 +70,8 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
     peaks = RecomputedPeak(timeline, lambda op: cheapness(op) == 1.0)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
-        nbytes = at.nbytes - peaks.without({made(i) for i, _ in members})
+        remedy = _Remedy.of(timeline.profile, module, members)
+        nbytes = at.nbytes - peaks.without({made(i) for i, _ in members}, remedy.takes)
         if nbytes < threshold:
             continue
         ops = _names({_short(s.op) for _, s in members})
@@ -96,28 +98,60 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
                 )
                 for i, s in sorted(members, key=lambda m: -m[0].nbytes)
             ),
-            _remedy(timeline.profile, module, members),
+            remedy.text,
         )
 
 
-def _remedy(profile: Profile, module: str | None, members: Sequence[tuple[LiveItem, Site]]) -> str:
-    """``recompute=aten.gelu.default@model.py:55@blocks.*.mlp``; empty where the line is not known.
+@dataclass(frozen=True, slots=True)
+class _Remedy:
+    """What is to be computed again, as `memprof advise` is told it.
 
-    With what is cheap of the same line, module and kernel: else that would be kept in its place.
+    Attributes:
+        operators: by name; none where the line is not known.
+        frame: the line.
+        module: whose operators, None for any.
     """
-    frame = members[0][1].frame
-    ops = {s.op for _, s in members if s.op}
-    if frame is None or not ops:
-        return ""
-    for item, site in members:
-        graph = profile.graph(site.graph)
-        buffer = graph.buffers.get(item.owner or "")
-        for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
-            if node is not None and node.frame == frame and is_inside(node.module_path, module):
-                op = node.original_aten or node.target
-                ops |= {op} if cheapness(op) == 1.0 else set()
-    where = f"@{module}" if module else ""
-    return f"recompute={'+'.join(sorted(ops))}@{os.path.basename(frame.file)}:{frame.line}{where}"
+
+    operators: frozenset[str]
+    frame: SourceFrame | None
+    module: str | None
+
+    @staticmethod
+    def of(
+        profile: Profile, module: str | None, members: Sequence[tuple[LiveItem, Site]]
+    ) -> _Remedy:
+        """What has made these values, with what is cheap of the same line, module and kernel: else
+        that would be kept in their place."""
+        frame = members[0][1].frame
+        ops = {s.op for _, s in members if s.op} if frame is not None else set()
+        found = _Remedy(frozenset(ops), frame, module)
+        for item, site in members if ops else ():
+            graph = profile.graph(site.graph)
+            buffer = graph.buffers.get(item.owner or "")
+            for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
+                if node is not None and found._is_here(node) and cheapness(_operator(node)) == 1.0:
+                    ops.add(_operator(node))
+        return replace(found, operators=frozenset(ops))
+
+    def takes(self, node: NodeProvenance) -> bool:
+        """Whether it is about a node."""
+        return self._is_here(node) and _operator(node) in self.operators
+
+    @property
+    def text(self) -> str:
+        """``recompute=aten.gelu.default@model.py:55@blocks.*.mlp``; empty where it is not known."""
+        if self.frame is None or not self.operators:
+            return ""
+        line = f"{os.path.basename(self.frame.file)}:{self.frame.line}"
+        where = f"@{self.module}" if self.module else ""
+        return f"recompute={'+'.join(sorted(self.operators))}@{line}{where}"
+
+    def _is_here(self, node: NodeProvenance) -> bool:
+        return node.frame == self.frame and is_inside(node.module_path, self.module)
+
+
+def _operator(node: NodeProvenance) -> str:
+    return node.original_aten or node.target
 
 
 def _lifetime(

@@ -6,8 +6,10 @@ A value that is not kept is computed from what its kernel has read. Of that cost
 backward has in any case: inputs of the graph, and what is kept besides. The rest is kept in its
 place, or computed again too, whichever is less: that is what a partitioner by minimum cut decides,
 looked at buffer by buffer. Computed again is what an elementwise kernel has made; matrix products,
-reductions and what torch's own operators return are kept. Of several values that one elementwise
-kernel reads no more is kept than the largest takes: that much what it computes of them takes, too.
+reductions and what torch's own operators return are kept, unless the remedy has them run again: of
+a layer whose product is kept by chance, and so of all (an attention's scores). Of several values
+that one elementwise kernel reads no more is kept than the largest takes: that much what it computes
+of them takes, too.
 
 Read from ``GraphRecord.statements``: a kernel's arguments are what it updates in place, then what
 it reads, then what it writes, and a name is written by the first kernel that has it after it was
@@ -78,6 +80,7 @@ class Needs:
         sizes: bytes of what a program of it allocates, by name.
         kept: names that the backward has in any case.
         cheap: whether a buffer's operator is cheap to run again, by its name.
+        again: names that are never kept: what made them is told to run again.
     """
 
     def __init__(
@@ -86,10 +89,12 @@ class Needs:
         sizes: Mapping[str, int],
         kept: Collection[str],
         cheap: Callable[[str], bool],
+        again: Collection[str] = (),
     ) -> None:
         self._sizes = sizes
         self._kept = frozenset(kept)
         self._cheap = cheap
+        self._again = again
         self._made, self._roots = _read(graph)
         order = {node: i for i, node in enumerate(graph.nodes)}
         self._order = {
@@ -157,9 +162,10 @@ class Needs:
             if read in wanted:
                 again |= {read}
                 continue
-            if depth < _DEEPEST and self._made[read].cheap and self._cheap(read):
+            always = read in self._again
+            if depth < _DEEPEST and (always or (self._made[read].cheap and self._cheap(read))):
                 parts = self._from(read, free, wanted, known, depth + 1)
-                if sum(self._sizes.get(n, 0) for n in parts.kept) < of:
+                if always or sum(self._sizes.get(n, 0) for n in parts.kept) < of:
                     kept |= parts.kept
                     again |= parts.again
                     continue

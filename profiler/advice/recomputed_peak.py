@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..live import LiveItem
-from ..model import AllocationProgram, GraphKind, GraphRecord, StatementKind
+from ..model import AllocationProgram, GraphKind, GraphRecord, NodeProvenance, StatementKind
 from ..timeline import Timeline
 from .recompute_needs import Need, Needs
 
@@ -50,21 +50,28 @@ class RecomputedPeak:
     _calls: list[int] = field(default_factory=list)
     _uses: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
-    def without(self, recomputed: Collection[Made]) -> int:
+    def without(
+        self,
+        recomputed: Collection[Made],
+        takes: Callable[[NodeProvenance], bool] = lambda node: False,
+    ) -> int:
         """The most bytes that are live at any instant, if these are computed again.
 
         Args:
             recomputed: activations, by who made them.
+            takes: whether a node, cheap or not, is computed again wherever it is needed for that.
         """
         if not self._calls:
             first: dict[int, int] = {}
             for call in range(len(self.timeline)):
                 first.setdefault(self.timeline.kind(call), call)
             self._calls = list(first.values())
-        needs = self._needs(recomputed)
+        needs = self._needs(recomputed, takes)
         return max((max(self._bytes(call, recomputed, needs)) for call in self._calls), default=0)
 
-    def _needs(self, recomputed: Collection[Made]) -> dict[Made, Need]:
+    def _needs(
+        self, recomputed: Collection[Made], takes: Callable[[NodeProvenance], bool]
+    ) -> dict[Made, Need]:
         """What each of these takes."""
         found: dict[Made, Need] = {}
         for unit in self.timeline.units:
@@ -72,7 +79,9 @@ class RecomputedPeak:
             if not of or unit.graph.kind is not GraphKind.FORWARD:
                 continue
             kept = {s.owner for s in unit.saved.values() if s.graph == unit.graph.id and s.owner}
-            needs = Needs(unit.graph, _sizes(unit.program), kept, self._is_cheap(unit.graph))
+            again = self._always_again(unit.graph, takes)
+            sizes = _sizes(unit.program)
+            needs = Needs(unit.graph, sizes, kept, self._is_cheap(unit.graph), again)
             found.update((of[name], need) for name, need in needs.of(of).items())
         return found
 
@@ -84,6 +93,18 @@ class RecomputedPeak:
             return bool(nodes) and all(self.cheap(n.target) for n in nodes)
 
         return cheap
+
+    def _always_again(
+        self, graph: GraphRecord, takes: Callable[[NodeProvenance], bool]
+    ) -> set[str]:
+        """Buffers of which all is ``takes``'s that is not cheap."""
+        found = set()
+        for name, buffer in graph.buffers.items():
+            nodes = (graph.nodes[n] for n in buffer.nodes if n in graph.nodes)
+            heavy = [n for n in nodes if not self.cheap(n.original_aten or n.target)]
+            if heavy and all(map(takes, heavy)):
+                found.add(name)
+        return found
 
     def _bytes(
         self, call: int, recomputed: Collection[Made], needs: Mapping[Made, Need]

@@ -77,6 +77,17 @@ def test_what_an_elementwise_kernel_made_is_computed_again_where_that_is_less() 
     assert needs(graph((KERNEL, "", "x y", TRITON)), {"y": 4}, "y", "y") == {}
 
 
+def test_what_is_told_to_run_again_is_not_kept_in_its_place() -> None:
+    # GIVEN queries that are turned, of two products that nobody keeps
+    sizes = {"q": 16, "low": 16, "turned": 16}
+    # WHEN one of the products runs again as well THEN the other one is kept
+    found = Needs(PROJECTED, sizes, ["turned"], lambda name: True, again=["q"]).of(["turned"])
+    assert found["turned"].kept == {"low": 16}
+    # WHEN both do THEN nothing is
+    found = Needs(PROJECTED, sizes, ["turned"], lambda name: True, ["q", "low"]).of(["turned"])
+    assert found["turned"].kept == {}
+
+
 def test_what_is_updated_in_place_was_there_before() -> None:
     # GIVEN a residual that is added to a product in place, and a normalisation of the sum
     code = graph(

@@ -26,36 +26,19 @@ from itertools import groupby
 from typing import Any
 
 from . import _torch_compat as compat
-from .columns import (
-    ENGINE,
-    FORWARD,
-    NODE,
-    EventColumns,
-    FailedAllocation,
-    ScopeKind,
-)
+from .columns import ENGINE, FORWARD, NODE, EventColumns, FailedAllocation, ScopeKind
 from .schema import SchemaCache
 from .tables import GrowingTables, signed
 
-# What the name of an operator event or Python call says about it.
-(
-    _OPERATOR,
-    _ENGINE,
-    _ACCUMULATE,
-    _FUNCTION,
-    _RANGE,
-    _OPTIMIZER_STEP,
-    _PROFILER_STEP,
-    _COMPILED_CALL,
-) = range(8)
-_SCOPES = {
-    _ACCUMULATE: ScopeKind.RANGE,
-    _RANGE: ScopeKind.RANGE,
-    _OPTIMIZER_STEP: ScopeKind.OPTIMIZER_STEP,
-    _PROFILER_STEP: ScopeKind.PROFILER_STEP,
-    _COMPILED_CALL: ScopeKind.COMPILED_CALL,
-}
-_PLAIN, _MODULE, _OPTIMIZER, _GENERATED, _COMPILER = range(5)
+# What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
+_PLAIN, _ENGINE, _FUNCTION = -1, -2, -3
+_PREFIXES = (
+    (compat.ENGINE_PREFIX, _ENGINE),
+    (compat.COMPILED_FUNCTION, _FUNCTION),
+    (compat.OPTIMIZER_STEP_PREFIX, ScopeKind.OPTIMIZER_STEP),
+    (compat.PROFILER_STEP_PREFIX, ScopeKind.PROFILER_STEP),
+    (compat.COMPILED_CALL_PREFIX, ScopeKind.COMPILED_CALL),
+)
 
 
 def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
@@ -200,17 +183,17 @@ class _Reader:
                     kind = kinds.get(name)
                     if kind is None:
                         kind = self.op_kind(name)
-                    if kind == _OPERATOR:
+                    if kind == _PLAIN:
                         around = names(name)
                     elif kind == _ENGINE:
                         back = back or ENGINE
                     else:
                         if x.scope == BACKWARD:
                             is_leaf, back = True, NODE
-                            if kind == _ACCUMULATE and children:
+                            if name == compat.ACCUMULATE_GRAD and children:
                                 self.accumulate(children[0])
                         elif kind != _FUNCTION:
-                            inside = new_scope(_SCOPES[kind], event, number, name, scope, back)
+                            inside = new_scope(kind, event, number, name, scope, back)
                         if kind == _FUNCTION:
                             tables.note_function(event, keys, back)
                     if leaf < 0 and is_leaf:
@@ -244,8 +227,8 @@ class _Reader:
                         if kind is None:
                             kind = python_kind(name)
                         if kind != _PLAIN:
-                            if kind == _COMPILER:
-                                new_scope(ScopeKind.COMPILER, event, number, name, scope, back)
+                            if kind == ScopeKind.COMPILER:
+                                new_scope(kind, event, number, name, scope, back)
                                 tables.skipped_ns += max(event.duration_time_ns, 0)
                                 continue
                             inside = self.enter_python(kind, event, x, number, name, scope, back)
@@ -268,35 +251,23 @@ class _Reader:
 
     def op_kind(self, name: str) -> int:
         """Classify an operator event by its name."""
-        if name == compat.ACCUMULATE_GRAD:
-            kind = _ACCUMULATE
-        elif name.startswith(compat.ENGINE_PREFIX):
-            kind = _ENGINE
-        elif name.startswith(compat.COMPILED_FUNCTION):
-            kind = _FUNCTION
-        elif name.startswith(compat.OPTIMIZER_STEP_PREFIX):
-            kind = _OPTIMIZER_STEP
-        elif name.startswith(compat.PROFILER_STEP_PREFIX):
-            kind = _PROFILER_STEP
-        elif name.startswith(compat.COMPILED_CALL_PREFIX):
-            kind = _COMPILED_CALL
-        else:
-            kind = _OPERATOR if self.schemas.schemas(name) else _RANGE
+        kind = next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), None)
+        if kind is None:
+            kind = _PLAIN if self.schemas.schemas(name) else ScopeKind.RANGE
         self.op_kinds[name] = kind
         return kind
 
     def python_kind(self, name: str) -> int:
         """Classify a Python call by its name."""
+        kind: int = _PLAIN
         if name.startswith(compat.MODULE_PREFIX):
-            kind = _MODULE
+            kind = ScopeKind.MODULE
         elif name.endswith(compat.OPTIMIZER_FUNCTION):
-            kind = _OPTIMIZER
+            kind = ScopeKind.OPTIMIZER_STEP
         elif compat.is_generated_code(name):
-            kind = _GENERATED
+            kind = ScopeKind.GENERATED_CODE
         elif self.skip_compiler and compat.is_compiler_frame(name):
-            kind = _COMPILER
-        else:
-            kind = _PLAIN
+            kind = ScopeKind.COMPILER
         self.python_kinds[name] = kind
         return kind
 
@@ -316,10 +287,9 @@ class _Reader:
                 tables.member(gradient, tables.gradients)
                 for _, t in state:
                     tables.member(t, tables.states)
-        if kind == _OPTIMIZER:  # a call that only shows the tensors: step is not below it
+        if kind == ScopeKind.OPTIMIZER_STEP:  # only shows the tensors: the step is not below it
             return scope
-        found = ScopeKind.MODULE if kind == _MODULE else ScopeKind.GENERATED_CODE
-        return tables.new_scope(found, event, number, name, scope, backward, identity)
+        return tables.new_scope(kind, event, number, name, scope, backward, identity)
 
     def accumulate(self, first: Any) -> None:
         """Note the gradient that an AccumulateGrad node takes or adds to."""

@@ -49,6 +49,17 @@ CATEGORIES = (
     PARAMETER,
     OPTIMIZER_STATE,
 ) = range(8)
+ORDER = (
+    PARAMETER,
+    OPTIMIZER_STATE,
+    INPUT,
+    TEMPORARY,
+    ACTIVATION,
+    GRADIENT,
+    AUTOGRAD_DETAIL,
+    UNKNOWN,
+)
+"""Categories from the bottom of a plot to its top, as torch's exports number them."""
 NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
     # torch's seven have no word for these: what a forward returns is one more activation to
     # whoever goes on with it, and a baked-in tensor or a buffer is part of the model.

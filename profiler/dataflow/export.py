@@ -92,7 +92,7 @@ def _write(path: str | Path, content: object) -> None:
 def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
     """Times (µs) and, at each, bytes by category, as ``export_memory_timeline`` has them.
 
-    A row is a leading 0 and then the categories in the order of ``over_time.ORDER``.
+    A row is a leading 0 and then the categories in the order of ``categories.ORDER``.
     """
     points = by_category_us(profile, device)
     table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)

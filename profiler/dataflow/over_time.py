@@ -6,31 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .categories import (
-    ACTIVATION,
-    AUTOGRAD_DETAIL,
-    GRADIENT,
-    INPUT,
-    OPTIMIZER_STATE,
-    PARAMETER,
-    TEMPORARY,
-    UNKNOWN,
-)
+from .categories import ORDER
 from .columns import Bytes, Ints
 from .profile import DataFlowProfile
 from .storages import Action
-
-ORDER = (
-    PARAMETER,
-    OPTIMIZER_STATE,
-    INPUT,
-    TEMPORARY,
-    ACTIVATION,
-    GRADIENT,
-    AUTOGRAD_DETAIL,
-    UNKNOWN,
-)
-"""Categories from the bottom of a plot to its top, as torch's exports number them."""
 
 _POSITION = np.empty(len(ORDER), np.uint8)
 _POSITION[list(ORDER)] = np.arange(len(ORDER))

@@ -111,10 +111,6 @@ class DataFlowProfile:
         first, end = self.corrected.first[storage : storage + 2].tolist()
         return CATEGORIES[self.corrected.category[min(first + max(version, 0), end - 1)]]
 
-    def last_category(self, storage: int) -> Category:
-        """The category of a storage after everything that was written to it."""
-        return self.category(storage, len(self.graph.value_key))
-
     def rule(self, key: int, version: int) -> Rule:
         """The rule that decided the category of a version of a storage with a key."""
         return Rule(int(self.corrected.rule[self.corrected.first[key] + version]))

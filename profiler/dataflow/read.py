@@ -19,11 +19,12 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from typing import Any
+
+from memprof.profiler.process_hooks import collector_paused
 
 from . import _torch_compat as compat
 from .columns import ENGINE, FORWARD, NODE, EventColumns, FailedAllocation, ScopeKind
@@ -52,7 +53,7 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
         TypeError, ValueError: see ``_torch_compat.event_tree``.
     """
     reader = _Reader(skip_compiler)
-    with _collector_paused():
+    with collector_paused():  # millions of objects are made and no cycle
         for thread, roots in groupby(compat.event_tree(result), lambda e: signed(e.start_tid)):
             reader.tables.threads.append((reader.events, thread))
             reader.walk(roots)
@@ -62,18 +63,6 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     if reader.tables.oom:
         columns.out_of_memory = _failures(reader.tables.oom, columns.kineto)
     return columns
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside: the pass makes millions of objects and no cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[FailedAllocation]:
@@ -90,8 +79,8 @@ class _Reader:
     def __init__(self, skip_compiler: bool) -> None:
         self.skip_compiler = skip_compiler
         self.tables = GrowingTables()
-        self.op_kinds: dict[str, int] = {}
-        self.python_kinds: dict[str, int] = {}
+        self.op_kind = cache(self._op_kind)
+        self.python_kind = cache(self._python_kind)
         self.schemas = SchemaCache()
         self.events = 0
 
@@ -102,13 +91,13 @@ class _Reader:
         # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
         METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
-        tables, match, python_kind = self.tables, self.schemas.match, self.python_kind
+        tables, match, names = self.tables, self.schemas.match, self.tables.names
         latest, allocated, on_cpu = tables.latest, tables.allocated, tables.on_cpu
         key_alloc, key_dev = tables.key_alloc, tables.key_dev
         find, tensor, new_leaf, new_scope = (
             tables.find, tables.tensor, tables.new_leaf, tables.new_scope,
         )  # fmt: skip
-        kinds, names, python_kinds = self.op_kinds, tables.names, self.python_kinds
+        op_kind, python_kind = self.op_kind, self.python_kind
         use_leaf, use_key, use_effect = (c.append for c in tables.use)
         (al_event, al_leaf, al_key, al_size, al_dev, al_start, al_op, al_scope) = (
             c.append for c in tables.alloc
@@ -180,11 +169,9 @@ class _Reader:
                             keys.append(-1)
                     is_leaf, effects = match(name, tuple(signature))
                     children = event.children
-                    kind = kinds.get(name)
-                    if kind is None:
-                        kind = self.op_kind(name)
+                    kind = op_kind(name)
                     if kind == _PLAIN:
-                        around = names(name)
+                        around = names[name]
                     elif kind == _ENGINE:
                         back = back or ENGINE
                     else:
@@ -200,7 +187,7 @@ class _Reader:
                         below = new_leaf(
                             number,
                             event.start_time_ns,
-                            names(name),
+                            names[name],
                             back,
                             inside,
                             x.sequence_number,
@@ -223,9 +210,7 @@ class _Reader:
                             name = event.name
                         except UnicodeDecodeError:  # a name of any bytes, made by generated code
                             name = ""
-                        kind = python_kinds.get(name)
-                        if kind is None:
-                            kind = python_kind(name)
+                        kind = python_kind(name)
                         if kind != _PLAIN:
                             if kind == ScopeKind.COMPILER:
                                 new_scope(kind, event, number, name, scope, back)
@@ -249,27 +234,23 @@ class _Reader:
 
     # -- what is rare ---------------------------------------------------------------
 
-    def op_kind(self, name: str) -> int:
-        """Classify an operator event by its name."""
-        kind = next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), None)
-        if kind is None:
-            kind = _PLAIN if self.schemas.schemas(name) else ScopeKind.RANGE
-        self.op_kinds[name] = kind
-        return kind
+    def _op_kind(self, name: str) -> int:
+        """What an operator event is, by its name."""
+        for prefix, kind in _PREFIXES:
+            if name.startswith(prefix):
+                return kind
+        return _PLAIN if self.schemas.schemas(name) else ScopeKind.RANGE
 
-    def python_kind(self, name: str) -> int:
-        """Classify a Python call by its name."""
-        kind: int = _PLAIN
+    def _python_kind(self, name: str) -> int:
+        """What a Python call is, by its name."""
         if name.startswith(compat.MODULE_PREFIX):
-            kind = ScopeKind.MODULE
-        elif name.endswith(compat.OPTIMIZER_FUNCTION):
-            kind = ScopeKind.OPTIMIZER_STEP
-        elif compat.is_generated_code(name):
-            kind = ScopeKind.GENERATED_CODE
-        elif self.skip_compiler and compat.is_compiler_frame(name):
-            kind = ScopeKind.COMPILER
-        self.python_kinds[name] = kind
-        return kind
+            return ScopeKind.MODULE
+        if name.endswith(compat.OPTIMIZER_FUNCTION):
+            return ScopeKind.OPTIMIZER_STEP
+        if compat.is_generated_code(name):
+            return ScopeKind.GENERATED_CODE
+        compiler = self.skip_compiler and compat.is_compiler_frame(name)
+        return ScopeKind.COMPILER if compiler else _PLAIN
 
     def enter_python(
         self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: int

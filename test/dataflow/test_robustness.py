@@ -14,11 +14,11 @@ from framing import findings
 
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
-from memprof.profiler.dataflow.categories import CATEGORIES
+from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
 from memprof.profiler.dataflow.corrections import ALL_RULES
 from memprof.profiler.dataflow.graph import InvalidDataFlow
 from memprof.profiler.dataflow.live import frames, live_rows, storages_at
-from memprof.profiler.dataflow.over_time import ORDER, by_category
+from memprof.profiler.dataflow.over_time import by_category
 from memprof.profiler.dataflow.storages import Action
 from memprof.profiler.dataflow.to_model import data_flow_columns, failures
 from memprof.profiler.model import Category, DataFlowFailure, Profile

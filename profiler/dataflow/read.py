@@ -20,7 +20,7 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -75,13 +75,33 @@ def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[Failed
     return sorted(found, key=lambda f: f.time)
 
 
+def _op_kind(schemas: SchemaCache, name: str) -> int:
+    """What an operator event is, by its name."""
+    for prefix, kind in _PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    return _PLAIN if schemas.schemas(name) else ScopeKind.RANGE
+
+
+def _python_kind(skip_compiler: bool, name: str) -> int:
+    """What a Python call is, by its name."""
+    if name.startswith(compat.MODULE_PREFIX):
+        return ScopeKind.MODULE
+    if name.endswith(compat.OPTIMIZER_FUNCTION):
+        return ScopeKind.OPTIMIZER_STEP
+    if compat.is_generated_code(name):
+        return ScopeKind.GENERATED_CODE
+    compiler = skip_compiler and compat.is_compiler_frame(name)
+    return ScopeKind.COMPILER if compiler else _PLAIN
+
+
 class _Reader:
     def __init__(self, skip_compiler: bool) -> None:
-        self.skip_compiler = skip_compiler
         self.tables = GrowingTables()
-        self.op_kind = cache(self._op_kind)
-        self.python_kind = cache(self._python_kind)
         self.schemas = SchemaCache()
+        # Nothing of the reader's own refers to it: its tables go with it.
+        self.op_kind = cache(partial(_op_kind, self.schemas))
+        self.python_kind = cache(partial(_python_kind, skip_compiler))
         self.events = 0
 
     # -- the pass -------------------------------------------------------------------
@@ -233,24 +253,6 @@ class _Reader:
         self.events = number + 1
 
     # -- what is rare ---------------------------------------------------------------
-
-    def _op_kind(self, name: str) -> int:
-        """What an operator event is, by its name."""
-        for prefix, kind in _PREFIXES:
-            if name.startswith(prefix):
-                return kind
-        return _PLAIN if self.schemas.schemas(name) else ScopeKind.RANGE
-
-    def _python_kind(self, name: str) -> int:
-        """What a Python call is, by its name."""
-        if name.startswith(compat.MODULE_PREFIX):
-            return ScopeKind.MODULE
-        if name.endswith(compat.OPTIMIZER_FUNCTION):
-            return ScopeKind.OPTIMIZER_STEP
-        if compat.is_generated_code(name):
-            return ScopeKind.GENERATED_CODE
-        compiler = self.skip_compiler and compat.is_compiler_frame(name)
-        return ScopeKind.COMPILER if compiler else _PLAIN
 
     def enter_python(
         self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: int

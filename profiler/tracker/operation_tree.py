@@ -4,15 +4,15 @@ invocations."""
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from memprof.profiler.model import DeviceSummary, OperationSummary
 from memprof.profiler.model.tracker import MAX_NAMES, path_of
 
-if TYPE_CHECKING:
-    from .operations import Operation
-
 OTHER = "(other operations)"
+
+Counted = tuple[int, int]
+"""Bytes and number of live tensors, -1 where they were not counted."""
 
 
 class OperationTree:
@@ -36,22 +36,36 @@ class OperationTree:
             self._changed.add(found)
         return found
 
-    def add(self, operation: Operation) -> None:
-        """Count an invocation that has ended, at its place."""
-        sums = self._sums[operation.summary]
-        self._changed.add(operation.summary)
-        took_ns = operation.end_ns - operation.start_ns
-        before, after = operation.tensors_before, operation.tensors_after
+    def add(
+        self,
+        place: int,
+        took_ns: int,
+        failed: bool,
+        before: Counted,
+        after: Counted,
+        memory: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Count an invocation that has ended.
+
+        Args:
+            place: its number.
+            took_ns: how long it lasted.
+            failed: whether an exception left it.
+            before, after: tensors at its edges.
+            memory: by device bytes before, after and highest seen, and maybe more.
+        """
+        sums = self._sums[place]
+        self._changed.add(place)
         sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
         sums.max_ns = max(sums.max_ns, took_ns)
         sums.total_ns += took_ns
         sums.count += 1
-        sums.failed += operation.failed
+        sums.failed += failed
         if before[0] >= 0 and after[0] >= 0:
             sums.tensor_bytes_delta += after[0] - before[0]
             sums.tensors_delta += after[1] - before[1]
             sums.tensors_measured += 1
-        for device, figures in operation.memory.items():
+        for device, figures in memory.items():
             delta, peak = figures[1] - figures[0], figures[2]
             known = sums.devices.get(device)
             if known is None:

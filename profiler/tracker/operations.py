@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from memprof.profiler.model import OperationSummary
 
 from .lanes import Lanes, current_task
-from .operation_tree import OperationTree
+from .operation_tree import Counted, OperationTree
 from .ration import Allowance
 from .rows import OperationRow
 from .settings import TrackerSettings
@@ -62,8 +62,6 @@ _READING_LASTS_NS = 200_000
 MAX_WAITING = 512
 """Edges that wait to be digested."""
 
-Counted = tuple[int, int]
-"""Bytes and number of live tensors, -1 where they were not counted."""
 _UNKNOWN: Counted = (-1, -1)
 
 Reading = dict[str, tuple[int, int]]
@@ -372,7 +370,14 @@ class OperationLog:
         self._running.pop(operation.number, None)
         if self._limit:
             self._ended.append(operation)
-        self._tree.add(operation)
+        self._tree.add(
+            operation.summary,
+            operation.end_ns - operation.start_ns,
+            operation.failed,
+            operation.tensors_before,
+            operation.tensors_after,
+            operation.memory,
+        )
 
     @staticmethod
     def _close(figures: list[int], now: int, mark: int) -> None:

@@ -1,16 +1,31 @@
-"""What every package registers once: what to do in a forked child, and when torch is reset."""
+"""What every package registers once: what to do in a forked child, and when torch is reset; and
+the switch of Python's collector, which the whole process has one of."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Action = Callable[[], object]
 
 _on_reset: list[Action] = []
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's collector off inside, and then as it was before."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def on_fork(action: Action) -> Action:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import PurePath
 
@@ -64,49 +64,39 @@ class GeneratedCall:
         if self.program is None:
             return []
         there = set(self.events)
-        return [i for i in _allocations(self.program) if i not in there]
-
-    def _known(self) -> list[tuple[int, int]]:
-        pairs = zip(self.rows, self.events, strict=True)
-        return [(row, event) for row, event in pairs if event >= 0]
+        return [i for i in _allocations(self.program)[0] if i not in there]
 
     def times(self, columns: EventColumns) -> Ints:
         """When each event of the program happened, ns; see the note above."""
         assert self.program is not None
         scopes, start = columns.scopes, columns.allocations.start
         begin, n = int(scopes.start[self.scope]), len(self.program.events)
-        known = sorted((e, int(start[row])) for row, e in self._known())
+        pairs = zip(self.events, self.rows, strict=True)
+        known = sorted((event, int(start[row])) for event, row in pairs if event >= 0)
         at = [-1, *(e for e, _ in known), n]
         # Relative: a float holds no more than 53 bits.
         when = [0, *(t - begin for _, t in known), int(scopes.end[self.scope]) - begin]
         return np.interp(np.arange(n), at, when).astype(np.int64) + begin
 
 
-@dataclass(slots=True)
 class _Log:
     """The graphs and logged calls of a profile."""
 
-    graphs: dict[str, list[GraphRecord]] = field(default_factory=dict)
-    calls: dict[int, tuple[Ints, Ints]] = field(default_factory=dict)  # start, program
-
-    @classmethod
-    def of(cls, profile: Profile | None) -> _Log:
-        out = cls()
-        if profile is None:
-            return out
+    def __init__(self, profile: Profile) -> None:
+        self.graphs: dict[str, list[GraphRecord]] = {}
         for graph in profile.graphs:
             if graph.code_path:
-                out.graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
+                self.graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
         # The log counts from an arbitrary instant, traces from the epoch.
         origin = profile.perf_origin_ns or time.time_ns() - time.perf_counter_ns()
         graph_of = np.asarray(profile.calls.graph, np.int64)
         starts = np.asarray(profile.calls.start_ns, np.int64) + origin
         program = np.asarray(profile.calls.program, np.int64)
+        self.calls: dict[int, tuple[Ints, Ints]] = {}  # of a graph: start, program
         for id in np.unique(graph_of).tolist():
             mine = np.flatnonzero(graph_of == id)
             mine = mine[np.argsort(starts[mine], kind="stable")]
-            out.calls[id] = starts[mine], program[mine]
-        return out
+            self.calls[id] = starts[mine], program[mine]
 
     def candidates(self, module: str, start: int) -> tuple[list[GraphRecord], int]:
         """Graphs whose code is in this file, those called nearest to ``start`` first; and the
@@ -114,19 +104,12 @@ class _Log:
         found = []
         for graph in self.graphs.get(module, []):
             starts, programs = self.calls.get(graph.id, (np.zeros(0), np.zeros(0)))
-            if not len(starts):
-                found.append((NEAREST_CALL_NS, -1, graph))
-                continue
-            at = int(np.searchsorted(starts, start))
-            nearest = min(
-                (i for i in (at - 1, at) if 0 <= i < len(starts)),
-                key=lambda i: abs(int(starts[i]) - start),
-            )
-            away = abs(int(starts[nearest]) - start)
-            near = away < NEAREST_CALL_NS
-            found.append(
-                (min(away, NEAREST_CALL_NS), int(programs[nearest]) if near else -1, graph)
-            )
+            after = int(np.searchsorted(starts, start))
+            away, program = NEAREST_CALL_NS, -1
+            for i in range(max(after - 1, 0), min(after + 1, len(starts))):
+                if abs(int(starts[i]) - start) < away:
+                    away, program = abs(int(starts[i]) - start), int(programs[i])
+            found.append((away, program, graph))
         found.sort(key=lambda f: f[0])
         return [graph for _, _, graph in found], found[0][1] if found else -1
 
@@ -138,18 +121,19 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
         columns: the trace.
         profile: memprof's profile of the process that was traced, None without one.
     """
-    log = _Log.of(profile)
+    log = _Log(profile) if profile is not None else None
     known: _Known = {}
     calls = []
     for scope, rows in _generated_calls(columns):
         name = columns.names[int(columns.scopes.name[scope])]
         start = int(columns.scopes.start[scope])
-        candidates, logged = log.candidates(compat.generated_module(name), start)
         call = GeneratedCall(scope, None, None, rows.tolist(), [-1] * len(rows))
         calls.append(call)
-        if profile is None:
+        if log is None:
             call.why = "no memprof profile was given"
-        elif not candidates:
+            continue
+        candidates, logged = log.candidates(compat.generated_module(name), start)
+        if not candidates:
             call.why = "not compiled by memprof"
         else:
             call.graph = candidates[0]
@@ -172,8 +156,10 @@ def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
         yield scope, rows[lo:hi]
 
 
-def _allocations(program: AllocationProgram) -> list[int]:
-    return [i for i, e in enumerate(program.events) if e.kind is EventKind.ALLOC]
+def _allocations(program: AllocationProgram) -> tuple[list[int], list[int]]:
+    """ALLOC events of a program, and the bytes of each."""
+    at = [i for i, e in enumerate(program.events) if e.kind is EventKind.ALLOC]
+    return at, [program.storages[program.events[i].storage].nbytes for i in at]
 
 
 _Known = dict[tuple[int, tuple[int, ...]], list[int]]
@@ -191,8 +177,8 @@ def _match(
     """Find the program of a call and put its allocations against it."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
-        at = _allocations(program)
-        if sizes == [program.storages[program.events[i].storage].nbytes for i in at]:
+        at, expected = _allocations(program)
+        if sizes == expected:
             call.graph, call.program, call.events = graph, program, at
             return
     first = candidates[0]
@@ -219,8 +205,7 @@ def _match(
 def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
     """For each allocation its event in a common order, -1 if it is in none: Note [A call and its
     program]."""
-    at = _allocations(program)
-    expected = [program.storages[program.events[i].storage].nbytes for i in at]
+    at, expected = _allocations(program)
     events = [-1] * len(sizes)
     matcher = SequenceMatcher(None, sizes, expected, autojunk=False)
     for block in matcher.get_matching_blocks():

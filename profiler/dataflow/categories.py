@@ -49,6 +49,17 @@ CATEGORIES = (
     PARAMETER,
     OPTIMIZER_STATE,
 ) = range(8)
+ORDER = (
+    PARAMETER,
+    OPTIMIZER_STATE,
+    INPUT,
+    TEMPORARY,
+    ACTIVATION,
+    GRADIENT,
+    AUTOGRAD_DETAIL,
+    UNKNOWN,
+)
+"""Categories from the bottom of a plot to its top, as torch's exports number them."""
 NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
     # torch's seven have no word for these: what a forward returns is one more activation to
     # whoever goes on with it, and a baked-in tensor or a buffer is part of the model.
@@ -61,28 +72,27 @@ NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
 
 @dataclass(slots=True)
 class Categories:
-    """Categories in columns; numbers are positions in ``CATEGORIES``.
+    """Categories by torch's rules; numbers are positions in ``CATEGORIES``.
 
     Attributes:
-        by_id: one a tensor id (``KeyTable.tensor_index``).
-        by_key: one a storage.
-        by_version: one a value.
-        given: one a storage, known from elsewhere (compiled code); beats all others.
         present: storages that take part: in the graph or named by a rule by id, and not
             counted as memory of replays already.
         of_value: the category of each value, all rules applied.
     """
 
-    by_id: Bytes
-    by_key: Bytes
-    by_version: Bytes
-    given: Bytes
     present: Bools
     of_value: Bytes
 
 
 class _Deduction:
-    """The rules, run once in order by ``deduce``."""
+    """The rules, run once in order by ``deduce``.
+
+    Attributes:
+        by_id: category of each tensor id (``KeyTable.tensor_index``).
+        by_key: of each storage.
+        by_version: of each value.
+        given: of each storage, known from elsewhere (compiled code); beats all others.
+    """
 
     def __init__(
         self, columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
@@ -99,14 +109,11 @@ class _Deduction:
         self.replayed = replayed
         self.id_of_value = keys.tensor_index[graph.value_key]
 
-        values = graph.in_value
-        edges = values >= 0
-        self.reads = values[edges]
-        self.read_bounds = _bounds(edges, graph.bounds)
-        values = graph.out_value
-        edges = values >= 0
-        self.makes = values[edges]
-        self.make_bounds = _bounds(edges, graph.bounds)
+        self.reads, self.read_bounds = _known(graph.in_value, graph.bounds)
+        self.makes, self.make_bounds = _known(graph.out_value, graph.bounds)
+        # The same for loops over nodes.
+        bounds = self.read_bounds.data, self.make_bounds.data
+        self.values = self.reads.data, bounds[0], self.makes.data, bounds[1]
 
     def current(self) -> Bytes:
         """The category of every value by the rules so far."""
@@ -163,8 +170,7 @@ class _Deduction:
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
-        reads, read_bounds = self.reads.data, self.read_bounds.data
-        makes, make_bounds = self.makes.data, self.make_bounds.data
+        reads, read_bounds, makes, make_bounds = self.values
         for node in range(len(self.graph) - 1, -1, -1):
             touched = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
             touched += makes[make_bounds[node] : make_bounds[node + 1]].tolist()
@@ -188,8 +194,7 @@ class _Deduction:
         category = self.current()
         gradient = (category == GRADIENT).tobytes()
         forward = bytearray((category == INPUT).tobytes())
-        reads, read_bounds = self.reads.data, self.read_bounds.data
-        makes, make_bounds = self.makes.data, self.make_bounds.data
+        reads, read_bounds, makes, make_bounds = self.values
         candidate = bytearray(len(category))
         backward = self.graph.backward.tobytes()
         for node in range(len(self.graph)):
@@ -237,8 +242,7 @@ class _Deduction:
         if self.replayed is not None:
             start[self.replayed[self.graph.value_key]] = ACTIVATION
         category = bytearray(start.tobytes())
-        reads, read_bounds = self.reads.data, self.read_bounds.data
-        makes, make_bounds = self.makes.data, self.make_bounds.data
+        reads, read_bounds, makes, make_bounds = self.values
         backward = self.graph.backward.tobytes()
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
@@ -267,31 +271,13 @@ class _Deduction:
                     category[value] = AUTOGRAD_DETAIL
         self.set_default(np.asarray(found, np.int32), AUTOGRAD_DETAIL)
 
-    def run(self) -> Categories:
-        columns, graph = self.columns, self.graph
-        self.set_ids(columns.gradients, GRADIENT)
-        self.by_key[graph.edge_key[graph.intermediate]] = TEMPORARY
-        self.set_ids(columns.parameters, PARAMETER)
-        self.inputs()
-        self.parameters_by_data_flow()
-        self.activations()
-        self.set_ids(columns.optimizer_states, OPTIMIZER_STATE)
-        self.autograd_detail()
-        return Categories(
-            by_id=frozen(self.by_id, np.uint8),
-            by_key=frozen(self.by_key, np.uint8),
-            by_version=frozen(self.by_version, np.uint8),
-            given=frozen(self.given, np.uint8),
-            present=frozen(
-                self.present if self.replayed is None else self.present & ~self.replayed, np.bool_
-            ),
-            of_value=frozen(self.current(), np.uint8),
-        )
 
-
-def _bounds(chosen: Bools, bounds: Ints) -> Ints:
-    """Bounds of the chosen edges of each node, from those of all its edges."""
-    return np.concatenate([np.zeros(1, np.int32), np.cumsum(chosen, dtype=np.int32)])[bounds]
+def _known(values: Ints, bounds: Ints) -> tuple[Ints, Ints]:
+    """``values`` of edges that are not -1, and between which bounds each node's are, from those of
+    all its edges."""
+    known = values >= 0
+    before = np.concatenate([np.zeros(1, np.int32), np.cumsum(known, dtype=np.int32)])
+    return values[known], before[bounds]
 
 
 def deduce(
@@ -307,4 +293,14 @@ def deduce(
         given: category of storages that are known from elsewhere, 0 where not.
         replayed: storages that are counted as memory of replays, see ``replays.py``.
     """
-    return _Deduction(columns, graph, given, replayed).run()
+    rules = _Deduction(columns, graph, given, replayed)
+    rules.set_ids(columns.gradients, GRADIENT)
+    rules.by_key[graph.edge_key[graph.intermediate]] = TEMPORARY
+    rules.set_ids(columns.parameters, PARAMETER)
+    rules.inputs()
+    rules.parameters_by_data_flow()
+    rules.activations()
+    rules.set_ids(columns.optimizer_states, OPTIMIZER_STATE)
+    rules.autograd_detail()
+    present = rules.present if replayed is None else rules.present & ~replayed
+    return Categories(frozen(present, np.bool_), frozen(rules.current(), np.uint8))

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
 from .categories import Categories
 from .columns import Bytes, EventColumns, Ints, frozen
 from .graph import ALLOCATED, FREED, MUTATED, Graph
-from .storages import CREATE, DESTROY, INCREMENT_VERSION, PREEXISTING, Storages
-
-
-class Action(Enum):
-    """What a change does to a storage."""
-
-    PREEXISTING = 1
-    """It was there before the profiler started."""
-    CREATE = 2
-    INCREMENT_VERSION = 3
-    DESTROY = 4
+from .storages import Action, Storages
 
 
 @dataclass(slots=True)
@@ -29,16 +18,16 @@ class Changes:
 
     Attributes:
         time: ns; -1 for what was there before.
-        action: number of an ``Action``, which are torch's.
-        subject: row of the key table, or ``-1 - b`` for block ``b``.
+        action: number of an ``Action``.
+        storage: row of ``storages``.
         version: version that the change ends or makes; see ``Action``. An increment
             names the version before it.
-        storages: what ``subject`` names.
+        storages: what ``storage`` names.
     """
 
     time: Ints
     action: Bytes
-    subject: Ints
+    storage: Ints
     version: Ints
     storages: Storages
 
@@ -48,18 +37,7 @@ class Changes:
     @property
     def key(self) -> Ints:
         """Row of the key table, -1 for a storage without a tensor."""
-        return np.maximum(self.subject, np.int32(-1))
-
-    @property
-    def block(self) -> Ints:
-        """Number of the storage without a tensor, -1 for one with."""
-        return np.maximum(np.int32(-1) - self.subject, np.int32(-1))
-
-    @property
-    def storage(self) -> Ints:
-        """Row of ``storages`` of each change."""
-        of_block = np.int32(self.storages.keys - 1) - self.subject
-        return np.where(self.subject >= 0, self.subject, of_block)
+        return np.where(self.storage < self.storages.keys, self.storage, np.int32(-1))
 
     @property
     def size(self) -> Ints:
@@ -76,72 +54,54 @@ def find_changes(
     columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
 ) -> Changes:
     """Everything that happened to the memory of a trace."""
-    start, flags = columns.allocations.start, graph.flags
+    created, destroyed = storages.created, storages.destroyed
+    blocks = np.arange(storages.keys, len(storages), dtype=np.int32)
+    # Memory that was there before and is not to be counted changes nothing.
+    counted = categories.present | (created[: storages.keys] >= 0)
     by_rank = np.argsort(columns.keys.rank).astype(np.int32)
-    created = storages.created[: storages.keys]
-    before = by_rank[(categories.present & (created < 0))[by_rank]]
-    del by_rank
-    # An edge has up to two changes, its own order kept: made or written, then released. A storage
-    # is made once and released once, see Note [One life a storage].
-    written = np.flatnonzero(((flags & MUTATED) != 0) & ((flags & ALLOCATED) == 0))
-    made = _first_of_each(graph, np.flatnonzero(flags & ALLOCATED))
-    first = np.sort(np.concatenate([written, made])).astype(np.int32)
-    frees = _first_of_each(graph, np.flatnonzero(flags & FREED)[::-1]).astype(np.int32)
-    frees = frees[storages.destroyed[graph.edge_key[frees]] >= 0]
-    del written, made
-    # Memory that was there before and is not to be counted changes nothing, either.
-    counted = categories.present | (created >= 0)
-    if not counted.all():
-        first = first[counted[graph.edge_key[first]]]
-        frees = frees[counted[graph.edge_key[frees]]]
-    del counted
+    there = np.concatenate([blocks, by_rank[counted[by_rank]]])
 
-    blocks, preexisting, ends = np.cumsum(
-        [len(storages.block_changes[0]), len(before), len(first)]
-    ).tolist()
-    n = ends + len(frees)
-    time, action = np.empty(n, np.int64), np.empty(n, np.uint8)
-    subject, version = np.empty(n, np.int32), np.zeros(n, np.int32)
-    for column, values in zip((time, action, subject), storages.block_changes, strict=True):
-        column[:blocks] = values
-    time[blocks:preexisting] = -1
-    action[blocks:preexisting] = PREEXISTING
-    subject[blocks:preexisting] = before
+    def edges(chosen: Ints) -> Ints:
+        found = np.flatnonzero(chosen)
+        return found[counted[graph.edge_key[found]]]
 
-    key, makes = graph.edge_key[first], (flags[first] & ALLOCATED) != 0
-    subject[preexisting:ends] = key
-    action[preexisting:ends] = np.where(makes, np.uint8(CREATE), np.uint8(INCREMENT_VERSION))
-    version[preexisting:ends] = np.maximum(graph.version[first], 0)
-    node = np.searchsorted(graph.bounds, first, side="right") - 1
-    time[preexisting:ends] = np.where(
-        makes,
-        start[created[key]] if len(start) else 0,
-        np.clip(columns.leaves.start[graph.leaf[node]], storages.born[key], storages.died[key]),
+    # A storage is made once and released once, see Note [One life a storage].
+    made = _first_of_each(graph, edges(graph.flags & ALLOCATED))
+    freed = _first_of_each(graph, edges(graph.flags & FREED)[::-1])
+    made, freed = graph.edge_key[made], graph.edge_key[freed]
+    made = np.concatenate([blocks[created[blocks] >= 0], made])
+    freed = np.concatenate([blocks[np.argsort(destroyed[blocks])], freed])
+    freed = freed[destroyed[freed] >= 0]
+    last = np.zeros(len(storages), np.int32)
+    last[: storages.keys] = np.diff(graph.first_value) - 1
+    edge = edges((graph.flags & (MUTATED | ALLOCATED)) == MUTATED)
+    written = graph.edge_key[edge]
+    node = np.searchsorted(graph.bounds, edge, side="right") - 1
+    begun = columns.leaves.start[graph.leaf[node]]
+
+    there = there[created[there] < 0]
+    storage = np.concatenate([there, made, written, freed])
+    action = np.repeat(
+        np.asarray(Action, np.uint8), [len(there), len(made), len(written), len(freed)]
     )
-    del node, makes
-    key = graph.edge_key[frees]
-    subject[ends:] = key
-    action[ends:] = DESTROY
-    version[ends:] = graph.first_value[key + 1] - graph.first_value[key] - 1
-    time[ends:] = start[storages.destroyed[key]]
-    del key
-
-    position = np.arange(n, dtype=np.int64) - preexisting
-    position[preexisting:ends], position[ends:] = first, frees
-    position[preexisting:] *= 2
-    position[ends:] += 1
-    del first, frees, before
-    order = np.lexsort((position, action, time)).astype(np.int32)
-    del position
-    time = time[order]
-    action = action[order]
-    subject = subject[order]
-    version = version[order]
+    version = np.zeros(len(storage), np.int32)
+    version[action == Action.INCREMENT_VERSION] = graph.version[edge]
+    version[action == Action.DESTROY] = last[freed]
+    time = np.concatenate(
+        [
+            np.full(len(there), -1),
+            storages.start[created[made]],
+            np.clip(begun, storages.born[written], storages.died[written]),
+            storages.start[destroyed[freed]],
+        ]
+    )
+    # Stable: what is equal stays in order of blocks, then of the graph.
+    order = np.lexsort((action, time)).astype(np.int32)
     return Changes(
-        time=frozen(time),
-        action=frozen(action, np.uint8),
-        subject=frozen(subject),
-        version=frozen(version),
+        time=frozen(time[order]),
+        action=frozen(action[order]),
+        storage=frozen(storage[order]),
+        version=frozen(version[order]),
         storages=storages,
     )
 

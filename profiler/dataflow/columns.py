@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,9 @@ class LeafTable:
 
     def __len__(self) -> int:
         return len(self.event)
+
+
+_Table = TypeVar("_Table", "LeafTable", "AllocationTable")
 
 
 @dataclass(slots=True)
@@ -300,19 +303,27 @@ class EventColumns:
         """The columns without what ``replays.py`` added to them, for another profile of the same
         run; the two share their arrays, and neither's additions become the other's."""
         leaves, allocations, addresses, devices = self.read or self.lengths
-        rows = {
-            f.name: getattr(self.allocations, f.name)[:allocations] for f in fields(AllocationTable)
-        }
-        rows["unnamed_ptr"] = self.allocations.unnamed_ptr[:addresses]
         return replace(
             self,
-            leaves=LeafTable(
-                **{f.name: getattr(self.leaves, f.name)[:leaves] for f in fields(LeafTable)}
+            leaves=_first(self.leaves, leaves),
+            allocations=replace(
+                _first(self.allocations, allocations),
+                unnamed_ptr=self.allocations.unnamed_ptr[:addresses],
             ),
-            allocations=AllocationTable(**rows),
             devices=self.devices[:devices],
             read=None,
         )
+
+
+def _first(table: _Table, n: int) -> _Table:
+    """``n`` rows of a table."""
+    return type(table)(*(getattr(table, f.name)[:n] for f in fields(table)))
+
+
+def joined(table: _Table, more: _Table) -> _Table:
+    """``table`` with the rows of another below its own."""
+    columns = ((getattr(table, f.name), getattr(more, f.name)) for f in fields(table))
+    return type(table)(*(frozen(np.concatenate([a, b.astype(a.dtype)])) for a, b in columns))
 
 
 def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
@@ -320,6 +331,13 @@ def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
     out = np.asarray(values, dtype=dtype)
     out.flags.writeable = False
     return out
+
+
+def at(column: Ints, rows: Ints, none: int = -1) -> Ints:
+    """``column[rows]``, ``none`` where ``rows`` is -1."""
+    if not len(column):
+        return np.full(len(rows), none, column.dtype)
+    return np.where(rows >= 0, column[rows], column.dtype.type(none))
 
 
 def rows(values: Any) -> Ints:

@@ -82,8 +82,7 @@ class CompiledCalls:
     """What is known of compiled code in a trace.
 
     Attributes:
-        given: category of each key of the trace, 0 where this says nothing.
-        block: category of each storage (keys, then blocks) made in a compiled call.
+        category: of each storage (keys, then blocks), 0 where this says nothing.
         by_program: the category comes from an observed program, not from the phase.
         roles: names of graph inputs, by key.
         owners: by allocation row, in order of time: a buffer that takes over another's
@@ -95,8 +94,7 @@ class CompiledCalls:
         unmatched: why the others do not agree, with counts.
     """
 
-    given: Bytes
-    block: Bytes
+    category: Bytes
     by_program: Bytes
     roles: dict[int, str] = field(default_factory=dict)
     owners: dict[int, tuple[Owner, ...]] = field(default_factory=dict)
@@ -115,10 +113,8 @@ def find_compiled(
         columns, context, storages: the trace.
         calls: its calls of generated code.
     """
-    keys = len(columns.keys)
     out = CompiledCalls(
-        given=np.zeros(keys, np.uint8),
-        block=np.zeros(len(storages), np.uint8),
+        category=np.zeros(len(storages), np.uint8),
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
     )
@@ -133,7 +129,6 @@ def find_compiled(
         if call.program is not None:
             _apply(columns, call, context, storage_of_row, storages, out)
     _inputs(columns, context, storages, calls, out)
-    out.given[:] = out.block[:keys]
     return out
 
 
@@ -171,7 +166,7 @@ def _by_phase(
     is_gradient = np.zeros(len(made), np.bool_)
     is_gradient[keyed] = _gradients(columns)[made[keyed]]
     category[backward & ~inside & is_gradient] = GRADIENT
-    out.block[made] = category
+    out.category[made] = category
 
 
 _MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
@@ -223,7 +218,7 @@ def _apply(
         if category == GRADIENT and _dies_in_backward(context, storages, which):
             # Added to an older gradient, or copied into `.grad`.
             category = AUTOGRAD_DETAIL
-        out.block[which] = category
+        out.category[which] = category
         out.by_program[which] = 1
 
 
@@ -271,9 +266,9 @@ def _inputs(
                 category = INPUT
             if category == INPUT and not before and not _made_as_input(context, storages, key):
                 continue  # what an earlier part of the model made
-            if not category or out.block[key]:
+            if not category or out.category[key]:
                 continue
-            out.block[key] = category
+            out.category[key] = category
             out.by_program[key] = role is not Role.UNKNOWN
             if name:
                 out.roles[key] = name

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, frozen
+from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .graph import Graph
 
 PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
-NO_PHASE = np.uint8(255)
+NO_PHASE = 255
 """Of what was there before the trace."""
 
 
@@ -64,9 +64,9 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
     compiled = scopes.around(*calls, outermost=True)[scope]
 
     backward = leaves.backward[allocations.leaf] != FORWARD if len(allocations) else scope > 0
-    backward = backward | (_at(scopes.backward.astype(np.int64), scope) > FORWARD)
+    backward = backward | (at(scopes.backward, scope, FORWARD) > FORWARD)
     optimizer = _optimizer_steps(columns)
-    inside = (module >= 0) & (_at(scopes.start, module) >= _at(scopes.start, optimizer))
+    inside = (module >= 0) & (at(scopes.start, module) >= at(scopes.start, optimizer))
     optimizer = np.where(backward | inside, np.int32(-1), optimizer)
 
     by_sequence = _module_of_backward(columns, nearest_module)
@@ -86,13 +86,6 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
         compiled=frozen(compiled),
         steps=frozen(ends),
     )
-
-
-def _at(column: Ints, rows: Ints) -> Ints:
-    """``column[rows]``, -1 where ``rows`` is -1."""
-    if not len(column):
-        return np.full(len(rows), -1, np.int32)
-    return np.where(rows >= 0, column[rows], column.dtype.type(-1))
 
 
 def _optimizer_steps(columns: EventColumns) -> Ints:
@@ -119,9 +112,9 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
         if not len(mine):
             continue
         here = np.flatnonzero(thread == t)
-        at = np.searchsorted(scopes.start[mine], allocations.start[here], side="right") - 1
-        step = mine[np.maximum(at, 0)]
-        within = (at >= 0) & (allocations.start[here] <= scopes.end[step])
+        last = np.searchsorted(scopes.start[mine], allocations.start[here], side="right") - 1
+        step = mine[np.maximum(last, 0)]
+        within = (last >= 0) & (allocations.start[here] <= scopes.end[step])
         out[here[within]] = step[within]
     return out
 
@@ -142,7 +135,7 @@ def _module_of_backward(columns: EventColumns, nearest_module: Ints) -> Ints:
     # Outside a node the engine works on what the node before it has returned.
     latest = np.where(leaves.backward[wanted] == NODE, np.arange(len(wanted)), 0)
     number = leaves.sequence[wanted][np.maximum.accumulate(latest)]
-    at = np.searchsorted(sequence, number, side="right") - 1
-    ok = (number >= 0) & (at >= 0)
-    out[wanted[ok]] = nearest_module[leaves.scope[forward[at[ok]]]]
+    last = np.searchsorted(sequence, number, side="right") - 1
+    ok = (number >= 0) & (last >= 0)
+    out[wanted[ok]] = nearest_module[leaves.scope[forward[last[ok]]]]
     return out

@@ -40,8 +40,9 @@ COMPILED_PHASE, COMPILED_PROGRAM
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ from .categories import (
     UNKNOWN,
     Categories,
 )
-from .columns import Bytes, EventColumns, Ints, ScopeKind, frozen
+from .columns import Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
@@ -81,86 +82,74 @@ class Rule(IntEnum):
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
 
 
+Address = tuple[str, int]
+"""Name of a device, and where on it a storage begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownObjects:
-    """Tensors of the caller's modules and optimizers, by (device, address).
+    """Tensors of the caller's modules and optimizers, and the modules.
 
     Attributes:
-        parameters: parameters and buffers.
-        gradients: what is in ``.grad`` now.
-        states: optimizer state.
+        categories: PARAMETER (buffers too), OPTIMIZER_STATE, or GRADIENT for what is in ``.grad``.
         names: qualified names.
         modules: path of each module, by ``id()``.
     """
 
-    parameters: frozenset[tuple[str, int]] = frozenset()
-    gradients: frozenset[tuple[str, int]] = frozenset()
-    states: frozenset[tuple[str, int]] = frozenset()
-    names: tuple[tuple[tuple[str, int], str], ...] = ()
-    modules: tuple[tuple[int, str], ...] = ()
+    categories: dict[Address, int] = field(default_factory=dict)
+    names: dict[Address, str] = field(default_factory=dict)
+    modules: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, modules: Iterable[Any], optimizers: Iterable[Any]) -> KnownObjects:
         """Addresses and names of the tensors of live objects."""
-        parameters: set[tuple[str, int]] = set()
-        gradients: set[tuple[str, int]] = set()
-        states: set[tuple[str, int]] = set()
-        names: dict[tuple[str, int], str] = {}
-        paths: dict[int, str] = {}
-
-        def address_of(t: Any) -> tuple[str, int]:
-            try:
-                return str(t.device), int(t.untyped_storage().data_ptr())
-            except (NotImplementedError, RuntimeError, ValueError):
-                # It has no storage of its own: a sparse gradient, a parameter of a lazy module.
-                return "", 0
-
+        found = cls()
+        members: list[tuple[Any, str]] = []
         for module in modules:
             module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
             for path, child in module.named_modules():
-                paths.setdefault(id(child), path or type(child).__name__)
-            for named in (module.named_parameters(), module.named_buffers()):
-                for name, t in named:
-                    parameters.add(address_of(t))
-                    names.setdefault(address_of(t), name)
-                    if t.grad is not None:
-                        gradients.add(address_of(t.grad))
+                found.modules.setdefault(id(child), path or type(child).__name__)
+            members += [(t, n) for n, t in chain(module.named_parameters(), module.named_buffers())]
+        states: list[Any] = []
         for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    parameters.add(address_of(p))
-                    if p.grad is not None:
-                        gradients.add(address_of(p.grad))
+            members += [(p, "") for group in optimizer.param_groups for p in group["params"]]
             for state in optimizer.state.values():
-                for t in state.values() if isinstance(state, dict) else ():
-                    if hasattr(t, "untyped_storage"):
-                        states.add(address_of(t))
-        for found in (parameters, gradients, states):
-            found.difference_update({p for p in found if p[1] == 0})  # no memory
-        return cls(
-            frozenset(parameters),
-            frozenset(gradients),
-            frozenset(states),
-            tuple(names.items()),
-            tuple(paths.items()),
-        )
+                states += state.values() if isinstance(state, dict) else ()
+        for t, name in members:
+            found._add(t, PARAMETER, name)
+        for t in states:
+            if hasattr(t, "untyped_storage"):
+                found._add(t, OPTIMIZER_STATE)
+        for t, _ in members:
+            if t.grad is not None:
+                found._add(t.grad, GRADIENT)
+        return found
+
+    def _add(self, t: Any, category: int, name: str = "") -> None:
+        try:
+            address = str(t.device), int(t.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError, ValueError):
+            return  # No storage of its own: a sparse gradient, a parameter of a lazy module.
+        if address[1]:  # it has memory
+            self.categories.setdefault(address, category)
+            if name:
+                self.names.setdefault(address, name)
 
 
 @dataclass(slots=True)
 class Corrected:
-    """Categories after the corrections.
+    """Categories after the corrections, an entry a value and then one a block.
 
     Attributes:
-        of_value, value_rule: category and ``Rule`` of each value.
-        of_block, block_rule: the same of each storage without a tensor.
+        category, rule: of each entry, and the ``Rule`` that decided it.
+        first: by storage the entry of its version 0, and the number of entries at the end.
         names: qualified names of storages that the caller's objects or compiled graphs
             name, by key.
     """
 
-    of_value: Bytes
-    value_rule: Bytes
-    of_block: Bytes
-    block_rule: Bytes
+    category: Bytes
+    rule: Bytes
+    first: Ints
     names: dict[int, str]
 
 
@@ -176,13 +165,14 @@ def correct(
 ) -> Corrected:
     """Apply the rules of the note above."""
     n = storages.keys
-    # One entry a value, then one a block; what holds of a storage holds of all its values.
+    blocks = np.arange(1, len(storages) - n + 1, dtype=np.int32)
+    # What holds of a storage holds of all its values.
     storage = np.concatenate([graph.value_key, np.arange(n, len(storages), dtype=np.int32)])
     category = np.concatenate([categories.of_value, np.zeros(len(storages) - n, np.uint8)])
     rule = np.zeros(len(category), np.uint8)
 
     def apply(which: Rule, chosen: Any, value: Any) -> None:
-        """Give the chosen storages' entries a category; only_unknown where torch has one."""
+        """Give the chosen entries a category, each its own or all the same."""
         if which not in rules:
             return
         rows = np.flatnonzero(chosen)
@@ -193,15 +183,15 @@ def correct(
 
     row = storages.created[storage]
     made = row >= 0
-    phase = np.where(made, _at(context.phase, row), NO_PHASE)
+    phase = at(context.phase, row, NO_PHASE)
     unknown = category == UNKNOWN
     scopes = columns.scopes
     died = storages.died[storage]
-    module = np.where(made, _at(context.module, row), np.int32(-1))
-    compiled_call = made & (_at(context.compiled, row) >= 0)
+    module = at(context.module, row)
+    compiled_call = at(context.compiled, row) >= 0
 
     in_module = (module >= 0) & (phase == PHASE_FORWARD) & ~compiled_call
-    before_return = died <= np.where(module >= 0, _at(scopes.end, module), 0)
+    before_return = died <= at(scopes.end, module, 0)
     apply(
         Rule.FORWARD_CALL,
         unknown & in_module,
@@ -218,7 +208,7 @@ def correct(
     )
     last = storages.destroyed[storage]
     leaf = columns.allocations.leaf
-    same_leaf = made & (last >= 0) & (_at(leaf, row) == _at(leaf, last))
+    same_leaf = made & (last >= 0) & (at(leaf, row) == at(leaf, last))
     apply(Rule.SCRATCH, (storage >= n) & same_leaf, TEMPORARY)
     del last, same_leaf
 
@@ -227,20 +217,20 @@ def correct(
     firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
     apply(Rule.MODULE_STATE, state[storage] & ~firm, PARAMETER)
 
-    step = np.where(made, _at(context.optimizer, row), np.int32(-1))
+    step = at(context.optimizer, row)
     in_step = phase == PHASE_OPTIMIZER
-    gone = died <= np.where(step >= 0, _at(scopes.end, step), 0)
+    gone = died <= at(scopes.end, step, 0)
     apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)
     apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
 
     names: dict[int, str] = {}
-    if objects.parameters or objects.states:
+    if objects.categories:
         named = _named_keys(columns, storages, objects, names)
         apply(Rule.OBJECTS, named[storage] != 0, named[storage])
 
     if compiled is not None:
         names.update(compiled.roles)
-        known = compiled.block[storage]
+        known = compiled.category[storage]
         by_program = compiled.by_program[storage] != 0
         # A storage the caller's objects name is what they say it is.
         free = (known != 0) & (rule != Rule.OBJECTS)
@@ -253,19 +243,12 @@ def correct(
                 category[chosen] = known[chosen]
                 rule[chosen] = which
 
-    values = len(graph.value_key)
     return Corrected(
-        of_value=frozen(category[:values], np.uint8),
-        value_rule=frozen(rule[:values], np.uint8),
-        of_block=frozen(category[values:], np.uint8),
-        block_rule=frozen(rule[values:], np.uint8),
+        category=frozen(category, np.uint8),
+        rule=frozen(rule, np.uint8),
+        first=frozen(np.concatenate([graph.first_value, graph.first_value[-1] + blocks])),
         names=names,
     )
-
-
-def _at(column: Any, rows: Ints) -> Any:
-    """``column[rows]``; what -1 gives is dropped by the caller."""
-    return column[rows] if len(column) else np.full(len(rows), -1, np.int64)
 
 
 def _module_state(columns: EventColumns, graph: Graph) -> Any:
@@ -300,22 +283,12 @@ def _named_keys(
     out = np.zeros(len(storages), np.uint8)
     alive = np.flatnonzero(storages.destroyed[: storages.keys] < 0)
     devices = [str(d) for d in columns.devices]
-    known = dict(objects.names)
-    latest: dict[tuple[str, int], int] = {}
+    latest: dict[Address, int] = {}
     for key in alive[np.argsort(storages.born[alive], kind="stable")].tolist():
         address = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
         latest[address] = key
     for address, key in latest.items():
-        category = (
-            PARAMETER
-            if address in objects.parameters
-            else OPTIMIZER_STATE
-            if address in objects.states
-            else GRADIENT
-            if address in objects.gradients
-            else UNKNOWN
-        )
-        out[key] = category
-        if category and address in known:
-            names[key] = known[address]
+        out[key] = objects.categories.get(address, UNKNOWN)
+        if out[key] and address in objects.names:
+            names[key] = objects.names[address]
     return out

@@ -19,13 +19,12 @@ from memprof.profiler.report.html import report_page, write_page
 from memprof.profiler.writing import write_whole
 
 from .categories import CATEGORIES
-from .changes import Action
 from .columns import Ints
 from .corrections import Rule
 from .over_time import by_category_us, deltas
 from .profile import DataFlowProfile
 from .replays import ADDED_PTR
-from .storages import INCREMENT_VERSION
+from .storages import Action
 from .to_model import POINTS, data_flow_columns
 
 FORMATS = {
@@ -93,7 +92,7 @@ def _write(path: str | Path, content: object) -> None:
 def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
     """Times (µs) and, at each, bytes by category, as ``export_memory_timeline`` has them.
 
-    A row is a leading 0 and then the categories in the order of ``over_time.ORDER``.
+    A row is a leading 0 and then the categories in the order of ``categories.ORDER``.
     """
     points = by_category_us(profile, device)
     table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)
@@ -106,7 +105,7 @@ def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, 
     time, column, size = deltas(profile, index)
     changes = profile.changes
     action = changes.action[changes.device == index]
-    action = np.repeat(action, 1 + (action == INCREMENT_VERSION))
+    action = np.repeat(action, 1 + (action == Action.INCREMENT_VERSION))
     return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
 
 
@@ -119,52 +118,40 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
     ``rule``, ``module``, ``operator`` and ``name`` (None: unknown), and ``buffers``: the names
     in generated code that the memory has had, in order of time, separated by spaces.
     """
-    t, s, keys = profile.changes, profile.storages, profile.columns.keys
+    t, c, keys = profile.changes, profile.corrected, profile.columns.keys
     before, after = profile.change_categories()
-    storage = t.storage
     names = np.asarray([c.value for c in CATEGORIES], object)
     actions = np.asarray(["", *(a.name.lower() for a in Action)], object)
     devices = np.asarray([str(d) for d in profile.columns.devices] or [""], object)
-    keyed = t.key >= 0
+    rules = np.asarray([r.name.lower() for r in Rule], object)
+    block_ptr = profile.storages.block_ptr
+    # No address of its own: a block that `replays.py` added.
+    added = (block_ptr <= ADDED_PTR) & (block_ptr > ADDED_PTR - (1 << 40))
 
-    def of_key(column: Ints) -> Ints:
-        return np.where(keyed, column[t.key], -1) if len(column) else np.full(len(t), -1)
-
-    value = np.where(keyed, profile.graph.first_value[t.key] + t.version, 0)
-    rules = profile.corrected.value_rule
-    block_rules = profile.corrected.block_rule
-    rule = np.where(
-        keyed,
-        rules[value] if len(rules) else 0,
-        block_rules[np.where(keyed, 0, t.block)] if len(block_rules) else 0,
-    )
-    rule_names = np.asarray([r.name.lower() for r in Rule], object)
+    def column(of_keys: Ints, of_blocks: Any = -1) -> Ints:
+        blocks = np.broadcast_to(of_blocks, block_ptr.shape)
+        return np.concatenate([of_keys, blocks])[t.storage]
 
     def per_storage(of: Any) -> Any:
-        used, inverse = np.unique(storage, return_inverse=True)
+        used, inverse = np.unique(t.storage, return_inverse=True)
         return np.asarray([of(i) for i in used.tolist()] or [None], object)[inverse]
 
     def _buffers(storage: int) -> str | None:
         names = [o.buffer for o in profile.owners(storage) if o.buffer]
         return " ".join(names) or None
 
-    address = of_key(keys.ptr)
-    if len(s.block_ptr):
-        address = np.where(keyed, address, s.block_ptr[np.where(keyed, 0, t.block)])
-        added = (address <= ADDED_PTR) & (address > ADDED_PTR - (1 << 40))
-        address = np.where(added, -1, address)
     return {
         "time_ns": t.time,
         "action": actions[t.action],
         "device": devices[t.device],
         "bytes": t.size,
-        "tensor_id": of_key(keys.id),
-        "allocation_id": of_key(keys.allocation),
-        "address": address,
+        "tensor_id": column(keys.id),
+        "allocation_id": column(keys.allocation),
+        "address": column(keys.ptr, np.where(added, -1, block_ptr)),
         "version": t.version,
         "category": names[before],
         "category_after": names[after],
-        "rule": rule_names[rule],
+        "rule": rules[c.rule[c.first[t.storage] + t.version]],
         "module": per_storage(profile.module),
         "operator": per_storage(profile.operator),
         "name": per_storage(profile.name),

@@ -10,6 +10,7 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -43,11 +44,11 @@ def storages_at(
     backward = np.sort(leaves.start[leaves.backward == NODE])
     out = []
     for row in rows:
-        version = profile.version_at(row, time) if row < profile.storages.keys else 0
-        category = profile.category(row, version)
-        awaited = category is Category.ACTIVATION and _awaits_backward(
-            profile.storages.life(row), backward
-        )
+        category = profile.category(row, profile.version_at(row, time))
+        born, died = profile.storages.life(row)
+        # One of the backward's nodes began in its life.
+        awaits = np.searchsorted(backward, born) < np.searchsorted(backward, died)
+        awaited = category is Category.ACTIVATION and bool(awaits)
         out.append(_storage(profile, row, time, category, lines.get(row), origin, awaited))
     return out
 
@@ -91,14 +92,12 @@ def leaked(
     lines: Mapping[int, SourceFrame],
 ) -> list[DataFlowLeak]:
     """What ``leaks`` has found, as the model has it; ``lines`` are ``frames`` of the storages."""
-    return [
-        DataFlowLeak(
-            _storage(profile, row, None, profile.last_category(row), lines.get(row), origin),
-            step,
-            n,
-        )
-        for row, step, n in found
-    ]
+    out = []
+    for row, step, n in found:
+        category = profile.category(row, sys.maxsize)  # of its last version
+        storage = _storage(profile, row, None, category, lines.get(row), origin)
+        out.append(DataFlowLeak(storage, step, n))
+    return out
 
 
 def frames(
@@ -161,10 +160,3 @@ def _present(profile: DataFlowProfile, device: int) -> Ints:
         [profile.torch_categories.present, np.ones(len(s) - s.keys, np.bool_)]
     )
     return np.flatnonzero(taking_part & (s.device == device))
-
-
-def _awaits_backward(life: tuple[int, int], starts: Ints) -> bool:
-    """Whether one of the backward's nodes, which start at ``starts``, began in a life."""
-    born, died = life
-    after = int(np.searchsorted(starts, born))
-    return after < len(starts) and int(starts[after]) < died

@@ -6,31 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .categories import (
-    ACTIVATION,
-    AUTOGRAD_DETAIL,
-    GRADIENT,
-    INPUT,
-    OPTIMIZER_STATE,
-    PARAMETER,
-    TEMPORARY,
-    UNKNOWN,
-)
+from .categories import ORDER
 from .columns import Bytes, Ints
 from .profile import DataFlowProfile
-from .storages import DESTROY, INCREMENT_VERSION
-
-ORDER = (
-    PARAMETER,
-    OPTIMIZER_STATE,
-    INPUT,
-    TEMPORARY,
-    ACTIVATION,
-    GRADIENT,
-    AUTOGRAD_DETAIL,
-    UNKNOWN,
-)
-"""Categories from the bottom of a plot to its top, as torch's exports number them."""
+from .storages import Action
 
 _POSITION = np.empty(len(ORDER), np.uint8)
 _POSITION[list(ORDER)] = np.arange(len(ORDER))
@@ -66,20 +45,18 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     An increment of a version is two changes: out of one category, into the other.
     """
     t = profile.changes
-    storage = t.storage
-    rows = np.flatnonzero(t.storages.device[storage] == device).astype(np.int32)
-    twice = t.action[rows] == INCREMENT_VERSION
+    rows = np.flatnonzero(t.device == device).astype(np.int32)
+    twice = t.action[rows] == Action.INCREMENT_VERSION
     entry = np.repeat(rows, 1 + twice.view(np.uint8))
     second = np.zeros(len(entry), np.bool_)
     second[1:] = entry[1:] == entry[:-1]
     action = t.action[entry]
-    leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
+    leaving = (action == Action.DESTROY) | ((action == Action.INCREMENT_VERSION) & ~second)
     before, after = profile.change_categories()
     column = before[entry]
     column[second] = after[entry[second]]
     del before, after, action, second
-    size = t.storages.size[storage[entry]]
-    del storage
+    size = t.storages.size[t.storage[entry]]
     np.negative(size, out=size, where=leaving)
     return t.time[entry], _POSITION[column], size
 

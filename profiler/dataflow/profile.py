@@ -21,7 +21,7 @@ from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
 from .graph import Graph, build_graph
 from .read import read_events
 from .replays import join_replays
-from .storages import INCREMENT_VERSION, Storages, lifetimes
+from .storages import Action, Storages, lifetimes
 
 
 class DataFlowProfile:
@@ -76,17 +76,16 @@ class DataFlowProfile:
             if known is not None:
                 columns.read = columns.lengths
                 replayed = join_replays(columns, calls, known, memory)
-        self.objects = objects or KnownObjects()
-        self._paths = dict(self.objects.modules)
+        objects = objects or KnownObjects()
+        self._paths = objects.modules
         self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
         self.context: Context = find_context(columns, self.graph)
         self.storages: Storages = lifetimes(columns)
         self.compiled: CompiledCalls | None = None
         if calls is not None:
             self.compiled = find_compiled(columns, self.context, self.storages, calls)
-        self.torch_categories: Categories = deduce(
-            columns, self.graph, self.compiled.given if self.compiled else None, replayed
-        )
+        given = self.compiled.category[: self.storages.keys] if self.compiled else None
+        self.torch_categories: Categories = deduce(columns, self.graph, given, replayed)
         self.changes: Changes = find_changes(
             columns, self.graph, self.torch_categories, self.storages
         )
@@ -97,7 +96,7 @@ class DataFlowProfile:
             self.context,
             self.storages,
             self.compiled,
-            self.objects,
+            objects,
             chosen,
         )
 
@@ -109,19 +108,12 @@ class DataFlowProfile:
         A version that the trace does not have counts as the nearest one it has. A storage
         without a key has one version.
         """
-        if storage >= self.storages.keys:
-            return CATEGORIES[self.corrected.of_block[storage - self.storages.keys]]
-        first = self.graph.first_value
-        value = min(int(first[storage]) + max(version, 0), int(first[storage + 1]) - 1)
-        return CATEGORIES[self.corrected.of_value[value]]
-
-    def last_category(self, storage: int) -> Category:
-        """The category of a storage after everything that was written to it."""
-        return self.category(storage, len(self.graph.value_key))
+        first, end = self.corrected.first[storage : storage + 2].tolist()
+        return CATEGORIES[self.corrected.category[min(first + max(version, 0), end - 1)]]
 
     def rule(self, key: int, version: int) -> Rule:
         """The rule that decided the category of a version of a storage with a key."""
-        return Rule(int(self.corrected.value_rule[int(self.graph.first_value[key]) + version]))
+        return Rule(int(self.corrected.rule[self.corrected.first[key] + version]))
 
     def change_categories(self) -> tuple[Bytes, Bytes]:
         """Numbers of the categories before and after each change.
@@ -129,18 +121,9 @@ class DataFlowProfile:
         Equal but for increments of a version, which move bytes from one to the other.
         """
         t, c = self.changes, self.corrected
-        if not len(t):
-            return t.action, t.action
-        keyed = t.key >= 0
-        value = self.graph.first_value[t.key[keyed]] + t.version[keyed]
-        before = np.zeros(len(t), np.uint8)
-        before[keyed] = c.of_value[value]
-        after = before.copy()
+        entry = c.first[t.storage] + t.version
         # An increment leads to the next version; nothing else does.
-        grows = t.action[keyed] == INCREMENT_VERSION
-        after[np.flatnonzero(keyed)[grows]] = c.of_value[value[grows] + 1]
-        before[~keyed] = after[~keyed] = c.of_block[t.block[~keyed]]
-        return before, after
+        return c.category[entry], c.category[entry + (t.action == Action.INCREMENT_VERSION)]
 
     # -- names ----------------------------------------------------------------------
 
@@ -238,9 +221,9 @@ class DataFlowProfile:
         """Version of a storage with a key at a time, counting writes by their start."""
         if self._writes is None:
             t = self.changes
-            writes = np.flatnonzero((t.action == INCREMENT_VERSION) & (t.subject >= 0))
-            writes = writes[np.lexsort((t.time[writes], t.subject[writes]))]
-            self._writes = t.subject[writes], t.time[writes]
+            writes = np.flatnonzero(t.action == Action.INCREMENT_VERSION)
+            writes = writes[np.argsort(t.storage[writes], kind="stable")]  # each in order of time
+            self._writes = t.storage[writes], t.time[writes]
         key, times = self._writes
         lo, hi = np.searchsorted(key, [storage, storage + 1])
         return int(np.searchsorted(times[lo:hi], time, side="right"))

@@ -19,43 +19,27 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
+from memprof.profiler.process_hooks import collector_paused
+
 from . import _torch_compat as compat
-from .columns import (
-    ENGINE,
-    FORWARD,
-    NODE,
-    EventColumns,
-    FailedAllocation,
-    ScopeKind,
-)
+from .columns import ENGINE, FORWARD, NODE, EventColumns, FailedAllocation, ScopeKind
 from .schema import SchemaCache
 from .tables import GrowingTables, signed
 
-# What the name of an operator event or Python call says about it.
-(
-    _OPERATOR,
-    _ENGINE,
-    _ACCUMULATE,
-    _FUNCTION,
-    _RANGE,
-    _OPTIMIZER_STEP,
-    _PROFILER_STEP,
-    _COMPILED_CALL,
-) = range(8)
-_SCOPES = {
-    _ACCUMULATE: ScopeKind.RANGE,
-    _RANGE: ScopeKind.RANGE,
-    _OPTIMIZER_STEP: ScopeKind.OPTIMIZER_STEP,
-    _PROFILER_STEP: ScopeKind.PROFILER_STEP,
-    _COMPILED_CALL: ScopeKind.COMPILED_CALL,
-}
-_PLAIN, _MODULE, _OPTIMIZER, _GENERATED, _COMPILER = range(5)
+# What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
+_PLAIN, _ENGINE, _FUNCTION = -1, -2, -3
+_PREFIXES = (
+    (compat.ENGINE_PREFIX, _ENGINE),
+    (compat.COMPILED_FUNCTION, _FUNCTION),
+    (compat.OPTIMIZER_STEP_PREFIX, ScopeKind.OPTIMIZER_STEP),
+    (compat.PROFILER_STEP_PREFIX, ScopeKind.PROFILER_STEP),
+    (compat.COMPILED_CALL_PREFIX, ScopeKind.COMPILED_CALL),
+)
 
 
 def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
@@ -69,7 +53,7 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
         TypeError, ValueError: see ``_torch_compat.event_tree``.
     """
     reader = _Reader(skip_compiler)
-    with _collector_paused():
+    with collector_paused():  # millions of objects are made and no cycle
         for thread, roots in groupby(compat.event_tree(result), lambda e: signed(e.start_tid)):
             reader.tables.threads.append((reader.events, thread))
             reader.walk(roots)
@@ -79,18 +63,6 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     if reader.tables.oom:
         columns.out_of_memory = _failures(reader.tables.oom, columns.kineto)
     return columns
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside: the pass makes millions of objects and no cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[FailedAllocation]:
@@ -103,13 +75,33 @@ def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[Failed
     return sorted(found, key=lambda f: f.time)
 
 
+def _op_kind(schemas: SchemaCache, name: str) -> int:
+    """What an operator event is, by its name."""
+    for prefix, kind in _PREFIXES:
+        if name.startswith(prefix):
+            return kind
+    return _PLAIN if schemas.schemas(name) else ScopeKind.RANGE
+
+
+def _python_kind(skip_compiler: bool, name: str) -> int:
+    """What a Python call is, by its name."""
+    if name.startswith(compat.MODULE_PREFIX):
+        return ScopeKind.MODULE
+    if name.endswith(compat.OPTIMIZER_FUNCTION):
+        return ScopeKind.OPTIMIZER_STEP
+    if compat.is_generated_code(name):
+        return ScopeKind.GENERATED_CODE
+    compiler = skip_compiler and compat.is_compiler_frame(name)
+    return ScopeKind.COMPILER if compiler else _PLAIN
+
+
 class _Reader:
     def __init__(self, skip_compiler: bool) -> None:
-        self.skip_compiler = skip_compiler
         self.tables = GrowingTables()
-        self.op_kinds: dict[str, int] = {}
-        self.python_kinds: dict[str, int] = {}
         self.schemas = SchemaCache()
+        # Nothing of the reader's own refers to it: its tables go with it.
+        self.op_kind = cache(partial(_op_kind, self.schemas))
+        self.python_kind = cache(partial(_python_kind, skip_compiler))
         self.events = 0
 
     # -- the pass -------------------------------------------------------------------
@@ -119,13 +111,13 @@ class _Reader:
         # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
         METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
-        tables, match, python_kind = self.tables, self.schemas.match, self.python_kind
+        tables, match, names = self.tables, self.schemas.match, self.tables.names
         latest, allocated, on_cpu = tables.latest, tables.allocated, tables.on_cpu
         key_alloc, key_dev = tables.key_alloc, tables.key_dev
         find, tensor, new_leaf, new_scope = (
             tables.find, tables.tensor, tables.new_leaf, tables.new_scope,
         )  # fmt: skip
-        kinds, names, python_kinds = self.op_kinds, tables.names, self.python_kinds
+        op_kind, python_kind = self.op_kind, self.python_kind
         use_leaf, use_key, use_effect = (c.append for c in tables.use)
         (al_event, al_leaf, al_key, al_size, al_dev, al_start, al_op, al_scope) = (
             c.append for c in tables.alloc
@@ -197,27 +189,25 @@ class _Reader:
                             keys.append(-1)
                     is_leaf, effects = match(name, tuple(signature))
                     children = event.children
-                    kind = kinds.get(name)
-                    if kind is None:
-                        kind = self.op_kind(name)
-                    if kind == _OPERATOR:
-                        around = names(name)
+                    kind = op_kind(name)
+                    if kind == _PLAIN:
+                        around = names[name]
                     elif kind == _ENGINE:
                         back = back or ENGINE
                     else:
                         if x.scope == BACKWARD:
                             is_leaf, back = True, NODE
-                            if kind == _ACCUMULATE and children:
+                            if name == compat.ACCUMULATE_GRAD and children:
                                 self.accumulate(children[0])
                         elif kind != _FUNCTION:
-                            inside = new_scope(_SCOPES[kind], event, number, name, scope, back)
+                            inside = new_scope(kind, event, number, name, scope, back)
                         if kind == _FUNCTION:
                             tables.note_function(event, keys, back)
                     if leaf < 0 and is_leaf:
                         below = new_leaf(
                             number,
                             event.start_time_ns,
-                            names(name),
+                            names[name],
                             back,
                             inside,
                             x.sequence_number,
@@ -240,12 +230,10 @@ class _Reader:
                             name = event.name
                         except UnicodeDecodeError:  # a name of any bytes, made by generated code
                             name = ""
-                        kind = python_kinds.get(name)
-                        if kind is None:
-                            kind = python_kind(name)
+                        kind = python_kind(name)
                         if kind != _PLAIN:
-                            if kind == _COMPILER:
-                                new_scope(ScopeKind.COMPILER, event, number, name, scope, back)
+                            if kind == ScopeKind.COMPILER:
+                                new_scope(kind, event, number, name, scope, back)
                                 tables.skipped_ns += max(event.duration_time_ns, 0)
                                 continue
                             inside = self.enter_python(kind, event, x, number, name, scope, back)
@@ -266,40 +254,6 @@ class _Reader:
 
     # -- what is rare ---------------------------------------------------------------
 
-    def op_kind(self, name: str) -> int:
-        """Classify an operator event by its name."""
-        if name == compat.ACCUMULATE_GRAD:
-            kind = _ACCUMULATE
-        elif name.startswith(compat.ENGINE_PREFIX):
-            kind = _ENGINE
-        elif name.startswith(compat.COMPILED_FUNCTION):
-            kind = _FUNCTION
-        elif name.startswith(compat.OPTIMIZER_STEP_PREFIX):
-            kind = _OPTIMIZER_STEP
-        elif name.startswith(compat.PROFILER_STEP_PREFIX):
-            kind = _PROFILER_STEP
-        elif name.startswith(compat.COMPILED_CALL_PREFIX):
-            kind = _COMPILED_CALL
-        else:
-            kind = _OPERATOR if self.schemas.schemas(name) else _RANGE
-        self.op_kinds[name] = kind
-        return kind
-
-    def python_kind(self, name: str) -> int:
-        """Classify a Python call by its name."""
-        if name.startswith(compat.MODULE_PREFIX):
-            kind = _MODULE
-        elif name.endswith(compat.OPTIMIZER_FUNCTION):
-            kind = _OPTIMIZER
-        elif compat.is_generated_code(name):
-            kind = _GENERATED
-        elif self.skip_compiler and compat.is_compiler_frame(name):
-            kind = _COMPILER
-        else:
-            kind = _PLAIN
-        self.python_kinds[name] = kind
-        return kind
-
     def enter_python(
         self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: int
     ) -> int:
@@ -316,10 +270,9 @@ class _Reader:
                 tables.member(gradient, tables.gradients)
                 for _, t in state:
                     tables.member(t, tables.states)
-        if kind == _OPTIMIZER:  # a call that only shows the tensors: step is not below it
+        if kind == ScopeKind.OPTIMIZER_STEP:  # only shows the tensors: the step is not below it
             return scope
-        found = ScopeKind.MODULE if kind == _MODULE else ScopeKind.GENERATED_CODE
-        return tables.new_scope(found, event, number, name, scope, backward, identity)
+        return tables.new_scope(kind, event, number, name, scope, backward, identity)
 
     def accumulate(self, first: Any) -> None:
         """Note the gradient that an AccumulateGrad node takes or adds to."""

@@ -29,21 +29,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 
-from memprof.profiler.model import (
-    EventKind,
-    LedgerKind,
-    Origin,
-    Profile,
-)
+from memprof.profiler.model import EventKind, LedgerKind, Origin, Profile
 from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
 
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
-from .columns import FORWARD, Bools, EventColumns, Ints, frozen
+from .columns import FORWARD, AllocationTable, Bools, EventColumns, LeafTable, joined
 from .ends import Ends
 
 ADDED_PTR = -(1 << 62)
@@ -58,15 +53,16 @@ class _Block:
     """A block to be added.
 
     Attributes:
+        call, event: whose it is, and the event of the program that makes it.
         nbytes, device: of it.
-        scope: row of the call.
         born, died: ns; None outside the trace.
         address: of a lease, 0 if unknown.
     """
 
+    call: GeneratedCall
+    event: int
     nbytes: int
     device: int
-    scope: int
     born: int
     died: int | None
     address: int = 0
@@ -108,7 +104,6 @@ def join_replays(
     leases = _Leases(memory)
     ends = Ends(columns, calls)
     blocks: list[_Block] = []
-    made: list[tuple[GeneratedCall, int]] = []  # of each block: call and event
     for call in replays:
         program, graph = call.program, call.graph
         assert program is not None
@@ -134,12 +129,9 @@ def join_replays(
                     born, died, address = lease.born_ns, lease.died_ns, lease.address
                 else:
                     died = ends.of(call, storage.outputs, storage.category)
-            made.append((call, event))
-            blocks.append(_Block(storage.nbytes, device, call.scope, born, died, address))
+            blocks.append(_Block(call, event, storage.nbytes, device, born, died, address))
         call.replayed, call.why = True, ""
-    for row, (call, event) in zip(_append(columns, blocks), made, strict=True):
-        call.rows.append(row)
-        call.events.append(event)
+    _append(columns, blocks)
     return _inside(columns, memory, leases)
 
 
@@ -153,14 +145,14 @@ class _Leases:
         for lease in (x for m in memory for x in m.leases):
             self.free.setdefault((lease.label, lease.nbytes), []).append(lease)
         for found in self.free.values():
-            found.sort(key=_birth)
+            found.sort(key=attrgetter("born_ns"))
 
     def take(self, label: str, nbytes: int, born: int) -> Lease | None:
         """The lease that began nearest to ``born``."""
         found = self.free.get((label, nbytes))
         if not found:
             return None
-        at = bisect_left(found, born, key=_birth)
+        at = bisect_left(found, born, key=attrgetter("born_ns"))
         if at == len(found) or (at and born - found[at - 1].born_ns < found[at].born_ns - born):
             at -= 1
         if abs(found[at].born_ns - born) > NEAREST_CALL_NS:
@@ -170,28 +162,23 @@ class _Leases:
         return nearest
 
 
-def _birth(lease: Lease) -> int:
-    return lease.born_ns
-
-
-def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
-    """Add rows for blocks, by time; returns the rows that make them."""
-    leaves, allocations, scopes = columns.leaves, columns.allocations, columns.scopes
+def _append(columns: EventColumns, blocks: list[_Block]) -> None:
+    """Add rows for blocks, by time, to the trace and to the blocks' calls."""
+    leaves, first, scopes = columns.leaves, len(columns.allocations), columns.scopes
     # Of each row: when, whether it releases, which block.
     order = sorted(
-        (at, releases, i)
+        (time, releases, i)
         for i, b in enumerate(blocks)
-        for releases, at in ((False, b.born), (True, b.died))
-        if at is not None
+        for releases, time in ((False, b.born), (True, b.died))
+        if time is not None
     )
-    which = [i for _, _, i in order]
-    n = len(which)
+    of = [blocks[i] for _, _, i in order]
+    n = len(of)
+    start = np.asarray([time for time, _, _ in order], np.int64)
     releases = np.asarray([r for _, r, _ in order], np.bool_)
-    scope = np.asarray([blocks[i].scope for i in which], np.int32)
-    size = np.asarray([-blocks[i].nbytes if r else blocks[i].nbytes for _, r, i in order], np.int64)
-    start = np.asarray([at for at, _, _ in order], np.int64)
-    device = np.asarray([blocks[i].device for i in which], np.int16)
-    ptr = np.asarray([blocks[i].address or ADDED_PTR - i for i in which], np.int64)
+    scope = np.asarray([b.call.scope for b in of], np.int32)
+    size = np.asarray([b.nbytes for b in of], np.int64)
+    address = [b.address or ADDED_PTR - i for b, (_, _, i) in zip(of, order, strict=True)]
     none = np.full(n, -1, np.int32)
     # What a call makes is made in its part of the backward. A lease that is over was released
     # somewhere: in the part that the last operator before belongs to. What ends by a rule
@@ -199,40 +186,38 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> list[int]:
     backward = scopes.backward[scope]
     by_start = np.argsort(leaves.start, kind="stable")
     before = np.searchsorted(leaves.start[by_start], start) - 1
-    seen = np.asarray([blocks[i].address != 0 for i in which], np.bool_) & (before >= 0)
+    seen = np.asarray([b.address != 0 for b in of], np.bool_) & (before >= 0)
     part = leaves.backward[by_start[before]] if len(leaves) else np.uint8(FORWARD)
     backward[releases] = np.where(seen, part, np.uint8(FORWARD))[releases]
     event = scopes.event[scope]
     scope[releases] = -1
-    new_leaves: dict[str, Ints] = {
-        "event": none,  # of no event
-        "start": start,
-        "name": none,
-        "backward": backward,
-        "scope": scope,
-        "sequence": none,
-    }
-    new_rows: dict[str, Ints] = {
-        "event": event,
-        "leaf": len(leaves) + np.arange(n, dtype=np.int32),
-        "key": none,
-        "size": size,
-        "device": device,
-        "start": start,
-        "op": none,
-        "scope": scope,
-        "reserved": none,
-        "allocated": none,
-        "unnamed_ptr": ptr,
-    }
-    tables: list[tuple[Any, dict[str, Ints]]] = [(leaves, new_leaves), (allocations, new_rows)]
-    for table, new in tables:
-        for name, values in new.items():
-            old = getattr(table, name)
-            setattr(table, name, frozen(np.concatenate([old, values.astype(old.dtype)])))
-    first = len(allocations) - n
+    new = LeafTable(
+        event=none,  # of no event
+        start=start,
+        name=none,
+        backward=backward,
+        scope=scope,
+        sequence=none,
+    )
+    new_rows = AllocationTable(
+        event=event,
+        leaf=len(leaves) + np.arange(n, dtype=np.int32),
+        key=none,
+        size=np.where(releases, -size, size),
+        device=np.asarray([b.device for b in of]),
+        start=start,
+        op=none,
+        scope=scope,
+        reserved=none,
+        allocated=none,
+        unnamed_ptr=np.asarray(address, np.int64),
+    )
+    columns.leaves = joined(leaves, new)
+    columns.allocations = joined(columns.allocations, new_rows)
     made = {i: first + row for row, (_, releases, i) in enumerate(order) if not releases}
-    return [made[i] for i in range(len(blocks))]
+    for i, block in enumerate(blocks):
+        block.call.rows.append(made[i])
+        block.call.events.append(block.event)
 
 
 def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leases) -> Bools:

@@ -8,7 +8,8 @@ a run of a million calls needs a few hundred matches.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 from . import _torch_compat as compat
 
@@ -36,54 +37,29 @@ class Match(NamedTuple):
 
 
 class SchemaCache:
-    """Matches, by operator name and signature."""
+    """What calls of one name and signature can be; the registry is asked once for each.
+
+    Attributes:
+        schemas: from a name to every registered overload of it.
+        match: from a name and a signature to what such a call does to its arguments.
+    """
 
     def __init__(self) -> None:
-        self._schemas: dict[str, tuple[Any, ...]] = {}
-        self._matches: dict[tuple[str, Signature], Match] = {}
+        self.schemas = cache(compat.registered_schemas)
+        self.match = cache(self._match)
 
-    def schemas(self, name: str) -> tuple[Any, ...]:
-        """Every registered overload of ``name``."""
-        found = self._schemas.get(name)
-        if found is None:
-            found = self._schemas[name] = compat.registered_schemas(name)
-        return found
-
-    def matching(self, name: str, signature: Signature) -> tuple[Any, ...]:
-        """The overloads whose arguments can have been recorded as ``signature``."""
-        return tuple(
+    def _match(self, name: str, signature: Signature) -> Match:
+        schemas = [
             s
             for s in self.schemas(name)
             if len(s.arguments) == len(signature)
             and all(compat.accepts(a.type, o) for a, o in zip(s.arguments, signature, strict=True))
-        )
-
-    def match(self, name: str, signature: Signature) -> Match:
-        """What a call named ``name`` with these arguments does to them."""
-        found = self._matches.get((name, signature))
-        if found is None:
-            found = self._matches[name, signature] = self._match(name, signature)
-        return found
-
-    def _match(self, name: str, signature: Signature) -> Match:
-        schemas = self.matching(name, signature)
+        ]
         if not schemas:
             return Match(False, (AMBIGUOUS,) * len(signature))
-        written = [
-            any(
-                s.arguments[i].alias_info is not None and s.arguments[i].alias_info.is_write
-                for s in schemas
-            )
-            for i in range(len(signature))
-        ]
-        state = [
-            any(s.arguments[i].name in _STATE_ARGUMENTS for s in schemas)
-            for i in range(len(written))
-        ]
-        return Match(
-            True,
-            tuple(
-                (WRITTEN if w else READ) | (STATE if s else 0)
-                for w, s in zip(written, state, strict=True)
-            ),
-        )
+        effects = []
+        for overloads in zip(*(s.arguments for s in schemas), strict=True):
+            written = any(a.alias_info is not None and a.alias_info.is_write for a in overloads)
+            state = any(a.name in _STATE_ARGUMENTS for a in overloads)
+            effects.append((WRITTEN if written else READ) | (STATE if state else 0))
+        return Match(True, tuple(effects))

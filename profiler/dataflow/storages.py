@@ -4,7 +4,7 @@ Note [Storages without a tensor]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The profiler names a storage only if some operator later takes a tensor in it. The rest
 (scratch memory of libraries, results nobody reads) is known by address: a change of it
-carries no key but the number of its *block*, one allocation and its release. They are put
+carries no key; one allocation and its release are a *block*. They are put
 together in order of time, not of the tree: with Python tracing the main thread is below one
 frame, so all of it comes before the backward's thread, which may have released what it made.
 Where an address is allocated a second time the release was missed (the garbage collector may
@@ -23,16 +23,21 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
-from .columns import EventColumns, Ints, frozen
+from .columns import EventColumns, Ints, at, frozen
 
-PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = range(1, 5)
-"""Numbers of ``changes.Action``."""
 
-Changed = tuple[Ints, Ints, Ints]
-"""Time, action and subject of changes; their version is 0."""
+class Action(IntEnum):
+    """What a change does to a storage; the numbers are torch's."""
+
+    PREEXISTING = 1
+    """It was there before the profiler started."""
+    CREATE = 2
+    INCREMENT_VERSION = 3
+    DESTROY = 4
 
 
 @dataclass(slots=True)
@@ -46,7 +51,6 @@ class Storages:
         device: index in ``EventColumns.devices``.
         block_ptr: address of each block.
         start: of each row of the allocation table, ns.
-        block_changes: what happened to blocks; block b is named -1 - b.
     """
 
     keys: int
@@ -56,7 +60,6 @@ class Storages:
     device: Ints
     block_ptr: Ints
     start: Ints
-    block_changes: Changed
 
     def __len__(self) -> int:
         return len(self.size)
@@ -64,18 +67,12 @@ class Storages:
     @property
     def born(self) -> Ints:
         """When each was made, ns; the smallest integer for before the trace."""
-        return self._times(self.created, np.iinfo(np.int64).min)
+        return at(self.start, self.created, np.iinfo(np.int64).min)
 
     @property
     def died(self) -> Ints:
         """When each was released, ns; the largest integer for after the trace."""
-        return self._times(self.destroyed, np.iinfo(np.int64).max)
-
-    def _times(self, rows: Ints, outside: int) -> Ints:
-        times = np.full(len(rows), outside)
-        known = rows >= 0
-        times[known] = self.start[rows[known]]
-        return times
+        return at(self.start, self.destroyed, np.iinfo(np.int64).max)
 
     def life(self, storage: int) -> tuple[int, int]:
         """``born`` and ``died`` of one storage."""
@@ -91,9 +88,7 @@ def lifetimes(columns: EventColumns) -> Storages:
     """When each storage was made and released."""
     allocations, keys = columns.allocations, columns.keys
     n = len(keys)
-    block_created, block_destroyed, block_size, block_ptr, changes = _blocks(columns)
-    created = np.concatenate([np.full(n, -1, np.int32), block_created])
-    destroyed = np.concatenate([np.full(n, -1, np.int32), block_destroyed])
+    created, destroyed = (np.concatenate([np.full(n, -1, np.int32), c]) for c in _blocks(columns))
     # See Note [One life a storage]; the last of several assignments counts.
     known = np.flatnonzero(allocations.key >= 0)
     known = known[np.argsort(allocations.start[known], kind="stable")]
@@ -104,67 +99,40 @@ def lifetimes(columns: EventColumns) -> Storages:
         made, gone = created[:n], destroyed[:n]
         gone[(made >= 0) & (gone >= 0) & (allocations.start[gone] < allocations.start[made])] = -1
     size, device = keys.size, keys.device
-    seen = np.where(block_created >= 0, block_created, block_destroyed)
+    seen = np.where(created[n:] >= 0, created[n:], destroyed[n:])
     if len(seen):
-        size = np.concatenate([size, block_size])
+        size = np.concatenate([size, np.abs(allocations.size[seen])])
         device = np.concatenate([device, allocations.device[seen]])
+    unnamed = np.flatnonzero(allocations.key < 0)
     return Storages(
         keys=n,
         created=frozen(created),
         destroyed=frozen(destroyed),
         size=frozen(size),
         device=frozen(device),
-        block_ptr=block_ptr,
+        block_ptr=frozen(allocations.unnamed_ptr[np.searchsorted(unnamed, seen)]),
         start=allocations.start,
-        block_changes=changes,
     )
 
 
-def _blocks(columns: EventColumns) -> tuple[Ints, Ints, Ints, Ints, Changed]:
-    """Storages without a tensor: rows that make and release them, sizes, addresses, changes."""
+def _blocks(columns: EventColumns) -> tuple[array[int], array[int]]:
+    """Allocation rows that make and release each storage without a tensor, -1 if none does."""
     allocations = columns.allocations
     rows = np.flatnonzero(allocations.key < 0)
     order = np.argsort(allocations.start[rows], kind="stable")
     rows = rows[order]
-    created, destroyed, size, ptr, time, action, subject = (array(c) for c in "iiqqqBi")
+    of_rows = (allocations.unnamed_ptr[order], allocations.size[rows], allocations.device[rows])
+    created, destroyed = array("i"), array("i")
     live: dict[tuple[int, int], int] = {}
-    for row, at, n, t, d in zip(
-        *(
-            c.data
-            for c in (
-                rows,
-                allocations.unnamed_ptr[order],
-                allocations.size[rows],
-                allocations.start[rows],
-                allocations.device[rows],
-            )
-        ),
-        strict=True,
-    ):
-        block = live.pop((at, d), None)
-        if block is not None or n < 0:
-            if block is None:
-                block = len(size)
-                created.append(-1)
-                destroyed.append(row)
-                size.append(-n)
-                ptr.append(at)
-                time.append(-1)
-                action.append(PREEXISTING)
-                subject.append(-1 - block)
-            else:
-                destroyed[block] = row
-            time.append(t)
-            action.append(DESTROY)
-            subject.append(-1 - block)
-        if n > 0:
-            live[at, d] = len(size)
-            time.append(t)
-            action.append(CREATE)
-            subject.append(-1 - len(size))
+    for row, ptr, size, device in zip(rows.data, *(c.data for c in of_rows), strict=True):
+        block = live.pop((ptr, device), None)
+        if block is not None:
+            destroyed[block] = row
+        elif size < 0:
+            created.append(-1)
+            destroyed.append(row)
+        if size > 0:
+            live[ptr, device] = len(created)
             created.append(row)
             destroyed.append(-1)
-            size.append(n)
-            ptr.append(at)
-    changes = (frozen(time), frozen(action), frozen(subject))
-    return frozen(created), frozen(destroyed), frozen(size), frozen(ptr), changes
+    return created, destroyed

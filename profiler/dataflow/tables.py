@@ -20,6 +20,7 @@ than all columns of the key table. The few that the list cannot hold are in ``ot
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,11 @@ def signed(n: int) -> int:
     return n if n < 1 << 63 else n - (1 << 64)
 
 
-class Names:
-    """Numbers strings from 0, in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {}
-
-    def __call__(self, name: str) -> int:
-        return self.index.setdefault(name, len(self.index))
+def _append(columns: list[array[int]], *row: int) -> int:
+    """The number of the new row."""
+    for column, value in zip(columns, row, strict=True):
+        column.append(value)
+    return len(columns[0]) - 1
 
 
 class GrowingTables:
@@ -64,7 +62,9 @@ class GrowingTables:
     """
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.names: defaultdict[str, int] = defaultdict()
+        """Numbers from 0, in the order in which names are first asked for."""
+        self.names.default_factory = self.names.__len__
         self.devices: dict[Any, int] = {}
         self.on_cpu: list[bool] = []
         self.threads: list[tuple[int, int]] = []
@@ -88,7 +88,6 @@ class GrowingTables:
         self.oom: list[tuple[int, int, int, int]] = []
         """Of failed allocations: number, time, operator, scope."""
         self.skipped_ns = 0
-        self._itemsize: dict[Any, int] = {}
 
     # -- storages -------------------------------------------------------------------
 
@@ -139,10 +138,6 @@ class GrowingTables:
         """Bytes of storage that a strided tensor is known to need; see Note [Sizes]."""
         if t.layout is not compat.STRIDED:
             return 0
-        dtype = t.dtype
-        itemsize = self._itemsize.get(dtype)
-        if itemsize is None:
-            itemsize = self._itemsize[dtype] = int(dtype.itemsize)
         span, widest = 1, 1
         for n, stride in zip(t.sizes, t.strides, strict=False):
             if n == 0:
@@ -150,7 +145,7 @@ class GrowingTables:
             span += (n - 1) * stride
             if n * stride > widest:
                 widest = n * stride
-        return (span if span > widest else widest) * itemsize
+        return (span if span > widest else widest) * int(t.dtype.itemsize)
 
     def member(self, t: Any, into: array[int]) -> None:
         """Note a tensor that a module or an optimizer shows."""
@@ -173,12 +168,7 @@ class GrowingTables:
         self, number: int, start: int, name: int, backward: int, scope: int, sequence: int
     ) -> int:
         """A row of the leaf table."""
-        row = len(self.leaf[0])
-        for column, value in zip(
-            self.leaf, (number, start, name, backward, scope, sequence), strict=True
-        ):
-            column.append(value)
-        return row
+        return _append(self.leaf, number, start, name, backward, scope, sequence)
 
     def new_scope(
         self,
@@ -191,20 +181,13 @@ class GrowingTables:
         identity: int = 0,
     ) -> int:
         """A row of the scope table."""
-        row = len(self.scope[0])
-        values = (
-            kind, self.names(name), parent, event.start_time_ns, event.end_time_ns,
-            number, identity, backward,
-        )  # fmt: skip
-        for column, value in zip(self.scope, values, strict=True):
-            column.append(value)
-        return row
+        start, end = event.start_time_ns, event.end_time_ns
+        row = (kind, self.names[name], parent, start, end, number, identity, backward)
+        return _append(self.scope, *row)
 
     def note_allocator(self, x: Any) -> None:
         """Note what a caching allocator holds after the latest allocation row."""
-        values = (len(self.alloc[0]) - 1, x.total_reserved, x.total_allocated)
-        for column, value in zip(self.caching, values, strict=True):
-            column.append(value)
+        _append(self.caching, len(self.alloc[0]) - 1, x.total_reserved, x.total_allocated)
 
     def note_function(self, event: Any, keys: list[Any], backward: int) -> None:
         """Note a compiled autograd function and its tensor arguments."""
@@ -235,7 +218,7 @@ class GrowingTables:
             uses=UseTable(*(frozen(c) for c in self.use)),
             allocations=allocations,
             scopes=ScopeTable(*(frozen(c) for c in self.scope)),
-            names=list(self.names.index),
+            names=list(self.names),
             threads=self.threads,
             devices=devices,
             gradients=frozen(self.gradients),

@@ -11,10 +11,10 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
-from .categories import CATEGORIES
+from .categories import CATEGORIES, ORDER
 from .columns import ScopeKind
 from .live import frames, leaked, leaks, live_rows, storages_at
-from .over_time import ORDER, by_category, distinct, thinned
+from .over_time import by_category, distinct, thinned
 from .profile import DataFlowProfile
 from .source import frames_of_events
 

@@ -9,12 +9,13 @@ tree again. What differs is listed in docs/dataflow.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.profiler import _memory_profiler
 from torch.profiler._memory_profiler import (
     Action,
     Category,
@@ -44,28 +45,18 @@ from .read import read_events
 from .source import events_by_number
 
 
-class OpTree:
+class OpTree(_memory_profiler.OpTree):
     """The events of a profiler run and the columns that are made of them."""
 
     def __init__(self, result: Any, *, skip_compiler: bool = True) -> None:
         self.result = result
         self.skip_compiler = skip_compiler
+        self._root_nodes = compat.event_tree(result)
 
     @cached_property
     def columns(self) -> EventColumns:
         """What the analysis reads of the events."""
         return read_events(self.result, skip_compiler=self.skip_compiler)
-
-    def dfs(self, children_fn: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
-        """All events of the run, parents before their children."""
-        stack = [iter(compat.event_tree(self.result))]
-        while stack:
-            event = next(stack[-1], None)
-            if event is None:
-                stack.pop()
-                continue
-            yield event
-            stack.append(iter(event.children if children_fn is None else children_fn(event)))
 
     @property
     def sorted_nodes(self) -> tuple[Any, ...]:
@@ -117,20 +108,20 @@ class SizeMap:
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
 
 
-class DataFlowNode:
+class DataFlowNode(_memory_profiler.DataFlowNode):
     """A node of the data-flow graph."""
 
     def __init__(self, graph: DataFlowGraph, node: int) -> None:
-        self._graph = graph
+        self._of = graph
         self._node = node
 
     @property
-    def _event(self) -> Any:
-        return self._graph._op_tree.leaf_events[int(self._graph.graph.leaf[self._node])]
+    def _event(self) -> Any:  # type: ignore[override]
+        return self._of._op_tree.leaf_events[int(self._of.graph.leaf[self._node])]
 
     @cached_property
-    def _edges(self) -> dict[TensorKey, DataFlowEdge]:
-        g, keys = self._graph.graph, self._graph._op_tree.keys
+    def _edges(self) -> dict[TensorKey, DataFlowEdge]:  # type: ignore[override]
+        g, keys = self._of.graph, self._of._op_tree.keys
         out = {}
         for e in range(int(g.bounds[self._node]), int(g.bounds[self._node + 1])):
             version = int(g.version[e])
@@ -141,33 +132,10 @@ class DataFlowNode:
         return out
 
     @property
-    def inputs(self) -> dict[TensorKey, tuple[bool, int]]:
-        """(written to, version) of each storage read."""
-        return {
-            k: (bool(e.mutated), e.input_version)
-            for k, e in self._edges.items()
-            if e.input_version is not None
-        }
-
-    @property
-    def outputs(self) -> dict[TensorKey, int]:
-        """Version of each storage that the node makes or writes to."""
-        return {
-            k: 0 if e.input_version is None else e.input_version + 1
-            for k, e in self._edges.items()
-            if (e.is_allocation and not e.is_deletion) or e.mutated
-        }
-
-    @property
-    def intermediates(self) -> tuple[TensorKey, ...]:
-        """Storages that live only in the node."""
-        return tuple(k for k, e in self._edges.items() if e.is_allocation and e.is_deletion)
-
-    @property
     def start_time(self) -> int:
         """When the node's event began, ns since the epoch."""
-        leaves = self._graph._op_tree.columns.leaves
-        return int(leaves.start[self._graph.graph.leaf[self._node]])
+        leaves = self._of._op_tree.columns.leaves
+        return int(leaves.start[self._of.graph.leaf[self._node]])
 
 
 class DataFlowGraph:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memprof.profiler.model import SourceFrame
+from memprof.profiler.process_hooks import collector_paused
 
 from ._torch_hooks import Undo, replace
 
@@ -58,14 +59,9 @@ def drain_history() -> dict[str, Any]:
     Other threads must not allocate meanwhile: what they do in between is lost. Nor may Python's
     collector, which could free tensors between the two calls: a snapshot makes many objects.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         record_history()
-    finally:
-        if collects:
-            gc.enable()
     return snapshot
 
 

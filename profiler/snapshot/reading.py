@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import pickle
@@ -10,6 +9,7 @@ import zlib
 from typing import Any
 
 from ..errors import SnapshotRefusedError
+from ..process_hooks import collector_paused
 from ..reading import Budget, StrPath, read_file
 from .opcodes import Refused, Truncated, Unpickler, check
 from .shape import Snapshot
@@ -60,11 +60,10 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
 
 
 def _loaded(data: bytes, name: str | None) -> Any:
-    collects = gc.isenabled()
-    gc.disable()  # Millions of objects are made, none of which can go: it would be walked in vain.
     try:
-        check(data)
-        return Unpickler(io.BytesIO(data)).load()
+        with collector_paused():  # Millions of objects are made, none of which can go.
+            check(data)
+            return Unpickler(io.BytesIO(data)).load()
     except Truncated as e:
         raise SnapshotRefusedError(
             name, f"a truncated snapshot: {e}; copy it again or take it again"
@@ -84,9 +83,6 @@ def _loaded(data: bytes, name: str | None) -> Any:
     ) as e:
         said = f"{type(e).__name__}: {e}"[:200]
         raise SnapshotRefusedError(name, f"a damaged pickle: {said}") from e
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _unpacked(data: bytes, name: str | None) -> bytes:

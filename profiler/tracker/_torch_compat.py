@@ -84,8 +84,6 @@ class CpuAllocatorCount:
     release of memory from before prints one warning of c10's.
     """
 
-    _WORDS = 24
-
     def __init__(self) -> None:
         self._flag: Any = None
         self._word: Any = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from memprof.profiler.model import Lane, LaneKind
 from memprof.profiler.model.tracker import MAX_LANES
@@ -41,37 +40,30 @@ class Lanes:
         thread: int = holder.lane
         if not task:
             return thread
-        free = self._take_free(self._free_tasks, lambda lane: lane.thread == thread)
-        if free is not None:
-            return free
-        tasks = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.TASK]
-        if len(tasks) >= MAX_LANES:
-            return tasks[-1]
-        self.all.append(Lane(LaneKind.TASK, f"task {len(tasks) + 1}", thread))
-        return len(self.all) - 1
+        return self._lane(LaneKind.TASK, None, thread, self._free_tasks)
 
     def give_back(self, lane: int) -> None:
         """The operation of a task has ended."""
         self._free_tasks.append(lane)
 
-    def _take_free(self, free: deque[int], fits: Callable[[Lane], bool]) -> int | None:
-        for _ in range(len(free)):
-            lane = free.popleft()
-            if fits(self.all[lane]):
-                return lane
-            free.append(lane)
-        return None
-
     def _thread_lane(self) -> int:
         name = threading.current_thread().name
-        free = self._take_free(self._free_threads, lambda lane: lane.name == name)
-        if free is not None:
-            return free
-        threads = [i for i, lane in enumerate(self.all) if lane.kind is LaneKind.THREAD]
-        if len(threads) >= MAX_LANES:
-            return threads[-1]
-        self.all.append(Lane(LaneKind.THREAD, name, len(self.all)))
-        self.threads[len(self.all) - 1] = threading.get_ident()
+        lane = self._lane(LaneKind.THREAD, name, len(self.all), self._free_threads)
+        self.threads.setdefault(lane, threading.get_ident())
+        return lane
+
+    def _lane(self, kind: LaneKind, name: str | None, thread: int, free: deque[int]) -> int:
+        """A free lane of this name, or without a name of this thread; else a new one."""
+        for _ in range(len(free)):
+            lane = free.popleft()
+            known = self.all[lane]
+            if known.thread == thread if name is None else known.name == name:
+                return lane
+            free.append(lane)
+        others = [i for i, lane in enumerate(self.all) if lane.kind is kind]
+        if len(others) >= MAX_LANES:
+            return others[-1]
+        self.all.append(Lane(kind, f"task {len(others) + 1}" if name is None else name, thread))
         return len(self.all) - 1
 
 

@@ -32,7 +32,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -184,12 +184,10 @@ class Accelerators:
 
     def brief(self) -> dict[str, tuple[int, int]]:
         """By device: bytes handed out and the highest ever; for the edges of operations."""
-        found: dict[str, tuple[int, int]] = {}
-        if _torch_compat.cuda_in_use():
-            for i in range(torch.cuda.device_count()):
-                bytes_ = _torch_compat.cuda_statistics(i).get("allocated_bytes", {}).get("all")
-                if bytes_ and bytes_["peak"]:
-                    found[f"cuda:{i}"] = (bytes_["current"], bytes_["peak"])
+        found = {}
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
+            found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
         if self.mps:
             now = torch.mps.current_allocated_memory()
             found["mps:0"] = (now, now)
@@ -197,9 +195,7 @@ class Accelerators:
 
     def full(self) -> dict[str, DeviceMemory]:
         """All that is known, for snapshots; of tensors nothing."""
-        found: dict[str, DeviceMemory] = {}
-        if _torch_compat.cuda_in_use():
-            self._cuda(found)
+        found = self._cuda()
         if self.mps:
             now = torch.mps.current_allocated_memory()
             found["mps:0"] = DeviceMemory(
@@ -209,13 +205,11 @@ class Accelerators:
             )
         return found
 
-    def _cuda(self, found: dict[str, DeviceMemory]) -> None:
+    def _cuda(self) -> dict[str, DeviceMemory]:
+        found = {}
         blocks = 0
-        for i in range(torch.cuda.device_count()):
-            counters = _torch_compat.cuda_statistics(i)
-            allocated = counters.get("allocated_bytes", {}).get("all")
-            if not allocated or not allocated["peak"]:
-                continue
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
             for kind in ("active", "inactive_split"):
                 blocks += counters[kind]["all"]["current"]
             found[f"cuda:{i}"] = DeviceMemory(
@@ -230,12 +224,22 @@ class Accelerators:
         for name, pools in (self._pools.last or {}).items():
             if name in found:
                 found[name] = dataclasses.replace(found[name], pools=tuple(pools))
+        return found
 
     def _size(self, device: int) -> int:
         if device not in self._total:
             # torch has read the properties when it initialised the device.
             self._total[device] = torch.cuda.get_device_properties(device).total_memory
         return self._total[device]
+
+
+def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
+    """The allocator's counters of each device on which it has ever handed out memory."""
+    if _torch_compat.cuda_in_use():
+        for i in range(torch.cuda.device_count()):
+            counters = _torch_compat.cuda_statistics(i)
+            if counters.get("allocated_bytes", {}).get("all", {}).get("peak"):
+                yield i, counters
 
 
 def _cuda_pools() -> dict[str, list[PoolMemory]]:

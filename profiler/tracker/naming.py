@@ -38,9 +38,8 @@ Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
 """What this process has compiled and called, and the numbers that the profile's calls use for
 threads, by ``threading.get_ident()``."""
 
-_namers: list[Namer] = []
-_compiled: list[Compiled] = []
-_anything: list[Callable[[], bool]] = []
+_told: dict[Namer, tuple[Compiled, Callable[[], bool]]] = {}
+"""Whom to ask, see ``register``."""
 
 
 def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
@@ -51,29 +50,22 @@ def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> 
         compiled: the profile of what was compiled.
         anything: whether anything was; cheap, asked with each snapshot.
     """
-    if namer not in _namers:
-        _namers.append(namer)
-        _compiled.append(compiled)
-        _anything.append(anything)
+    _told.setdefault(namer, (compiled, anything))
 
 
 def anything_compiled() -> bool:
     """Whether memprof has compiled something in this process."""
-    return any(ask() for ask in _anything)
+    return any(anything() for _, anything in _told.values())
 
 
 def origin(tensor: Any) -> TensorOrigin | None:
     """What the first who knows says of ``tensor``."""
-    for namer in _namers:
-        found = namer(tensor)
-        if found is not None:
-            return found
-    return None
+    return next((found for ask in _told if (found := ask(tensor)) is not None), None)
 
 
 def compiled() -> tuple[Profile, dict[int, int]] | None:
     """The profile of what was compiled, None if nothing was."""
-    for ask in _compiled:
+    for ask, _ in _told.values():
         profile, threads = ask()
         if profile.graphs or profile.ledger:
             return profile, threads

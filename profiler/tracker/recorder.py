@@ -310,12 +310,7 @@ class Recorder:
         )
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """What has been recorded so far.
-
-        Args:
-            call_threads: numbers of threads in the profile that the record joins, by
-                ``threading.get_ident()``; by default those of the last ``profile()``.
-        """
+        """What has been recorded so far, see ``MemoryTracker.record``."""
         with self.lock:
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             return TrackerRecord(

@@ -156,11 +156,11 @@ def _speaks_of_us(project: Path) -> bool:
         return b"memprof" in file.read(_MAX_SEARCHED)
 
 
-def read_text(path: Path) -> str:
-    """The text of a TOML file.
+def read_toml(path: Path) -> dict[str, Any]:
+    """The document at ``path``.
 
     Raises:
-        SettingsError: it cannot be read, is too long, or is not UTF-8.
+        SettingsError: it cannot be read, is too long, or is no TOML in UTF-8; says the line.
     """
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
@@ -169,20 +169,12 @@ def read_text(path: Path) -> str:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise SettingsError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes, so it is not read")
-        return data.decode("utf-8").replace("\r\n", "\n")
+        text = data.decode("utf-8").replace("\r\n", "\n")
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
     except UnicodeDecodeError as e:
         raise SettingsError(f"{path}: not TOML: {e}") from e
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The document at ``path``.
-
-    Raises:
-        SettingsError: it cannot be read, or is no TOML; says the line.
-    """
-    return toml_document(read_text(path), path)
+    return toml_document(text, path)
 
 
 def toml_document(text: str, path: Path) -> dict[str, Any]:

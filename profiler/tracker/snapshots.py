@@ -11,7 +11,7 @@ from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, T
 
 from . import naming
 from .sources import Sources
-from .tensors import KnownStorage, Pause
+from .tensors import KnownStorage, Pause, no_pause
 
 
 def take_snapshot(
@@ -40,7 +40,7 @@ def take_snapshot(
     """
     begin = time.perf_counter_ns()
     at = clock()
-    pause = pause or _no_pause
+    pause = pause or no_pause
     complete = sources.tensors.look(operation, pause)
     pause()
     sources.tensors.recheck(pause)
@@ -112,33 +112,23 @@ def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
 
 
 def _described(storage: KnownStorage, path: str, report: Callable[[str], None]) -> TensorInfo:
-    unknown = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=path)
+    found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=path)
     tensor = storage.tensor()
     if tensor is None:
-        return unknown
+        return found
+    known = None
     try:
         known = naming.origin(tensor)
     except Exception as e:
         report(f"naming a tensor failed: {type(e).__name__}: {e}")
-        known = None
     try:
-        return TensorInfo(
+        return dataclasses.replace(
+            found,
             shape=tuple(map(int, tensor.shape)),
             dtype=str(tensor.dtype),
-            device=storage.device,
-            nbytes=storage.nbytes,
-            tensors=storage.tensors,
             requires_grad=bool(tensor.requires_grad),
-            operation=path,
-            name=known.name if known else "",
-            graph=known.graph if known else None,
-            node=known.node if known else None,
-            category=known.category if known else None,
+            **dataclasses.asdict(known or naming.TensorOrigin()),
         )
     except Exception as e:  # a subclass has properties of its own
         report(f"describing a tensor failed: {type(e).__name__}: {e}")
-        return unknown
-
-
-def _no_pause() -> None:
-    pass
+        return found

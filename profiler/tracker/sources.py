@@ -40,9 +40,10 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
         sources: of the tracker.
         compiled: whether memprof compiled something in this process.
     """
-    cuda = cuda_in_use()
-    return (
-        Source(
+    linux = sys.platform == "linux"
+    # Name, whether it is used, what it sees, what it does not; and why it is not used.
+    found = (
+        (
             "python tensors",
             True,
             "storages that a live Python tensor refers to, each once: parameters, gradients, "
@@ -50,50 +51,52 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             "memory without a Python object: activations that eager autograd holds, workspaces, "
             "what lives shorter than from one look to the next"
             + ("" if sources.scanned else "; tensors made before the tracker started"),
+            "",
         ),
-        Source(
+        (
             "resident memory",
-            sys.platform == "linux",
+            linux,
             "the physical memory of the process: tensors, Python, libraries",
             "what part of it is tensors; memory that was freed and not yet returned to the system "
-            "still counts; the kernel's count lags by some hundred KiB"
-            if sys.platform == "linux"
-            else "read from /proc, which this system does not have",
+            "still counts; the kernel's count lags by some hundred KiB",
+            "read from /proc, which this system does not have",
         ),
-        Source(
+        (
             "malloc",
-            sys.platform == "linux",
+            linux,
             "bytes that glibc's malloc has handed out, CPU tensors and everything else",
-            "Python's small objects; not asked where that takes long (many free chunks)"
-            if sys.platform == "linux"
-            else "glibc only",
+            "Python's small objects; not asked where that takes long (many free chunks)",
+            "glibc only",
         ),
-        Source(
+        (
             "torch CPU allocator",
             not sources.no_cpu_count,
             "every CPU tensor's bytes, those that only autograd holds included, since the start",
-            sources.no_cpu_count or "what was allocated before the tracker started",
+            "what was allocated before the tracker started",
+            sources.no_cpu_count,
         ),
-        Source(
+        (
             "CUDA allocator",
-            cuda,
+            cuda_in_use(),
             "bytes handed out and reserved, the highest mark, private pools",
-            "memory that does not come from torch's allocator: contexts, NCCL, other libraries"
-            if cuda
-            else "CUDA was not in use",
+            "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
+            "CUDA was not in use",
         ),
-        Source(
+        (
             "MPS allocator",
             sources.accelerators.mps,
             "bytes handed out and reserved",
-            "a highest mark" if sources.accelerators.mps else "no tensor on MPS was seen",
+            "a highest mark",
+            "no tensor on MPS was seen",
         ),
-        Source(
+        (
             "compiled graphs",
             compiled,
             "node, category and name of tensors that memprof compiled; every byte inside calls",
-            "what other backends compiled, and eager code"
-            if compiled
-            else "memprof compiled nothing in this process",
+            "what other backends compiled, and eager code",
+            "memprof compiled nothing in this process",
         ),
+    )
+    return tuple(
+        Source(name, used, sees, misses if used else why) for name, used, sees, misses, why in found
     )

@@ -43,13 +43,16 @@ import gc
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import cache
 from heapq import nlargest
 from typing import Any
 
 import torch
+
+from memprof.profiler.process_hooks import collector_paused
 
 from ._torch_compat import is_wrapper, stand_ins, storage_address, without_torch_function
 
@@ -65,6 +68,12 @@ RECHECK = 1_000
 """Known tensors whose size is read again at each snapshot, in turn."""
 
 Pause = Callable[[], None]
+
+
+def no_pause() -> None:
+    """Where nobody waits."""
+
+
 _Refs = list["weakref.ref[torch.Tensor]"]
 
 # Python 3.14's collector has one young generation; generation 1 is the whole old one there.
@@ -122,7 +131,7 @@ class LiveTensors:
     """
 
     def __init__(self, top: int = 10) -> None:
-        self.totals: dict[str, Total] = {}
+        self.totals: dict[str, Total] = defaultdict(Total)
         self.lock = threading.RLock()
         self._top = top
         self._known: dict[int, KnownTensor] = {}
@@ -135,7 +144,6 @@ class LiveTensors:
         # References, and the operation in which they were made if that is known by now.
         self._found: deque[tuple[_Refs, int | None]] = deque()
         self._on_death = self._died.append  # one object for all references
-        self._devices: dict[torch.device, str] = {}
         self._watching = False
         self._collections = 0  # of any generation, since we watch
         self._collections_seen = -1  # when the second generation was last looked through
@@ -202,11 +210,11 @@ class LiveTensors:
             self._take_in(operation, pause)
         return small
 
-    def _letting_go(self, pause: Pause | None) -> Pause | None:
+    def _letting_go(self, pause: Pause | None) -> Pause:
         """``pause`` without the lock, so that whoever waits for it waits for one slice of work and
         not for all. What is half done at a pause is in ``_found`` and ``_died``, for anybody."""
         if pause is None:
-            return None
+            return no_pause
 
         def without_lock(pause: Pause = pause) -> None:
             self.lock.release()
@@ -217,7 +225,7 @@ class LiveTensors:
 
         return without_lock
 
-    def _find_young(self, pause: Pause | None) -> None:
+    def _find_young(self, pause: Pause) -> None:
         """Find the tensors in the young generations that are not known."""
         self._bury(pause)
         for _ in range(MAX_TRIES):
@@ -226,7 +234,7 @@ class LiveTensors:
             young = [gc.get_objects(g) for g in generations]
             # Whoever is in these lists lives. So an identity in ``_known`` is this very tensor's,
             # once those that died before are forgotten.
-            self._bury(None)
+            self._bury()
             for objects in young:
                 if found := _tensors(objects, self._known):
                     self._found.append((found, None))
@@ -239,33 +247,26 @@ class LiveTensors:
         """Look through *all* Python objects: 40 ms a million, with the GIL held, and some
         microseconds for each tensor that is new."""
         # What is remembered of many tensors would set off collections of the whole heap.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with collector_paused():
             self._found.append((_tensors(gc.get_objects()), None))
             with self.lock:
-                self._take_in(-1, None)
-        finally:
-            if collecting:
-                gc.enable()
+                self._take_in(-1, no_pause)
 
-    def _take_in(self, operation: int, pause: Pause | None) -> None:
+    def _take_in(self, operation: int, pause: Pause) -> None:
         with without_torch_function():
             while (found := self._next_found()) is not None:
                 references, made_in = found
                 made_in = operation if made_in is None else made_in
-                part = references if pause is None else references[-SLICE:]
-                if pause is not None:
-                    del references[-SLICE:]
-                    if references:  # whoever comes at a pause has the rest of them
-                        self._found.append((references, made_in))
+                part = references[-SLICE:]
+                del references[-SLICE:]
+                if references:  # whoever comes at a pause has the rest of them
+                    self._found.append((references, made_in))
                 for reference in part:
                     tensor = reference()
                     if tensor is not None:
                         self._add(tensor, made_in)
                         del tensor
-                if pause is not None:
-                    pause()
+                pause()
                 # Here, where it may take several pieces and no tensor is held meanwhile.
                 self._bury(pause)
             self._bury(pause)
@@ -273,7 +274,7 @@ class LiveTensors:
     def _add(self, tensor: torch.Tensor, operation: int) -> None:
         # A new tensor can have the identity, and its storage the address, of one that died.
         if self._died:
-            self._bury(None)
+            self._bury()
         key = id(tensor)
         if key in self._known:
             return
@@ -303,26 +304,18 @@ class LiveTensors:
     ) -> None:
         storage = self._storages.get(address)
         if storage is None:
-            name = self._devices.get(device)
-            if name is None:
-                name = self._devices[device] = str(device)
-            storage = self._storages[address] = KnownStorage(address, 0, name, operation)
+            storage = KnownStorage(address, 0, _name(device), operation)
+            self._storages[address] = storage
         known.storage = storage
         storage.tensors += 1
         if storage.sample is None:
             storage.sample = known
-        self._total(storage).tensors += 1
+        self.totals[storage.device].tensors += 1
         if storage.nbytes != nbytes:
             self._resize(storage, nbytes)
 
-    def _total(self, storage: KnownStorage) -> Total:
-        total = self.totals.get(storage.device)
-        if total is None:
-            total = self.totals[storage.device] = Total()
-        return total
-
     def _resize(self, storage: KnownStorage, nbytes: int) -> None:
-        self._total(storage).nbytes += nbytes - storage.nbytes
+        self.totals[storage.device].nbytes += nbytes - storage.nbytes
         storage.nbytes = nbytes
         room = len(self._largest) < 16 * self._top
         if nbytes > self._cutoff or (room and nbytes == self._cutoff > 0):
@@ -333,7 +326,7 @@ class LiveTensors:
     def _detach(self, known: KnownTensor) -> None:
         storage = known.storage
         storage.tensors -= 1
-        self._total(storage).tensors -= 1
+        self.totals[storage.device].tensors -= 1
         if storage.sample is known:
             storage.sample = None
         if not storage.tensors:
@@ -341,7 +334,7 @@ class LiveTensors:
             if self._storages.get(storage.address) is storage:
                 del self._storages[storage.address]
 
-    def _bury(self, pause: Pause | None) -> None:
+    def _bury(self, pause: Pause = no_pause) -> None:
         known_tensors, died = self._known, self._died
         done = 0
         while died:
@@ -350,7 +343,7 @@ class LiveTensors:
                 del known_tensors[known.key]
                 self._detach(known)
             done += 1
-            if pause is not None and done % SLICE == 0:
+            if done % SLICE == 0:
                 pause()
 
     # --- reading again --------------------------------------------------------------------
@@ -374,7 +367,7 @@ class LiveTensors:
                     assert known is not None
                     self._read_again(known, tensor)
                     del tensor
-                if pause is not None and done % SLICE == 0:
+                if done % SLICE == 0:
                     pause()
 
     def _read_again(self, known: KnownTensor, tensor: torch.Tensor) -> None:
@@ -407,7 +400,7 @@ class LiveTensors:
                 self._choose(pause)
             return nlargest(self._top, self._largest.values(), key=lambda s: s.nbytes)
 
-    def _choose(self, pause: Pause | None) -> None:
+    def _choose(self, pause: Pause) -> None:
         """Set the size from which a storage is kept at hand, so that four times as many are
         as are asked for: they may die."""
         storages = list(self._storages.values())
@@ -416,8 +409,7 @@ class LiveTensors:
         for start in range(0, len(storages), 10 * SLICE):
             part = best + storages[start : start + 10 * SLICE]
             best = nlargest(4 * self._top, part, key=lambda s: s.nbytes)
-            if pause is not None:
-                pause()
+            pause()
         best += self._largest.values()
         best = nlargest(4 * self._top, best, key=lambda s: s.nbytes)
         self._cutoff = best[-1].nbytes if best else 0
@@ -425,6 +417,11 @@ class LiveTensors:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+@cache
+def _name(device: torch.device) -> str:
+    return str(device)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, torch.device]:

@@ -28,16 +28,6 @@ _OUT_OF_MEMORY_EVERY_NS = 5_000_000_000
 """A program that tries smaller and smaller batches fails many times in a row."""
 
 
-def _heard_by(tracker: weakref.ref[MemoryTracker]) -> Callable[[OutOfMemoryEvent], None]:
-    """Listeners are kept for as long as they listen; a tracker that nobody stops may go."""
-
-    def heard(event: OutOfMemoryEvent) -> None:
-        if (listener := tracker()) is not None:
-            listener._out_of_memory(event)
-
-    return heard
-
-
 class MemoryTracker:
     """Tracks the memory of this process while it runs; see ``docs/tracker.md``.
 
@@ -136,7 +126,14 @@ class MemoryTracker:
             self._recorder.begin(parent_pid)
         if self._on_start is not None:
             self._on_start(self)
-        self._hears_no_more = listen(_heard_by(weakref.ref(self)))
+        # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
+        out_of_memory = weakref.WeakMethod(self._out_of_memory)
+
+        def heard(event: OutOfMemoryEvent) -> None:
+            if (listener := out_of_memory()) is not None:
+                listener(event)
+
+        self._hears_no_more = listen(heard)
         self.snapshot(SnapshotKind.START)
         if thread:
             self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)

@@ -14,12 +14,12 @@ from framing import findings
 
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
-from memprof.profiler.dataflow.categories import CATEGORIES
-from memprof.profiler.dataflow.changes import Action
+from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
 from memprof.profiler.dataflow.corrections import ALL_RULES
 from memprof.profiler.dataflow.graph import InvalidDataFlow
 from memprof.profiler.dataflow.live import frames, live_rows, storages_at
-from memprof.profiler.dataflow.over_time import ORDER, by_category
+from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.storages import Action
 from memprof.profiler.dataflow.to_model import data_flow_columns, failures
 from memprof.profiler.model import Category, DataFlowFailure, Profile
 from memprof.profiler.report import render_text, summarize
@@ -240,7 +240,7 @@ class TestContradictions:
             ("CREATE", -1, 20),
             ("DESTROY", -1, 10),
         ]
-        assert CATEGORIES[profile.corrected.of_block[0]] is Category.TEMPORARY
+        assert profile.category(profile.storages.keys) is Category.TEMPORARY
         report = peak_report(profile, "cpu")
         assert report.categories.unattributed == 50 + 2 * 16
 
@@ -416,7 +416,7 @@ class TestContradictions:
             for name in ("edge_key", "flags", "version", "bounds", "first_value"):
                 found, expected = (getattr(p.graph, name).tolist() for p in (again, fresh))
                 assert found == expected, name
-            assert again.corrected.of_value.tolist() == fresh.corrected.of_value.tolist()
+            assert again.corrected.category.tolist() == fresh.corrected.category.tolist()
             assert entries(again) == entries(fresh)
 
     def test_work_is_in_proportion_to_events(self) -> None:

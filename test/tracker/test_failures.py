@@ -17,7 +17,7 @@ import torch
 
 import memprof
 from memprof.profiler.file import read_profile
-from memprof.profiler.model import SnapshotKind
+from memprof.profiler.model import Profile, SnapshotKind
 from memprof.profiler.tracker import api
 from memprof.profiler.tracker import operations as operations_module
 from memprof.profiler.tracker import recorder as recorder_module
@@ -450,7 +450,8 @@ def test_a_namer_that_fails(
     def broken(_: object) -> None:
         raise KeyError("who")
 
-    monkeypatch.setattr(naming, "_namers", [broken])
+    monkeypatch.setattr(naming, "_told", {})
+    naming.register(broken, lambda: (Profile(), {}), lambda: False)
     kept = torch.ones(10)
     tracker = memprof.track(tmp_path, interval=60)
     memprof.checkpoint("one")

@@ -14,7 +14,7 @@ import torch
 
 import memprof
 from memprof.profiler.file import read_profile
-from memprof.profiler.model import Category, MemorySnapshot, SnapshotKind
+from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
 from memprof.profiler.tracker import naming
 from memprof.profiler.tracker.memory import ProcessMemory, Seldom
 from memprof.profiler.tracker.settings import TrackerSettings
@@ -280,7 +280,9 @@ def test_what_was_compiled_is_said_to_whoever_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN compiled code, of which nobody has taken a profile yet
-    monkeypatch.setattr(naming, "_anything", [lambda: False, lambda: True])
+    monkeypatch.setattr(naming, "_told", {})
+    naming.register(lambda _: None, lambda: (Profile(), {}), lambda: False)
+    naming.register(lambda tensor: None, lambda: (Profile(), {}), lambda: True)
     found = tracker(tmp_path)
     # WHEN the record alone is asked for, as memprof.report() does inside of memprof run
     (source,) = (s for s in found.record().metadata.sources if s.name == "compiled graphs")

@@ -148,7 +148,9 @@ class InnerCompile:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
                 try:
-                    FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
+                    aot_id = _torch_compat.aot_id()
+                    if aot_id is not None:
+                        FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
                 except Exception as error:
                     what = "the number of a graph whose backward is captured"
                     self.runtime.ledger.unknown(graph.record.id, what, error)

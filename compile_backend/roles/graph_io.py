@@ -25,7 +25,7 @@ from memprof.profiler.stack_text import parse_stack_trace
 from .. import _torch_compat as compat
 from ..aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
 from ..aot_metadata.view_and_mutation import ViewAndMutationMeta
-from .dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
+from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     UNKNOWN,
     RoleInfo,
@@ -92,7 +92,7 @@ def describe_graph(
     dynamo_inputs: tuple[DynamoInput, ...] | None,
     static_input_idxs: Sequence[int],
     forward: GraphIO | None = None,
-    captured_outputs: Mapping[int, DynamoOutput] | None = None,
+    captured_outputs: Mapping[int, RoleInfo] | None = None,
 ) -> GraphIO:
     """Describe a graph that AOTAutograd made, before Inductor rewrites it.
 
@@ -136,7 +136,7 @@ class _Graph:
         metadata: ViewAndMutationMeta | None,
         dynamo_inputs: tuple[DynamoInput, ...],
         forward: GraphIO | None,
-        captured_outputs: Mapping[int, DynamoOutput] | None,
+        captured_outputs: Mapping[int, RoleInfo] | None,
     ) -> None:
         self.kind = kind
         self.captured_outputs = captured_outputs
@@ -274,9 +274,7 @@ class _Graph:
         known = None
         if whole is not None and whole.kind is _K.PLAIN_OUTPUT and whole.index is not None:
             known = (self.captured_outputs or {}).get(whole.index)
-        if known is not None and known.is_parameter_gradient:
-            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, known.fqn)
-        return RoleInfo(Role.INPUT_GRADIENT, _DETAIL, known.fqn if known else None)
+        return known or RoleInfo(Role.INPUT_GRADIENT, _DETAIL)
 
     def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
         """The graph input whose memory the output at ``at``, tokens not counted, is, by

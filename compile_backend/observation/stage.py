@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -56,6 +57,7 @@ MAX_IN_VAIN = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
 
+@dataclass(eq=False, repr=False)
 class ObserveStage(CompileStage[Any]):
     """Wraps the callable of one compiled graph.
 
@@ -69,21 +71,12 @@ class ObserveStage(CompileStage[Any]):
         steady: says what observed calls run; by default Inductor's callable.
     """
 
+    graph: LiveGraph
+    runtime: Runtime
+    options: Options
+    models: list[ObservableModel] | None = None
+    steady: ChooseSteadyState = lambda *graph: None
     name = "observe"
-
-    def __init__(
-        self,
-        graph: LiveGraph,
-        runtime: Runtime,
-        options: Options,
-        models: list[ObservableModel] | None = None,
-        steady: ChooseSteadyState = lambda *graph: None,
-    ) -> None:
-        self.graph = graph
-        self.runtime = runtime
-        self.options = options
-        self.models = models
-        self.steady = steady
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""

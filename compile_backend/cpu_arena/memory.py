@@ -344,17 +344,14 @@ class LeasePool:
         for action in self._on_trim:
             action()
         # Somebody who has the lock may be this very thread, further down the stack.
-        while self._returned and self._lock.acquire(blocking=False):
+        while self._lock.acquire(blocking=False):
             try:
                 self._take_back()
                 self._arena.trim()
             finally:
                 self._lock.release()
-        if self._lock.acquire(blocking=False):
-            try:
-                self._arena.trim()
-            finally:
-                self._lock.release()
+            if not self._returned:
+                return
 
     def start_again(self) -> None:
         """Start with new books in a forked child: the lock may have been held, and the books

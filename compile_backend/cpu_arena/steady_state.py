@@ -35,8 +35,10 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
@@ -47,9 +49,9 @@ from ..ledger import Ledger
 from .memory import PAGE, SUPPORTED
 from .page_faults import minor_page_faults, nanoseconds_per_fault
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
-from .replay import POOL, BoxedCall, replay_in_arena
-from .tensors import TensorShape
-from .wrapper_code import WrapperCode, evaluate, read_wrapper
+from .replay import POOL, BoxedCall, with_scratch
+from .tensors import ScratchPlan, TensorShape, leased_tensors
+from .wrapper_code import WrapperCode, evaluate, read_wrapper, rewritten
 
 Use = Callable[[BoxedCall], None]
 
@@ -68,6 +70,7 @@ _COST_OF_CALL = 2_000
 _COST_OF_LEASE = 8_000
 
 
+@dataclass(eq=False, repr=False)
 class ArenaSteadyState:
     """Moves the calls of one compiled graph into the arena where that pays.
 
@@ -80,22 +83,13 @@ class ArenaSteadyState:
         wanted: option ``graphs``; not False.
     """
 
-    def __init__(
-        self,
-        record: GraphRecord,
-        compiled: Any,
-        plain: BoxedCall,
-        sizes: Sequence[int],
-        ledger: Ledger,
-        wanted: bool | None,
-    ) -> None:
-        self.record = record
-        self.compiled = compiled
-        self.plain = plain
-        self.sizes = sizes
-        self.ledger = ledger
-        self.wanted = wanted
-        self._code: WrapperCode | None = None
+    record: GraphRecord
+    compiled: Any
+    plain: BoxedCall
+    sizes: Sequence[int]
+    ledger: Ledger
+    wanted: bool | None
+    _code: WrapperCode | None = field(default=None, init=False)
 
     def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
         """What to call from now on, for inputs with the program's key.
@@ -132,7 +126,7 @@ class ArenaSteadyState:
             return "no arena: the generated code has no Python wrapper"
         plan = plan_program(
             program,
-            {line: a.name for line, a in self._code.allocations.items()},
+            self._code.allocations,
             self._code.unsafe,
             **({"min_lease": 1} if self.wanted else {}),
         )
@@ -189,19 +183,30 @@ class ArenaSteadyState:
         leased = [s for s in sites if s.offset is None]
         if plan.scratch_bytes < LARGE and not self.wanted:
             scratch = []  # malloc is as fast as all that a scratch needs
-        replays = Counter()
-        call = replay_in_arena(
+        label, replays, compiled = self.record.label, Counter(), self.compiled
+        tick = replays.tick
+        clone = rewritten(
             code,
-            self.compiled,
-            self.plain,
-            [*scratch, *leased],
-            shapes,
-            plan.scratch_bytes,
-            path=self.record.code_path or module_globals.get("__file__", "<generated>"),
-            label=self.record.label,
-            replays=replays,
-            lost=functools.partial(self._lost, program, use),
+            self.record.code_path or module_globals.get("__file__", "<generated>"),
+            module_globals,
+            [s.line for s in scratch],
+            {s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased},
         )
+
+        def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
+            def replay(inputs: list[Any]) -> Any:
+                tick()
+                return clone(inputs, tensors)
+
+            return _torch_compat.realign_inputs(replay, compiled)
+
+        if scratch:
+            tensors = [(s.offset or 0, shapes[s.line]) for s in scratch]
+            lost = functools.partial(self._lost, program, use)
+            call = with_scratch(ScratchPlan(plan.scratch_bytes, tensors, bound), lost, self.plain)
+        else:
+            call = bound(())
+        POOL.add_user(call)
         scratch_bytes, least = (plan.scratch_bytes, plan.lower_bound) if scratch else (0, 0)
         if scratch:
             used = replace(plan, sites=tuple(scratch))
@@ -213,7 +218,7 @@ class ArenaSteadyState:
             f"(no plan can do with fewer than {least}), {len(leased)} outputs in blocks of "
             f"{sum(s.nbytes for s in leased)} bytes; {sum(plan.left_out.values())} bytes a call "
             "are allocated outside of it",
-            tree=_detail(self.record.label, program, scratch_bytes),
+            tree=_detail(label, program, scratch_bytes),
         )
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
         self.ledger.count(
@@ -221,7 +226,7 @@ class ArenaSteadyState:
             self.record.id,
             f"ran in the arena{sizes}",
             replays,
-            functools.partial(_detail, self.record.label, program),
+            functools.partial(_detail, label, program),
         )
         return call
 

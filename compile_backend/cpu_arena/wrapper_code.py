@@ -7,6 +7,7 @@ module globals with the same kernels in the same order, and keeps the line numbe
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,27 +31,14 @@ _TRUSTED_FUNCTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """``name = empty_strided_cpu(size, stride, dtype)``, executed once a call.
-
-    Attributes:
-        line: 1-based.
-        name: what it assigns.
-        arguments: source text of ``(size, stride, dtype)``.
-    """
-
-    line: int
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class WrapperCode:
     """What one generated wrapper allocates.
 
     Attributes:
         source: its text.
-        allocations: by line.
+        allocations: lines with ``name = empty_strided_cpu(size, stride, dtype)``, executed once a
+            call, with the name; 1-based.
+        arguments: of each of these lines, source text of ``(size, stride, dtype)``.
         unsafe: names that reach code that might keep what it is given, or that is not
             understood, themselves or through a view.
         inputs: names of the inputs, in order.
@@ -58,7 +46,8 @@ class WrapperCode:
     """
 
     source: str
-    allocations: Mapping[int, Allocation]
+    allocations: Mapping[int, str]
+    arguments: Mapping[int, str]
     unsafe: frozenset[str]
     inputs: tuple[str, ...]
     sizes: Mapping[str, str]
@@ -73,7 +62,8 @@ def read_wrapper(source: str) -> WrapperCode | None:
     call = functions.get("Runner.call", functions.get("call"))
     if call is None:
         return None
-    allocations: dict[int, Allocation] = {}
+    allocations: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     unsafe: set[str] = set()
     views: list[tuple[set[str], set[str]]] = []
     inputs: tuple[str, ...] = ()
@@ -103,9 +93,10 @@ def read_wrapper(source: str) -> WrapperCode | None:
             and len(value.args) == 3
             and not value.keywords
         ):
-            text = ", ".join(ast.unparse(a) for a in value.args)
-            allocations[st.lineno] = Allocation(st.lineno, target.id, f"({text})")
-    return WrapperCode(source, allocations, frozenset(_spread(unsafe, views)), inputs, sizes)
+            allocations[st.lineno] = target.id
+            arguments[st.lineno] = f"({', '.join(ast.unparse(a) for a in value.args)})"
+    unsafe = _spread(unsafe, views)
+    return WrapperCode(source, allocations, arguments, frozenset(unsafe), inputs, sizes)
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -244,9 +235,7 @@ def evaluate(
         if source in known:
             known[name] = known[source]
     found = {}
-    for line, allocation in code.allocations.items():
-        try:
-            found[line] = eval(allocation.arguments, module_globals, known)
-        except NameError:
-            continue
+    for line, arguments in code.arguments.items():
+        with contextlib.suppress(NameError):
+            found[line] = eval(arguments, module_globals, known)
     return found

@@ -23,8 +23,7 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
-from memprof.compiled_autograd.node_meta import LAYOUT
-from memprof.compiled_autograd.tensor_names import NAMES
+from memprof.compiled_autograd.node_meta import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 

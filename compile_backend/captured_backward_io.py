@@ -32,9 +32,9 @@ from memprof.compiled_autograd.input_roles import (
     input_roles,
     taken_gradients,
 )
+from memprof.compiled_autograd.node_meta import NAMES
 from memprof.compiled_autograd.nodes import accumulated_leaf, is_getitem
 from memprof.compiled_autograd.origin import is_engine_frame, origin_of
-from memprof.compiled_autograd.tensor_names import NAMES
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
@@ -91,11 +91,9 @@ def note_names(
 
     def seen(args: Sequence[Any]) -> None:
         if first < len(args) and args[first] not in NAMES:
-            NAMES.register(
-                (args[i], name)
-                for i, name in names.items()
-                if i < len(args) and isinstance(args[i], torch.Tensor)
-            )
+            for i, name in names.items():
+                if i < len(args) and isinstance(args[i], torch.Tensor):
+                    NAMES.setdefault(args[i], name)
 
     seen(example_inputs)
     return seen

@@ -17,11 +17,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch._dynamo.compiled_autograd as _ca
-from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo import external_utils as _external
-from torch._guards import CompileContext, CompileId, compile_context
+from torch._guards import CompileContext, CompileId
+from torch._guards import compile_context as compile_context
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 _engine: Any = torch._C._dynamo.compiled_autograd
 
@@ -65,10 +64,9 @@ ops: Any = _ca.ops
 process, so there can be no second one."""
 
 
-def bind_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
-    """Add an autograd node's function to the namespace; the name that it got."""
-    bound: str = ops.add(name, function, is_custom, is_traceable)
-    return bound
+bind_op: Callable[..., str] = ops.add
+"""``bind_op(name, function, is_custom, is_traceable)``: add an autograd node's function to the
+namespace; the name that it got."""
 
 
 def is_builtin_op(target: Any) -> bool:
@@ -87,15 +85,12 @@ def set_compiler(factory: Factory | None, dynamic: bool) -> tuple[Factory | None
     return prior
 
 
-def clear_cache() -> None:
-    """Forget captured graphs. The cache is keyed by autograd graph, not by who captured it."""
-    _engine.clear_cache()
+clear_cache: Callable[[], None] = _engine.clear_cache
+"""Forget captured graphs. The cache is keyed by autograd graph, not by who captured it."""
 
-
-def state() -> Any:
-    """torch's module, whose globals Dynamo and AOTAutograd read: ``compiled_autograd_enabled``,
-    ``depth``, ``in_compiled_autograd_region``, ``active_disable_ctx``."""
-    return _ca
+state: Any = _ca
+"""torch's module, whose globals Dynamo and AOTAutograd read: ``compiled_autograd_enabled``,
+``depth``, ``in_compiled_autograd_region``, ``active_disable_ctx``."""
 
 
 def stance_is_force_eager() -> bool:
@@ -131,18 +126,8 @@ def backward_id() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def execution_engine() -> Any:
-    """What ``Variable._execution_engine`` is."""
-    return _variable()._execution_engine
-
-
-def set_execution_engine(engine: Any) -> None:
-    """Have everybody who asks for it find ``engine`` there."""
-    _variable()._execution_engine = engine
-
-
-def _variable() -> Any:
-    return torch.autograd.Variable
+Variable: Any = torch.autograd.Variable
+"""Whose ``_execution_engine`` everybody asks for."""
 
 
 def autograd_node(output: Any) -> Any:
@@ -155,11 +140,6 @@ def autograd_node(output: Any) -> Any:
 def sequence_number(node: Any) -> int:
     """The later the forward made an autograd node, the higher; highest where it accumulates."""
     return int(node._sequence_nr())
-
-
-def node_name(node: Any) -> str:
-    """Of an autograd node, as the engine tells it to a capture."""
-    return str(node.name())
 
 
 def is_busy(error: Exception) -> bool:
@@ -287,16 +267,6 @@ def compile_context_of(capture_id: int) -> CompileContext:
     )
 
 
-def entered_compile_context(context: CompileContext) -> AbstractContextManager[Any]:
-    """Make ``context`` the current one."""
-    return compile_context(context)
-
-
-def compile_id_of(context: CompileContext) -> str:
-    """The compile id of ``context`` as text."""
-    return str(context.compile_id)
-
-
 def count_capture() -> None:
     """torch's counter of captures, which its own tools read."""
     from torch._dynamo.utils import counters
@@ -384,11 +354,8 @@ def mark_dynamic_size(value: int) -> Any:
     return carrier
 
 
-def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo puts calls of ``function`` into its graph without looking inside."""
-    allow: Any = torch._dynamo.allow_in_graph
-    allowed: Callable[..., Any] = allow(function)
-    return allowed
+allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch._dynamo.allow_in_graph
+"""Dynamo puts calls of a function into its graph without looking inside."""
 
 
 def inductor_cuda_graphs() -> bool:

@@ -117,7 +117,7 @@ class AutogradCompilerInstance:
         self.id = _torch_compat.next_capture_id()
         self._compile_context = _torch_compat.compile_context_of(self.id)
         self._capturing.enter_context(_torch_compat.capture_event(self.id))
-        self._capturing.enter_context(_torch_compat.entered_compile_context(self._compile_context))
+        self._capturing.enter_context(_torch_compat.compile_context(self._compile_context))
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
@@ -131,7 +131,7 @@ class AutogradCompilerInstance:
         symbols = tracer.lift_sizes(sizes, of_sizes_)
         tracer.lift_scalars(scalars, of_scalars)
         tracer.start()
-        return _torch_compat.compile_id_of(self._compile_context), inputs, symbols, scalars
+        return str(self._compile_context.compile_id), inputs, symbols, scalars
 
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Any]:
         """Finish the graph and compile it: ``(runtime wrapper, compiled function)``.
@@ -198,9 +198,8 @@ class AutogradCompilerInstance:
             self._capturing.close()
             _torch_compat.return_to_dynamo()
 
-    def log_compile_reasons(self, compile_reasons: list[str]) -> None:
-        """Why C++ found no cached graph; it says so only to its verbose logger."""
-        _torch_compat.log_reasons(compile_reasons)
+    log_compile_reasons = staticmethod(_torch_compat.log_reasons)
+    """Why C++ found no cached graph; it says so only to its verbose logger."""
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
@@ -215,11 +214,8 @@ class AutogradCompilerInstance:
 
     # --- nodes ----------------------------------------------------------------------------
 
-    def bind_function(
-        self, fn_name: str, fn: Callable[..., Any], is_custom_function: bool, is_traceable: bool
-    ) -> str:
-        """Name an autograd node's function."""
-        return _torch_compat.bind_op(fn_name, fn, is_custom_function, is_traceable)
+    bind_function = staticmethod(_torch_compat.bind_op)
+    """Name an autograd node's function."""
 
     def apply_functional(
         self,

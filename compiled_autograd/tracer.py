@@ -39,13 +39,13 @@ from .node_meta import (
     INPUT_GROUP,
     LAYOUT,
     LIFTED_FROM,
+    NAMES,
     TENSOR_NAME,
     ValueInfo,
     of_tensor,
     set_value,
 )
 from .origin import META, NodeOrigin
-from .tensor_names import NAMES
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -124,7 +124,7 @@ class GraphTracer:
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
             if (storage := _torch_fakes.storage_key(tensor)) is not None:
                 node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
-            if (name := NAMES.of(tensor)) is not None:
+            if (name := NAMES.get(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
             for held in (tensor, current):

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
@@ -37,21 +36,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryOrder:
-    """What the pass estimated and did.
-
-    Attributes:
-        before: estimated peak of the order that it found, bytes.
-        after: of the order that it left.
-    """
-
-    before: int
-    after: int
-
-
-def memory_order(graph: Graph) -> MemoryOrder:
-    """Reorder ``graph`` if that lowers its estimated peak."""
+def memory_order(graph: Graph) -> tuple[int, int]:
+    """Reorder ``graph`` if that lowers its estimated peak; that peak before and after, bytes."""
     blocks = Blocks(graph)
     order = [n for n in graph.nodes if n.op != "placeholder"]
     before = best = peak(order, blocks)
@@ -65,7 +51,7 @@ def memory_order(graph: Graph) -> MemoryOrder:
     if chosen is not None:
         for node in chosen:
             graph.output_node().prepend(node) if node.op != "output" else None
-    return MemoryOrder(before, best)
+    return before, best
 
 
 def _hazards(graph: Graph, order: Sequence[Node]) -> list[tuple[Node, Node]]:

@@ -16,12 +16,6 @@ from memprof.profiler.model import Machine, Process, Profile
 
 
 @functools.cache
-def versions() -> tuple[str, str, str]:
-    """Versions of torch, memprof and Python."""
-    return str(torch.__version__), installed_version(), platform.python_version()
-
-
-@functools.cache
 def machine() -> Machine:
     """This machine, as far as it can be told without initialising a device."""
     names: tuple[str, ...] = ()
@@ -40,12 +34,11 @@ def machine() -> Machine:
 
 def new_profile() -> Profile:
     """A profile of this process, here and now, with nothing in it yet."""
-    torch_version, memprof_version, python_version = versions()
     return Profile(
         created_ns=time.time_ns(),
-        memprof=memprof_version,
-        torch=torch_version,
-        python=python_version,
+        memprof=installed_version(),
+        torch=str(torch.__version__),
+        python=platform.python_version(),
         machine=machine(),
         process=process(),
     )

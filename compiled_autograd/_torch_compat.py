@@ -22,6 +22,8 @@ from torch._guards import CompileContext, CompileId
 from torch._guards import compile_context as compile_context
 from torch.fx import Graph, GraphModule, Node
 
+_utils: Any = importlib.import_module("torch._dynamo.utils")
+trace_structured: Any = importlib.import_module("torch._logging").trace_structured
 _engine: Any = torch._C._dynamo.compiled_autograd
 
 # --- what a captured graph calls ----------------------------------------------------------
@@ -269,9 +271,7 @@ def compile_context_of(capture_id: int) -> CompileContext:
 
 def count_capture() -> None:
     """torch's counter of captures, which its own tools read."""
-    from torch._dynamo.utils import counters
-
-    counters["compiled_autograd"]["captures"] += 1
+    _utils.counters["compiled_autograd"]["captures"] += 1
 
 
 def set_verbose_logger() -> None:
@@ -284,7 +284,7 @@ def set_verbose_logger() -> None:
 @contextlib.contextmanager
 def capture_event(capture_id: int) -> Iterator[None]:
     """A capture, for torch's chromium events (``TORCH_TRACE``)."""
-    events = importlib.import_module("torch._dynamo.utils").get_chromium_event_logger()
+    events: Any = _utils.get_chromium_event_logger()
     begin, data = time.time_ns(), {"graph_id": capture_id}
     events.log_event_start("compiled_autograd", begin, data, log_pt2_compile_event=True)
     try:
@@ -302,7 +302,7 @@ def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> N
         return GraphModule(root, graph, class_name).print_readable(print_output=False)
 
     name = "compiled_autograd_graph_pre_reordering"
-    importlib.import_module("torch._logging").trace_structured(
+    trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},
         payload_fn=text,
@@ -319,15 +319,12 @@ def log_passes(moved: Iterable[int], removed: int) -> None:
 def log_graph(graph: GraphModule) -> None:
     """``TORCH_LOGS=compiled_autograd``, ``compiled_autograd_verbose`` and ``TORCH_TRACE``; nothing
     is rendered unless asked."""
-    utils = importlib.import_module("torch._dynamo.utils")
-    logging = importlib.import_module("torch._logging")
-
-    text = utils.lazy_format_graph_code(
+    text = _utils.lazy_format_graph_code(
         "Compiled autograd graph", graph, include_device=True, include_stride=True, colored=True
     )
     _ca.compiled_autograd_log.info("%s", text)
     _ca.verbose_log.debug("%s", text)
-    logging.trace_structured(
+    trace_structured(
         "compiled_autograd_graph",
         payload_fn=lambda: graph.print_readable(print_output=False),
     )
@@ -335,7 +332,7 @@ def log_graph(graph: GraphModule) -> None:
 
 def log_reasons(reasons: list[str]) -> None:
     """What C++ says about a cache miss, into ``TORCH_TRACE``."""
-    importlib.import_module("torch._logging").trace_structured(
+    trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "compiled_autograd_compile_reasons", "encoding": "json"},
         payload_fn=lambda: reasons,
@@ -367,9 +364,7 @@ def inductor_cuda_graphs() -> bool:
 
 def steal_inputs(graph: GraphModule) -> None:
     """Dynamo empties the caller's list of inputs, so that each dies after its last use."""
-    from torch._dynamo.utils import set_locals_to_steal
-
-    set_locals_to_steal(graph, ["inputs"])
+    _utils.set_locals_to_steal(graph, ["inputs"])
 
 
 def trace_node_by_node(graph: GraphModule) -> None:

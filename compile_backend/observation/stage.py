@@ -38,7 +38,7 @@ from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
-from .tree_models import NotRun, ObservableModel, check_runs, running, tuning
+from .tree_models import NotRun, ObservableModel, check_runs, running
 
 BoxedCall = Callable[[list[Any]], Any]
 
@@ -238,7 +238,7 @@ class ObservedCall:
             self.seen[key] = seen = self._unseen
         if seen < 0:
             self.seen[key] = 0
-            with tuning(self._models):
+            with running(self._models, [None] * len(self._models)):
                 return self._unobserved(inputs)
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it

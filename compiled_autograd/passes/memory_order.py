@@ -24,11 +24,14 @@ from collections.abc import Callable, Sequence
 from torch.fx import Graph, Node
 
 from ..hazards import readers_of_gradient
-from ..memory import Blocks, peak
+from ..memory import Block, Blocks, peak
 from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""
+
+Uses = dict[Block, set[Node]]
+"""The nodes that have not run yet and use a block."""
 
 RULES: tuple[Rule, ...] = (
     lambda growth, place: (growth, place),
@@ -88,25 +91,24 @@ def _schedule(
     return result + _segment(segment, blocks, hazards, users_left, rule)
 
 
-def _uses(order: Sequence[Node], blocks: Blocks) -> list[set[Node]]:
-    left: list[set[Node]] = [set() for _ in blocks.blocks]
+def _uses(order: Sequence[Node], blocks: Blocks) -> Uses:
+    left: Uses = {block: set() for block in blocks.blocks}
     for node in order:
         for block in (*blocks.used[node], *blocks.made.get(node, ())):
             left[block].add(node)
     return left
 
 
-def _run(node: Node, blocks: Blocks, left: list[set[Node]]) -> None:
+def _run(node: Node, blocks: Blocks, left: Uses) -> None:
     for block in (*blocks.used[node], *blocks.made.get(node, ())):
         left[block].discard(node)
 
 
-def _growth(node: Node, blocks: Blocks, left: list[set[Node]]) -> int:
+def _growth(node: Node, blocks: Blocks, left: Uses) -> int:
     made = blocks.made.get(node, ())
-    grown = sum(blocks.blocks[b].nbytes for b in made)
-    for index in (*blocks.used[node], *made):
-        block = blocks.blocks[index]
-        if len(left[index]) == 1 and not block.stays and not block.outside:
+    grown = sum(b.nbytes for b in made)
+    for block in (*blocks.used[node], *made):
+        if len(left[block]) == 1 and not block.stays and not block.outside:
             grown -= block.nbytes
     return grown
 
@@ -115,7 +117,7 @@ def _segment(
     nodes: Sequence[Node],
     blocks: Blocks,
     hazards: Sequence[tuple[Node, Node]],
-    left: list[set[Node]],
+    left: Uses,
     rule: Rule,
 ) -> list[Node]:
     place = {node: i for i, node in enumerate(nodes)}
@@ -143,9 +145,9 @@ def _segment(
         done.add(node)
         result.append(node)
         _run(node, blocks, left)
-        for index in blocks.used[node]:
-            if len(left[index]) == 1:
-                (last,) = left[index]
+        for block in blocks.used[node]:
+            if len(left[block]) == 1:
+                (last,) = left[block]
                 if last in place and last not in done and waiting[last] == 0:
                     offer(last)
         for follower in followers[node]:

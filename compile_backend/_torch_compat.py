@@ -303,11 +303,6 @@ def graph_of_operation(node: Any) -> int | None:
     return found
 
 
-def is_cpu_only(compiled: Any) -> bool:
-    """Whether generated code works on CPU tensors alone."""
-    return set(getattr(compiled, "device_types", ())) <= {"cpu"}
-
-
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
     """What generated code calls for its partitions, in order: Inductor's functions, or what the
     graph trees made of them."""

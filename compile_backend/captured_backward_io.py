@@ -42,6 +42,7 @@ from .provenance.aot_nodes import (
     CAPTURED_TAG,
     borrow,
     by_sequence_number,
+    in_root,
     nearest,
     own_provenance,
     tag_inlined_nodes,
@@ -257,18 +258,13 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
             if not p.stack and p.module_path is None:
                 alone.append(node)
         found[node.name] = p
-    located = {
-        name: p
-        for name, p in found.items()
-        if p.module_path is not None or (p.frame is not None and not is_engine_frame(p.frame))
-    }
+    located = {n: p for n, p in found.items() if p.module_path is not None or _in_user_code(p)}
     for node in alone:
         near = nearest(node, located)
         if near is not None:
             found[node.name] = borrow(found[node.name], located[near])
-    return {
-        name: replace(p, module_path="")
-        if p.module_path is None and p.frame is not None and not is_engine_frame(p.frame)
-        else p
-        for name, p in found.items()
-    }
+    return {name: in_root(p) if _in_user_code(p) else p for name, p in found.items()}
+
+
+def _in_user_code(p: NodeProvenance) -> bool:
+    return p.frame is not None and not is_engine_frame(p.frame)

@@ -144,6 +144,7 @@ class Runtime:
         """What ``profile`` returns, without the call log."""
         with self._lock:
             graphs = list(self._graphs.values())
+        processes = [process(), session.process] if session else [process()]
         before = session.calls_before if session else {}
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
@@ -158,9 +159,7 @@ class Runtime:
             ],
             ledger=self._entries(session, {g.record.id for g in graphs}),
             released=self._releases(session, sum(made.values())),
-            process=max(process(), session.process, key=attrgetter("world_size"))
-            if session
-            else process(),
+            process=max(processes, key=attrgetter("world_size")),
             perf_origin_ns=session.perf_origin_ns if session else perf_origin_ns(),
         )
 

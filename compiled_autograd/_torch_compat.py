@@ -12,7 +12,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -422,9 +421,3 @@ def replace_torchs_class(new: Any) -> Any:
     before = module.AutogradCompilerInstance
     module.AutogradCompilerInstance = new
     return before
-
-
-def replace_torchs_disable(disable: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have torch's own code, AOTAutograd and Inductor while they compile, enter ``disable()``."""
-    module: Any = _ca
-    module._disable = disable

@@ -76,7 +76,6 @@ class AutogradCompilerInstance:
         self.cuda_graphs = cuda_graphs
         self.any_shape = any_shape
         self._left_dynamo = False
-        self._nan_check: NanCheck | None = None
         # Of the node whose calls come: it is an autograd.Function, or may get None.
         self._may_return_none = False
         # What may be None -> what C++ demands of it: Note [Gradients that may be None].
@@ -121,7 +120,7 @@ class AutogradCompilerInstance:
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
-        self._nan_check = NanCheck(accumulate_grad) if check_nans else None
+        self._check_nans = check_nans
         self._shapes = [tuple(t.shape) for t in inputs]
         self._sizes = list(sizes)
         self._calls: list[str] = []
@@ -157,8 +156,6 @@ class AutogradCompilerInstance:
             places=None if entered is None else engine_order(entered(), self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
-        if self._nan_check is not None:
-            self._nan_check.read(tracer.graph)
         _torch_compat.steal_inputs(module)
         _torch_compat.log_passes(result.inputs_to_cuda, result.removed)
         _torch_compat.log_graph(module)
@@ -180,7 +177,7 @@ class AutogradCompilerInstance:
             self._compile_context,
             used_sizes=result.used_sizes,
             to_cuda=result.inputs_to_cuda,
-            nan_check=self._nan_check,
+            nan_check=NanCheck(tracer.graph) if self._check_nans else None,
             shapes=self._shapes if tracer.baked_shapes else None,
         )
         self._capturing.close()

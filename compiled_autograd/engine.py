@@ -91,7 +91,7 @@ def disable() -> Iterator[None]:
 
 # AOTAutograd compiles inside of torch's, which another thread's run may overlap: Note [One switch,
 # several threads].
-_torch_compat.replace_torchs_disable(disable)
+_torch_compat.state._disable = disable
 
 
 def turn_on(

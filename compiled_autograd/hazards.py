@@ -12,7 +12,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch.fx import Node
 
@@ -48,6 +48,15 @@ def before_writer(writer: Node, readers: set[Node]) -> list[Node]:
         return earlier
     later = (r for r in readers if writer < r and r.op == "call_function")
     return earlier + [r for r in later if not runs_python(r) and not is_accumulate_grad(r)]
+
+
+def move_behind(last: Node, moved: Iterable[Node]) -> Node:
+    """Put nodes behind ``last``, in order; the last of them."""
+    for node in moved:
+        if last.next is not node:
+            last.append(node)
+        last = node
+    return last
 
 
 def _inputs_of(group: int, nodes: Mapping[Node, int]) -> list[Node]:

@@ -187,16 +187,11 @@ def _at(values: Any, index: int) -> Any:
 
 def node_memory(graph: Graph) -> list[NodeMemory]:
     """The estimate for each node, in graph order."""
-    blocks = Blocks(graph)
-    order = [n for n in graph.nodes if n.op != "placeholder"]
-    found = []
-    for node, (allocated, freed, live) in zip(order, profile(order, blocks), strict=True):
-        found.append(NodeMemory(node.name, allocated, freed, live, node not in blocks.unknown))
-    return found
+    return profile([n for n in graph.nodes if n.op != "placeholder"], Blocks(graph))
 
 
-def profile(order: Sequence[Node], blocks: Blocks) -> list[tuple[int, int, int]]:
-    """``(allocated, freed, live)`` in bytes of each node, run in that order."""
+def profile(order: Sequence[Node], blocks: Blocks) -> list[NodeMemory]:
+    """The estimate for each node, run in that order."""
     left = Counter(b for n in order for b in (*blocks.used[n], *blocks.made.get(n, ())))
     live = sum(b.nbytes for b in blocks.blocks if b.at_entry and not b.outside)
     found = []
@@ -209,11 +204,11 @@ def profile(order: Sequence[Node], blocks: Blocks) -> list[tuple[int, int, int]]
             left[block] -= 1
             if left[block] == 0 and not block.stays and not block.outside:
                 freed += block.nbytes
-        found.append((allocated, freed, live))
+        found.append(NodeMemory(node.name, allocated, freed, live, node not in blocks.unknown))
         live -= freed
     return found
 
 
 def peak(order: Sequence[Node], blocks: Blocks) -> int:
     """Most live bytes at any node of that order."""
-    return max((live for _, _, live in profile(order, blocks)), default=0)
+    return max((m.live for m in profile(order, blocks)), default=0)

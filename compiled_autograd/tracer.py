@@ -279,10 +279,6 @@ class GraphTracer:
             self._symbols[expression] = proxy
         return proxy.node
 
-    def shapeless(self, value: Any) -> bool:
-        """Whether ``value`` is one of the engine's shapeless gradients."""
-        return id(value) in self._shapeless
-
     def _where(self) -> str:
         return self.origin.label if self.origin is not None else "the root of the backward"
 
@@ -291,7 +287,7 @@ class GraphTracer:
         leaves: list[Any] = []
         tree_map(leaves.append, (args, kwargs))
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-        if any(self.shapeless(t) for t in tensors):
+        if any(id(t) in self._shapeless for t in tensors):
             raise CaptureError(
                 f"{self._where()} runs {function} at capture, on a gradient whose shape is not "
                 f"known then"

@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import sys
 import threading
 import time
 import weakref
@@ -53,10 +52,6 @@ HUGE = 4 << 20
 
 KEPT_LEASES = 1 << 15
 """Leases that are over and still known, for whoever wants to know what was live when."""
-
-SUPPORTED = sys.platform != "win32"
-"""Whether anonymous private mappings can be had here."""
-
 
 Budget = Callable[[], "int | None"]
 

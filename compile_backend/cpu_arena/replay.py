@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memprof.cudagraph_trees.account.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register
@@ -71,24 +70,3 @@ def with_scratch(
         return out
 
     return call
-
-
-def explain_arena() -> PoolParts:
-    """What the arena's bytes are now; ``pools.explain_pools`` has this beside other pools.
-
-    The arena has no ``workspace``: what operators take for themselves is not from it. A block
-    that nobody knows would be ``unattributed``; there is none.
-    """
-    segments, labels = POOL.segments(), POOL.leased()
-    nodes: dict[int | str, int] = {}
-    rounding = free = unattributed = 0
-    for block in (b for segment in segments for b in segment.blocks):
-        label = labels.get(block.address)
-        if not block.live:
-            free += block.nbytes
-        elif label is None:
-            unattributed += block.nbytes
-        else:
-            nodes[label] = nodes.get(label, 0) + block.requested
-            rounding += block.nbytes - block.requested
-    return PoolParts(nodes, rounding, workspace=0, unattributed=unattributed, free=free)

@@ -46,7 +46,7 @@ from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, T
 from .. import _torch_compat
 from ..call_log import Counter
 from ..ledger import Ledger
-from .memory import PAGE, SUPPORTED
+from .memory import PAGE
 from .page_faults import minor_page_faults, nanoseconds_per_fault
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
 from .replay import POOL, BoxedCall, with_scratch
@@ -116,10 +116,8 @@ class ArenaSteadyState:
 
     def _plan(self, program: AllocationProgram) -> ArenaPlan | str:
         """A plan, or why there is none."""
-        if not SUPPORTED:
-            return "no arena on this system: there are no anonymous private mappings"
-        if self.record.devices != ("cpu",):
-            return f"no arena for graphs on {', '.join(self.record.devices) or 'no device'}"
+        if not self.record.devices:
+            return "no arena for graphs on no device"
         if self._code is None:
             self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
         if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
@@ -257,15 +255,10 @@ def arena_steady_state(
     """What observed calls of a graph run, for the observe stage; None: its plain callable.
 
     Args:
-        record: of the graph.
-        ledger: told what was decided.
-        wanted: option ``graphs``.
-        compiled: Inductor's ``CompiledFxGraph``.
-        plain: its callable.
-        sizes: which inputs are integers.
+        record, ledger, wanted, compiled, plain, sizes: as for ``ArenaSteadyState``.
         has_other_sizes: it depends on sizes that are no inputs of their own.
     """
-    if wanted is False or not _torch_compat.is_cpu_only(compiled):
+    if wanted is False or set(record.devices) - {"cpu"}:
         return None
     if has_other_sizes:
         ledger.add(LedgerKind.NOT_GRAPHED, record.id, "no arena: a size is no input of its own")

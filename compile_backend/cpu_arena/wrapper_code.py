@@ -189,9 +189,7 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        code: the wrapper.
-        path: its file name, for tracebacks.
-        module_globals: its globals, used as they are and not changed.
+        code, path, module_globals: the wrapper, its file name, and its globals, not changed.
         scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
         leases: by line, what is called instead of the allocation.
 
@@ -223,10 +221,8 @@ def evaluate(
     the integer inputs are left out.
 
     Args:
-        code: the wrapper.
-        module_globals: its globals.
-        sizes: which inputs are integers.
-        key: their values.
+        code, module_globals: the wrapper and its globals.
+        sizes, key: which inputs are integers, and their values.
     """
     known: dict[str, Any] = {
         code.inputs[i]: value for i, value in zip(sizes, key, strict=True) if i < len(code.inputs)

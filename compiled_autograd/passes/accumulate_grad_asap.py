@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..hazards import before_writer, readers_of_gradient
+from ..hazards import before_writer, move_behind, readers_of_gradient
 from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 from ..origin import origin_of
 
@@ -40,13 +40,8 @@ def accumulate_grad_asap(graph: Graph) -> None:
                 for given in hook.all_input_nodes:
                     if not is_item_of_argument(given):
                         after += [u for u in given.users if u < hook and u not in inside]
-        if not after:
-            continue
-        last = max(after)
-        for moved in block:
-            if last.next is not moved:
-                last.append(moved)
-            last = moved
+        if after:
+            move_behind(max(after), block)
 
 
 def _block(accumulation: Node) -> list[Node]:

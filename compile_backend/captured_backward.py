@@ -34,21 +34,6 @@ from .runtime import Runtime
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
 
-def capturing(
-    compiled: Callable[..., Any],
-    backward: BackwardCompiler,
-    note_names: Callable[[Sequence[Any]], None],
-) -> Callable[..., Any]:
-    """``compiled``, which switches compiled autograd on when it is called."""
-
-    def run(*args: Any) -> Any:
-        backward.switch_on()
-        note_names(args)
-        return compiled(*args)
-
-    return run
-
-
 @dataclass(eq=False, repr=False)
 class BackwardCompiler:
     """Compiles captured backwards with one set of options.

@@ -16,7 +16,7 @@ from it finds that out (``knows``) and does without. ``tell`` hears of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -45,19 +45,19 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads fields of one object of torch.
 
-    Args:
+    Attributes:
         owner: what a field's name begins with in what is told.
         source: the object.
         tell: see ``Tell``; None raises the error instead.
     """
 
-    def __init__(self, owner: str, source: Any, tell: Tell | None) -> None:
-        self._owner = owner
-        self._source = source
-        self._tell = tell
+    owner: str
+    source: Any
+    tell: Tell | None
 
     def __call__(
         self,
@@ -69,14 +69,14 @@ class _Reader:
     ) -> T:
         """``convert`` of the field ``name``; ``neutral`` where that cannot be had, of which nobody
         is told if it is ``optional`` and this torch has no such field."""
-        if optional and not hasattr(self._source, name):
+        if optional and not hasattr(self.source, name):
             return neutral
         try:
-            return convert(getattr(self._source, name))
+            return convert(getattr(self.source, name))
         except Exception as error:
-            if self._tell is None:
+            if self.tell is None:
                 raise
-            self._tell(f"{self._owner}{name}", error)
+            self.tell(f"{self.owner}{name}", error)
             return neutral
 
 

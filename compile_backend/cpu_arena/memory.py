@@ -139,22 +139,15 @@ class Arena:
         block.mapping.used -= block.nbytes
         self.live_bytes -= block.nbytes
         self._remove(address, block)
-        before = self._ends.get(address)
-        if before is not None and self._mergeable(before, block):
-            other = self._blocks[before]
-            self._remove(before, other, free=True)
+        for neighbour in (self._ends.get(address), address + block.nbytes):
+            other = None if neighbour is None else self._blocks.get(neighbour)
+            if other is None or other.live or other.mapping is not block.mapping:
+                continue
+            assert neighbour is not None
+            self._remove(neighbour, other, free=True)
             block.nbytes += other.nbytes
-            address = before
-        after = address + block.nbytes
-        if self._mergeable(after, block):
-            other = self._blocks[after]
-            self._remove(after, other, free=True)
-            block.nbytes += other.nbytes
+            address = min(address, neighbour)
         self._add(address, block)
-
-    def _mergeable(self, address: int, block: _Block) -> bool:
-        other = self._blocks.get(address)
-        return other is not None and not other.live and other.mapping is block.mapping
 
     def _add(self, address: int, block: _Block) -> None:
         self._blocks[address] = block

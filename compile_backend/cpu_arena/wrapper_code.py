@@ -152,9 +152,7 @@ def _trusted(callee: ast.expr) -> bool:
         return False
     if root == "torch" and rest[:1] == ["ops"]:
         return len(rest) > 1 and rest[1] in _TRUSTED_OPERATORS
-    if root == "aten":
-        return True
-    if root == "extern_kernels":
+    if root in ("aten", "extern_kernels"):
         return True
     if not rest:
         return root in _TRUSTED_FUNCTIONS or root.startswith("cpp_")

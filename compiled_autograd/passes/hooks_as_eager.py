@@ -25,7 +25,6 @@ def hooks_as_eager(graph: Graph) -> None:
     parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
     value (Note [Readers stand before writers]).
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
     hooks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         origin = origin_of(node)
@@ -42,7 +41,7 @@ def hooks_as_eager(graph: Graph) -> None:
             # Parts of another hook's result, made for this one.
             parts = sorted(a for a in mine if _call_index(a) == origin.call_index and a > last)
             after = [last, *(a for a in mine if a not in parts)]
-            after += before_writer(hook, readers_of(variable, position) - {*parts})
+            after += before_writer(hook, readers_of(variable) - {*parts})
             last = move_behind(max(after), (*parts, hook))
 
 

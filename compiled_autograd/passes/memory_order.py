@@ -46,7 +46,7 @@ def memory_order(graph: Graph) -> tuple[int, int]:
     before = best = peak(order, blocks)
     chosen = None
     if before:
-        edges = _hazards(graph, order)
+        edges = _hazards(order)
         for rule in RULES:
             candidate = _schedule(order, blocks, edges, rule)
             if (estimate := peak(candidate, blocks)) < best:
@@ -57,16 +57,13 @@ def memory_order(graph: Graph) -> tuple[int, int]:
     return before, best
 
 
-def _hazards(graph: Graph, order: Sequence[Node]) -> list[tuple[Node, Node]]:
+def _hazards(order: Sequence[Node]) -> list[tuple[Node, Node]]:
     """Pairs ``(first, then)`` that are not in the data flow."""
-    place = {node: i for i, node in enumerate(order)}
-    pairs = []
-    for node in order:
-        if is_accumulate_grad(node):
-            for reader in readers_of_gradient(node, place):
-                pair = (reader, node) if place[reader] < place[node] else (node, reader)
-                pairs.append(pair)
-    return pairs
+    return [
+        (reader, node) if reader < node else (node, reader)
+        for node in filter(is_accumulate_grad, order)
+        for reader in readers_of_gradient(node)
+    ]
 
 
 def _moves(node: Node) -> bool:

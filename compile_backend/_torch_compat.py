@@ -295,23 +295,12 @@ def mark_graph(compiled: Any, id: int) -> None:
         compiled._memprof_graph = id
 
 
-def graph_of_output(tensor: torch.Tensor) -> int | None:
-    """Which of our graphs computed ``tensor``, if it is an output of a compiled forward whose
-    backward can still run: its ``grad_fn`` belongs to the class that AOTAutograd makes for each
-    forward."""
-    return graph_of_operation(tensor.grad_fn)
-
-
 def graph_of_operation(node: Any) -> int | None:
-    """Which of our graphs' backward an operation of autograd is, None if it is none's."""
+    """Which of our graphs' backward an operation of autograd is, None if it is none's: its class
+    is the one that AOTAutograd makes for each forward."""
     forward = getattr(type(node), "_forward_cls", None)
     found: int | None = getattr(getattr(forward, "compiled_fw", None), "_memprof_graph", None)
     return found
-
-
-def is_cpu_only(compiled: Any) -> bool:
-    """Whether generated code works on CPU tensors alone."""
-    return set(getattr(compiled, "device_types", ())) <= {"cpu"}
 
 
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:

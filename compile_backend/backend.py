@@ -16,11 +16,7 @@ from memprof.cudagraph_trees.container import ask_for_pool
 from memprof.profiler import process_hooks
 
 from . import _torch_compat, tracker_bridge
-from .captured_backward import (
-    BackwardCompiler,
-    capturing,
-    without_own_option,
-)
+from .captured_backward import BackwardCompiler, without_own_option
 from .captured_backward_io import CapturedGraph, CapturedIO, note_names
 from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
@@ -115,7 +111,14 @@ def _compile(
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        return capturing(compiled, BackwardCompiler(backend, RUNTIME, (rest, mode)), noted)
+        backward_compiler = BackwardCompiler(backend, RUNTIME, (rest, mode))
+
+        def run(*args: Any) -> Any:
+            backward_compiler.switch_on()
+            noted(args)
+            return compiled(*args)
+
+        return run
     return compiled
 
 

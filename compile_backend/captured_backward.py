@@ -16,6 +16,7 @@ A backward that cannot be captured runs in the normal engine, and the ledger say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
-from memprof.compiled_autograd.node_meta import LAYOUT
-from memprof.compiled_autograd.tensor_names import NAMES
+from memprof.compiled_autograd.node_meta import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
@@ -34,21 +34,7 @@ from .runtime import Runtime
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
 
-def capturing(
-    compiled: Callable[..., Any],
-    backward: BackwardCompiler,
-    note_names: Callable[[Sequence[Any]], None],
-) -> Callable[..., Any]:
-    """``compiled``, which switches compiled autograd on when it is called."""
-
-    def run(*args: Any) -> Any:
-        backward.switch_on()
-        note_names(args)
-        return compiled(*args)
-
-    return run
-
-
+@dataclass(eq=False, repr=False)
 class BackwardCompiler:
     """Compiles captured backwards with one set of options.
 
@@ -58,13 +44,10 @@ class BackwardCompiler:
         options: of the backend, and its mode, for comparison.
     """
 
-    def __init__(
-        self, backend: Backend, runtime: Runtime, options: tuple[dict[str, Any], str | None]
-    ) -> None:
-        self._backend = backend
-        self._runtime = runtime
-        self._options = options
-        self._met: BackwardCompiler | None = None
+    backend: Backend
+    runtime: Runtime
+    options: tuple[dict[str, Any], str | None]
+    _met: BackwardCompiler | None = field(default=None, init=False)
 
     def switch_on(self) -> None:
         """Capture backwards from here on, unless something else does or nothing shall."""
@@ -74,17 +57,17 @@ class BackwardCompiler:
         if compiled_autograd.turn_on(
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
         ):
-            _listen(self._runtime)
+            _listen(self.runtime)
             _in_force[:] = [self]
         elif _in_force and _in_force[0] is not self._met:
             self._met = _in_force[0]
-            if self._met._options != self._options:
-                self._runtime.ledger.add(
+            if self._met.options != self.options:
+                self.runtime.ledger.add(
                     LedgerKind.COMPILED,
                     None,
                     f"captured backwards are compiled with the options of the function called "
-                    f"first, {_in_words(self._met._options)}, and not with "
-                    f"{_in_words(self._options)}",
+                    f"first, {_in_words(self._met.options)}, and not with "
+                    f"{_in_words(self.options)}",
                 )
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
@@ -105,13 +88,13 @@ class BackwardCompiler:
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             if any(isinstance(value, list) for value in example_inputs):
                 trace_node_by_node(gm)
-            return self._backend(gm, example_inputs, io)
+            return self.backend(gm, example_inputs, io)
 
         run: Callable[..., Any] = torch.compile(captured, backend=backend)
         return run
 
     def _unsupported(self, error: compiled_autograd.CaptureError) -> None:
-        self._runtime.ledger.add(
+        self.runtime.ledger.add(
             LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
         )
 

@@ -32,9 +32,9 @@ from memprof.compiled_autograd.input_roles import (
     input_roles,
     taken_gradients,
 )
+from memprof.compiled_autograd.node_meta import NAMES
 from memprof.compiled_autograd.nodes import accumulated_leaf, is_getitem
 from memprof.compiled_autograd.origin import is_engine_frame, origin_of
-from memprof.compiled_autograd.tensor_names import NAMES
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
@@ -42,6 +42,7 @@ from .provenance.aot_nodes import (
     CAPTURED_TAG,
     borrow,
     by_sequence_number,
+    in_root,
     nearest,
     own_provenance,
     tag_inlined_nodes,
@@ -49,7 +50,8 @@ from .provenance.aot_nodes import (
     tag_of,
     with_forward,
 )
-from .roles.dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
+from .roles.dynamo_input import CATEGORIES, DynamoInput
+from .roles.graph_value import RoleInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +67,9 @@ class Forward:
     nodes: Mapping[str, NodeProvenance]
 
 
-class Forwards:
-    """Compiled forwards by AOTAutograd's id; the latest of an id counts."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Forward] = {}
-
-    def add(self, forward: Forward) -> None:
-        """Note the forward that is being compiled."""
-        aot_id = _torch_compat.aot_id()
-        if aot_id is not None:
-            self._known[aot_id] = forward
-
-    def get(self, aot_id: int | None) -> Forward | None:
-        """The forward of that id, None if it was not compiled with the option."""
-        return None if aot_id is None else self._known.get(aot_id)
-
-    def clear(self) -> None:
-        """Forget all forwards."""
-        self._known.clear()
-
-
-FORWARDS = Forwards()
-"""Of this process."""
+FORWARDS: dict[int, Forward] = {}
+"""The forwards of this process that were compiled with the option, by AOTAutograd's id; the latest
+of an id counts."""
 
 
 def note_names(
@@ -110,11 +92,9 @@ def note_names(
 
     def seen(args: Sequence[Any]) -> None:
         if first < len(args) and args[first] not in NAMES:
-            NAMES.register(
-                (args[i], name)
-                for i, name in names.items()
-                if i < len(args) and isinstance(args[i], torch.Tensor)
-            )
+            for i, name in names.items():
+                if i < len(args) and isinstance(args[i], torch.Tensor):
+                    NAMES.setdefault(args[i], name)
 
     seen(example_inputs)
     return seen
@@ -131,7 +111,7 @@ class CapturedGraph:
     """
 
     inputs: tuple[DynamoInput, ...]
-    outputs: Mapping[int, DynamoOutput]
+    outputs: Mapping[int, RoleInfo]
     nodes: Mapping[str, NodeProvenance]
 
 
@@ -198,7 +178,7 @@ class CapturedIO:
             )
         return replace(known, role=Role.SAVED_FOR_BACKWARD)
 
-    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, DynamoOutput]:
+    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
         described = {d.source: d for d in inputs}
         (output,) = gm.graph.find_nodes(op="output")
         found = {}
@@ -218,13 +198,14 @@ class CapturedIO:
                 continue
             of = described.get(source)
             is_parameter = of is not None and of.role is Role.PARAMETER
-            found[position] = DynamoOutput(is_parameter, of.fqn if of is not None else None)
+            role = Role.PARAMETER_GRADIENT if is_parameter else Role.INPUT_GRADIENT
+            found[position] = RoleInfo(role, CATEGORIES[role], of.fqn if of is not None else None)
         return found
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInput | None]:
     """Record and output of the forward that a saved tensor is; the input that this one is."""
-    aot_id, position = lifted.aot_saved or (None, 0)
+    aot_id, position = lifted.aot_saved or (-1, 0)
     forward = FORWARDS.get(aot_id)
     if forward is None:
         return None, None
@@ -269,26 +250,21 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
         if origin is not None and origin.aot_node is not None:
             if p.frame is not None and is_engine_frame(p.frame):
                 p = replace(p, stack=())
-            forward = FORWARDS.get(origin.aot_id)
-            if forward is not None and origin.aot_id is not None:
-                if origin.aot_id not in by_seq:
-                    by_seq[origin.aot_id] = by_sequence_number(forward.nodes.values())
-                p = with_forward(p, by_seq[origin.aot_id])
+            aot_id = -1 if origin.aot_id is None else origin.aot_id
+            if (forward := FORWARDS.get(aot_id)) is not None:
+                if aot_id not in by_seq:
+                    by_seq[aot_id] = by_sequence_number(forward.nodes.values())
+                p = with_forward(p, by_seq[aot_id])
             if not p.stack and p.module_path is None:
                 alone.append(node)
         found[node.name] = p
-    located = {
-        name: p
-        for name, p in found.items()
-        if p.module_path is not None or (p.frame is not None and not is_engine_frame(p.frame))
-    }
+    located = {n: p for n, p in found.items() if p.module_path is not None or _in_user_code(p)}
     for node in alone:
         near = nearest(node, located)
         if near is not None:
             found[node.name] = borrow(found[node.name], located[near])
-    return {
-        name: replace(p, module_path="")
-        if p.module_path is None and p.frame is not None and not is_engine_frame(p.frame)
-        else p
-        for name, p in found.items()
-    }
+    return {name: in_root(p) if _in_user_code(p) else p for name, p in found.items()}
+
+
+def _in_user_code(p: NodeProvenance) -> bool:
+    return p.frame is not None and not is_engine_frame(p.frame)

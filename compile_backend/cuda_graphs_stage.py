@@ -22,6 +22,7 @@ without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] |
     )
 
 
+@dataclass(eq=False, repr=False)
 class GraphsStage(CompileStage[Any]):
     """Hands each partition of one compiled graph to the trees.
 
@@ -79,29 +81,20 @@ class GraphsStage(CompileStage[Any]):
         inductor: options of Inductor that were given to this compilation.
     """
 
+    record: GraphRecord
+    ledger: Ledger
+    box: Any
+    models: list[ObservableModel]
+    _: KW_ONLY
+    clone_outputs: bool
+    inductor: Mapping[str, Any]
+    of_forward: bool = False
+    _wrapped: list[dict[str, Any]] = field(default_factory=list, init=False)
     name = "graphs"
 
-    def __init__(
-        self,
-        record: GraphRecord,
-        ledger: Ledger,
-        box: Any,
-        models: list[ObservableModel],
-        *,
-        clone_outputs: bool,
-        inductor: Mapping[str, Any],
-        of_forward: bool = False,
-    ) -> None:
-        self.record = record
-        self.ledger = ledger
-        self.box = box
-        self.models = models
-        self.clone_outputs = clone_outputs
+    def __post_init__(self) -> None:
         # Asked now: compiling may switch it off for reasons of the code's own.
-        self._switched_off = box is not None and not box
-        self._of_forward = of_forward
-        self.inductor = inductor
-        self._wrapped: list[dict[str, Any]] = []
+        self._switched_off = self.box is not None and not self.box
 
     def pre_compile(self, state: CompileState) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
@@ -128,7 +121,7 @@ class GraphsStage(CompileStage[Any]):
                 if self._switched_off:  # Else this stage would not be: the settings want graphs.
                     reason = (
                         "its forward runs without a graph, and so does what takes what that saved"
-                        if self._of_forward
+                        if self.of_forward
                         else "the code switches graphs off for it: "
                         "torch._dynamo.override_cudagraphs"
                     )

@@ -7,19 +7,12 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed
 
 from memprof.profiler.host import installed_version, physical_memory
 from memprof.profiler.model import Machine, Process, Profile
-
-
-@functools.cache
-def versions() -> tuple[str, str, str]:
-    """Versions of torch, memprof and Python."""
-    return str(torch.__version__), installed_version(), platform.python_version()
 
 
 @functools.cache
@@ -41,12 +34,11 @@ def machine() -> Machine:
 
 def new_profile() -> Profile:
     """A profile of this process, here and now, with nothing in it yet."""
-    torch_version, memprof_version, python_version = versions()
     return Profile(
         created_ns=time.time_ns(),
-        memprof=memprof_version,
-        torch=torch_version,
-        python=python_version,
+        memprof=installed_version(),
+        torch=str(torch.__version__),
+        python=platform.python_version(),
         machine=machine(),
         process=process(),
     )
@@ -57,33 +49,23 @@ def perf_origin_ns() -> int:
     return time.time_ns() - time.perf_counter_ns()
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
-    """What a launcher sets for each process: names of variables, of each the first that is set."""
-
-    rank: str
-    world_size: tuple[str, ...] = ()
-    local_rank: tuple[str, ...] = ()
-
-
 _LAUNCHERS = (
-    _Launcher("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",)),  # torchrun, and scripts in its manner
-    _Launcher("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",)),
-    _Launcher("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",)),
+    ("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",)),  # torchrun, and scripts in its manner
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",)),
+    ("MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",)),
     # MPICH, Intel MPI, Cray PALS, srun --mpi=pmi2
-    _Launcher(
-        "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    ),
-    _Launcher("PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",)),
-    _Launcher("JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",)),
-    _Launcher("FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",)),
+    ("PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")),
+    ("PALS_RANKID", ("PMI_SIZE",), ("PALS_LOCAL_RANKID",)),
+    ("JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",)),
+    ("FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",)),
     # Says no size itself.
-    _Launcher("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",)),
-    _Launcher(
-        "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)
-    ),
+    ("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",)),
+    ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)),
 )
-"""The innermost first: ``torchrun`` is started by ``srun`` and not the other way round, ``mpirun``
+"""What a launcher sets for each process: its rank, how many there are, its rank on the host; of
+several variables the first that is set counts.
+
+The innermost first: ``torchrun`` is started by ``srun`` and not the other way round, ``mpirun``
 within an allocation of Slurm's inherits variables of Slurm's."""
 
 
@@ -108,11 +90,11 @@ def process(environment: Mapping[str, str] = os.environ) -> Process:
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int | None]:
     """Rank, number of processes, and rank on this host if it is known."""
-    for launcher in _LAUNCHERS:
-        rank = _number(environment, (launcher.rank,))
+    for of_rank, of_world, of_local in _LAUNCHERS:
+        rank = _number(environment, (of_rank,))
         if rank is not None:
-            world = _number(environment, launcher.world_size) or 1
-            return rank, max(world, rank + 1), _number(environment, launcher.local_rank)
+            world = _number(environment, of_world) or 1
+            return rank, max(world, rank + 1), _number(environment, of_local)
     world = _number(environment, ("WORLD_SIZE",)) or 1
     return 0, world, _number(environment, ("LOCAL_RANK",))
 

@@ -10,10 +10,10 @@ called exactly once, outside of every ``try`` of ours, so the two are never conf
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -38,13 +38,12 @@ from .runtime import LiveGraph, Runtime
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class RecordStage(CompileStage[Any]):
     """Writes down what the compiled graph says of itself."""
 
+    record: GraphRecord
     name = "record"
-
-    def __init__(self, record: GraphRecord) -> None:
-        self.record = record
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Complete the record; the graph is handed on as it is."""
@@ -53,7 +52,7 @@ class RecordStage(CompileStage[Any]):
         # backward writes to, Inductor alone can tell.
         mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
         record.inputs = tuple(
-            dataclasses.replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
+            replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
         )
         record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
         _torch_compat.mark_graph(compiled, record.id)
@@ -62,6 +61,7 @@ class RecordStage(CompileStage[Any]):
         return compiled
 
 
+@dataclass(eq=False, repr=False)
 class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
 
@@ -75,27 +75,17 @@ class InnerCompile:
         not_graphed: why there will be no graph, though the settings want one.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        dynamo_inputs: tuple[DynamoInput, ...] | None,
-        runtime: Runtime,
-        *,
-        graphs: bool = False,
-        captured: CapturedGraph | None = None,
-        inductor: Mapping[str, Any] | None = None,
-        not_graphed: str = "",
-    ) -> None:
-        self.options = options
-        self.dynamo_inputs = dynamo_inputs
-        self.runtime = runtime
-        self.graphs = graphs
-        self.captured = captured
-        self.inductor = inductor or {}
-        self.not_graphed = not_graphed
-        self._forward: GraphIO | None = None
-        self._forward_nodes: dict[str, NodeProvenance] | None = None
-        self._forward_box: object = None
+    options: Options
+    dynamo_inputs: tuple[DynamoInput, ...] | None
+    runtime: Runtime
+    _: KW_ONLY
+    graphs: bool = False
+    captured: CapturedGraph | None = None
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    not_graphed: str = ""
+    _forward: GraphIO | None = field(default=None, init=False)
+    _forward_nodes: dict[str, NodeProvenance] | None = field(default=None, init=False)
+    _forward_box: object = field(default=None, init=False)
 
     def __call__(
         self, gm: GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
@@ -148,7 +138,9 @@ class InnerCompile:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
                 try:
-                    FORWARDS.add(Forward(graph.record, attribute.aot_nodes))
+                    aot_id = _torch_compat.aot_id()
+                    if aot_id is not None:
+                        FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
                 except Exception as error:
                     what = "the number of a graph whose backward is captured"
                     self.runtime.ledger.unknown(graph.record.id, what, error)

@@ -86,24 +86,25 @@ class Ledger:
         The same failure in another graph is counted there and not logged again. The
         user's run goes on with the plain Inductor callable.
         """
-        if self._failed_first(graph, what, error):
-            log.warning(
-                "memprof failed at %s; your program runs on with plain Inductor code, without a "
-                "memory profile of this graph. Please report this.",
-                what,
-                exc_info=error,
-            )
+        self._warn_once(
+            LedgerKind.FALLBACK,
+            graph,
+            f"{what}: {type(error).__name__}: {error}",
+            f"memprof failed at {what}; your program runs on with plain Inductor code, without a "
+            "memory profile of this graph. Please report this.",
+            error,
+        )
 
     def unknown(self, graph: int | None, what: str, error: BaseException) -> None:
         """A fact could not be had: count it, and log it the first time, in one line."""
-        if self._failed_first(graph, f"{what} is unknown", error):
-            log.warning(
-                "memprof cannot read %s of this version of torch (%s: %s); profiles are without "
-                "it. Please report this.",
-                what,
-                type(error).__name__,
-                error,
-            )
+        why = f"{type(error).__name__}: {error}"
+        self._warn_once(
+            LedgerKind.FALLBACK,
+            graph,
+            f"{what} is unknown: {why}",
+            f"memprof cannot read {what} of this version of torch ({why}); profiles are without "
+            "it. Please report this.",
+        )
 
     def not_stored(self, graph: int | None, what: str, why: str) -> None:
         """``what`` could not be kept beside Inductor's cache: count it, and log it the first time.
@@ -111,27 +112,29 @@ class Ledger:
         Nothing is lost for this process: code and profile are what they would have been.
         """
         reason = f"{what}: {why}"
-        self.add(LedgerKind.NOT_STORED, graph, reason)
-        if self._first(reason):
-            log.warning(
-                "memprof cannot store %s. This process's code and profile are whole; one that "
-                "finds these graphs in Inductor's cache will compile them again.",
-                reason,
-            )
+        self._warn_once(
+            LedgerKind.NOT_STORED,
+            graph,
+            reason,
+            f"memprof cannot store {reason}. This process's code and profile are whole; one that "
+            "finds these graphs in Inductor's cache will compile them again.",
+        )
 
-    def _failed_first(self, graph: int | None, what: str, error: BaseException) -> bool:
-        """Count a failure. Returns whether it is to be logged."""
-        reason = f"{what}: {type(error).__name__}: {error}"
-        self.add(LedgerKind.FALLBACK, graph, reason)
-        return self._first(reason)
-
-    def _first(self, reason: str) -> bool:
-        """Whether ``reason`` is to be logged: it has not been, and not too many have."""
+    def _warn_once(
+        self,
+        kind: LedgerKind,
+        graph: int | None,
+        reason: str,
+        text: str,
+        error: BaseException | None = None,
+    ) -> None:
+        """Count ``reason``; log ``text`` if it is the first time, and not too many have been."""
+        self.add(kind, graph, reason)
         with self._lock:
-            first = reason not in self._logged and len(self._logged) < MAX_ENTRIES
-            if first:
-                self._logged.add(reason)
-            return first
+            if reason in self._logged or len(self._logged) >= MAX_ENTRIES:
+                return
+            self._logged.add(reason)
+        log.warning("%s", text, exc_info=error)
 
     def counts(self) -> dict[LedgerKey, int]:
         """How often each entry was written so far; ``entries_since`` takes it."""

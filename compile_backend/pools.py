@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from memprof.cudagraph_trees.account.attribution import PoolParts, explain_pool
+from memprof.cudagraph_trees.account.attribution import PoolParts, explain_blocks, explain_pool
 from memprof.cudagraph_trees.account.history import managers
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import path_to
@@ -13,7 +13,7 @@ from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.section import Column, Foot, Section, Table, Unit
 from memprof.profiler.report.text import render
 
-from .cpu_arena.replay import explain_arena
+from .cpu_arena.replay import POOL
 from .runtime import RUNTIME
 
 ARENA = "cpu arena"
@@ -39,7 +39,8 @@ def explain_pools() -> Pools:
         ``cuda:0``, with a number behind it from the second thread family on: ``cuda:0 #2``.
         What holds nothing is left out.
     """
-    found = Pools({ARENA: _with_nodes(explain_arena())})
+    arena = explain_blocks(POOL.segments(), POOL.leased())
+    found = Pools({ARENA: _with_nodes(arena)})
     for manager in managers():
         name = device = manager.ledger.device
         number = 1

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import time
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
@@ -14,7 +15,6 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerEntry,
     LedgerKind,
-    Process,
     Profile,
     Role,
 )
@@ -144,6 +144,7 @@ class Runtime:
         """What ``profile`` returns, without the call log."""
         with self._lock:
             graphs = list(self._graphs.values())
+        processes = [process(), session.process] if session else [process()]
         before = session.calls_before if session else {}
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
@@ -158,7 +159,7 @@ class Runtime:
             ],
             ledger=self._entries(session, {g.record.id for g in graphs}),
             released=self._releases(session, sum(made.values())),
-            process=max(process(), session.process, key=_world_size) if session else process(),
+            process=max(processes, key=attrgetter("world_size")),
             perf_origin_ns=session.perf_origin_ns if session else perf_origin_ns(),
         )
 
@@ -190,10 +191,6 @@ class Session:
         self.ledger_before = runtime.ledger.counts()
         self.trees_before = {key: e.count for key, e in history.ledger_entries().items()}
         self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
-
-
-def _world_size(process: Process) -> int:
-    return process.world_size
 
 
 RUNTIME = Runtime()

@@ -78,7 +78,7 @@ def origin(tensor: torch.Tensor) -> TensorOrigin | None:
 
 
 def _as_output(tensor: torch.Tensor) -> TensorOrigin | None:
-    id = _torch_compat.graph_of_output(tensor)
+    id = _torch_compat.graph_of_operation(tensor.grad_fn)
     record = next((g.record for g in RUNTIME.graphs() if g.record.id == id), None)
     if record is None or tensor.output_nr >= len(record.outputs):
         return None

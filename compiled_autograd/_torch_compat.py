@@ -12,17 +12,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
 import torch._dynamo.compiled_autograd as _ca
-from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo import external_utils as _external
-from torch._guards import CompileContext, CompileId, compile_context
+from torch._guards import CompileContext, CompileId
+from torch._guards import compile_context as compile_context
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+_utils: Any = importlib.import_module("torch._dynamo.utils")
+trace_structured: Any = importlib.import_module("torch._logging").trace_structured
 _engine: Any = torch._C._dynamo.compiled_autograd
 
 # --- what a captured graph calls ----------------------------------------------------------
@@ -65,10 +65,9 @@ ops: Any = _ca.ops
 process, so there can be no second one."""
 
 
-def bind_op(name: str, function: Callable[..., Any], is_custom: bool, is_traceable: bool) -> str:
-    """Add an autograd node's function to the namespace; the name that it got."""
-    bound: str = ops.add(name, function, is_custom, is_traceable)
-    return bound
+bind_op: Callable[..., str] = ops.add
+"""``bind_op(name, function, is_custom, is_traceable)``: add an autograd node's function to the
+namespace; the name that it got."""
 
 
 def is_builtin_op(target: Any) -> bool:
@@ -87,15 +86,12 @@ def set_compiler(factory: Factory | None, dynamic: bool) -> tuple[Factory | None
     return prior
 
 
-def clear_cache() -> None:
-    """Forget captured graphs. The cache is keyed by autograd graph, not by who captured it."""
-    _engine.clear_cache()
+clear_cache: Callable[[], None] = _engine.clear_cache
+"""Forget captured graphs. The cache is keyed by autograd graph, not by who captured it."""
 
-
-def state() -> Any:
-    """torch's module, whose globals Dynamo and AOTAutograd read: ``compiled_autograd_enabled``,
-    ``depth``, ``in_compiled_autograd_region``, ``active_disable_ctx``."""
-    return _ca
+state: Any = _ca
+"""torch's module, whose globals Dynamo and AOTAutograd read: ``compiled_autograd_enabled``,
+``depth``, ``in_compiled_autograd_region``, ``active_disable_ctx``."""
 
 
 def stance_is_force_eager() -> bool:
@@ -131,18 +127,8 @@ def backward_id() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def execution_engine() -> Any:
-    """What ``Variable._execution_engine`` is."""
-    return _variable()._execution_engine
-
-
-def set_execution_engine(engine: Any) -> None:
-    """Have everybody who asks for it find ``engine`` there."""
-    _variable()._execution_engine = engine
-
-
-def _variable() -> Any:
-    return torch.autograd.Variable
+Variable: Any = torch.autograd.Variable
+"""Whose ``_execution_engine`` everybody asks for."""
 
 
 def autograd_node(output: Any) -> Any:
@@ -155,11 +141,6 @@ def autograd_node(output: Any) -> Any:
 def sequence_number(node: Any) -> int:
     """The later the forward made an autograd node, the higher; highest where it accumulates."""
     return int(node._sequence_nr())
-
-
-def node_name(node: Any) -> str:
-    """Of an autograd node, as the engine tells it to a capture."""
-    return str(node.name())
 
 
 def is_busy(error: Exception) -> bool:
@@ -287,21 +268,9 @@ def compile_context_of(capture_id: int) -> CompileContext:
     )
 
 
-def entered_compile_context(context: CompileContext) -> AbstractContextManager[Any]:
-    """Make ``context`` the current one."""
-    return compile_context(context)
-
-
-def compile_id_of(context: CompileContext) -> str:
-    """The compile id of ``context`` as text."""
-    return str(context.compile_id)
-
-
 def count_capture() -> None:
     """torch's counter of captures, which its own tools read."""
-    from torch._dynamo.utils import counters
-
-    counters["compiled_autograd"]["captures"] += 1
+    _utils.counters["compiled_autograd"]["captures"] += 1
 
 
 def set_verbose_logger() -> None:
@@ -314,7 +283,7 @@ def set_verbose_logger() -> None:
 @contextlib.contextmanager
 def capture_event(capture_id: int) -> Iterator[None]:
     """A capture, for torch's chromium events (``TORCH_TRACE``)."""
-    events = importlib.import_module("torch._dynamo.utils").get_chromium_event_logger()
+    events: Any = _utils.get_chromium_event_logger()
     begin, data = time.time_ns(), {"graph_id": capture_id}
     events.log_event_start("compiled_autograd", begin, data, log_pt2_compile_event=True)
     try:
@@ -332,7 +301,7 @@ def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> N
         return GraphModule(root, graph, class_name).print_readable(print_output=False)
 
     name = "compiled_autograd_graph_pre_reordering"
-    importlib.import_module("torch._logging").trace_structured(
+    trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},
         payload_fn=text,
@@ -349,15 +318,12 @@ def log_passes(moved: Iterable[int], removed: int) -> None:
 def log_graph(graph: GraphModule) -> None:
     """``TORCH_LOGS=compiled_autograd``, ``compiled_autograd_verbose`` and ``TORCH_TRACE``; nothing
     is rendered unless asked."""
-    utils = importlib.import_module("torch._dynamo.utils")
-    logging = importlib.import_module("torch._logging")
-
-    text = utils.lazy_format_graph_code(
+    text = _utils.lazy_format_graph_code(
         "Compiled autograd graph", graph, include_device=True, include_stride=True, colored=True
     )
     _ca.compiled_autograd_log.info("%s", text)
     _ca.verbose_log.debug("%s", text)
-    logging.trace_structured(
+    trace_structured(
         "compiled_autograd_graph",
         payload_fn=lambda: graph.print_readable(print_output=False),
     )
@@ -365,7 +331,7 @@ def log_graph(graph: GraphModule) -> None:
 
 def log_reasons(reasons: list[str]) -> None:
     """What C++ says about a cache miss, into ``TORCH_TRACE``."""
-    importlib.import_module("torch._logging").trace_structured(
+    trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "compiled_autograd_compile_reasons", "encoding": "json"},
         payload_fn=lambda: reasons,
@@ -384,11 +350,8 @@ def mark_dynamic_size(value: int) -> Any:
     return carrier
 
 
-def allow_in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo puts calls of ``function`` into its graph without looking inside."""
-    allow: Any = torch._dynamo.allow_in_graph
-    allowed: Callable[..., Any] = allow(function)
-    return allowed
+allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch._dynamo.allow_in_graph
+"""Dynamo puts calls of a function into its graph without looking inside."""
 
 
 def inductor_cuda_graphs() -> bool:
@@ -400,9 +363,7 @@ def inductor_cuda_graphs() -> bool:
 
 def steal_inputs(graph: GraphModule) -> None:
     """Dynamo empties the caller's list of inputs, so that each dies after its last use."""
-    from torch._dynamo.utils import set_locals_to_steal
-
-    set_locals_to_steal(graph, ["inputs"])
+    _utils.set_locals_to_steal(graph, ["inputs"])
 
 
 def trace_node_by_node(graph: GraphModule) -> None:
@@ -460,9 +421,3 @@ def replace_torchs_class(new: Any) -> Any:
     before = module.AutogradCompilerInstance
     module.AutogradCompilerInstance = new
     return before
-
-
-def replace_torchs_disable(disable: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have torch's own code, AOTAutograd and Inductor while they compile, enter ``disable()``."""
-    module: Any = _ca
-    module._disable = disable

@@ -12,6 +12,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Proxy
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -122,10 +123,3 @@ def hint(value: Any) -> int | None:
     node = getattr(value, "node", None)
     found = node.hint if node is not None and node.has_hint() else None
     return int(found) if isinstance(found, int) else None
-
-
-def disable_autocast_cache() -> AbstractContextManager[None]:
-    """Autocast must not keep fake casts of the parameters."""
-    from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable
-
-    return disable()

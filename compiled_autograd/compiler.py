@@ -76,7 +76,6 @@ class AutogradCompilerInstance:
         self.cuda_graphs = cuda_graphs
         self.any_shape = any_shape
         self._left_dynamo = False
-        self._nan_check: NanCheck | None = None
         # Of the node whose calls come: it is an autograd.Function, or may get None.
         self._may_return_none = False
         # What may be None -> what C++ demands of it: Note [Gradients that may be None].
@@ -117,11 +116,11 @@ class AutogradCompilerInstance:
         self.id = _torch_compat.next_capture_id()
         self._compile_context = _torch_compat.compile_context_of(self.id)
         self._capturing.enter_context(_torch_compat.capture_event(self.id))
-        self._capturing.enter_context(_torch_compat.entered_compile_context(self._compile_context))
+        self._capturing.enter_context(_torch_compat.compile_context(self._compile_context))
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
-        self._nan_check = NanCheck(accumulate_grad) if check_nans else None
+        self._check_nans = check_nans
         self._shapes = [tuple(t.shape) for t in inputs]
         self._sizes = list(sizes)
         self._calls: list[str] = []
@@ -131,7 +130,7 @@ class AutogradCompilerInstance:
         symbols = tracer.lift_sizes(sizes, of_sizes_)
         tracer.lift_scalars(scalars, of_scalars)
         tracer.start()
-        return _torch_compat.compile_id_of(self._compile_context), inputs, symbols, scalars
+        return str(self._compile_context.compile_id), inputs, symbols, scalars
 
     def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Any]:
         """Finish the graph and compile it: ``(runtime wrapper, compiled function)``.
@@ -157,8 +156,6 @@ class AutogradCompilerInstance:
             places=None if entered is None else engine_order(entered(), self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
-        if self._nan_check is not None:
-            self._nan_check.read(tracer.graph)
         _torch_compat.steal_inputs(module)
         _torch_compat.log_passes(result.inputs_to_cuda, result.removed)
         _torch_compat.log_graph(module)
@@ -180,7 +177,7 @@ class AutogradCompilerInstance:
             self._compile_context,
             used_sizes=result.used_sizes,
             to_cuda=result.inputs_to_cuda,
-            nan_check=self._nan_check,
+            nan_check=NanCheck(tracer.graph) if self._check_nans else None,
             shapes=self._shapes if tracer.baked_shapes else None,
         )
         self._capturing.close()
@@ -198,9 +195,8 @@ class AutogradCompilerInstance:
             self._capturing.close()
             _torch_compat.return_to_dynamo()
 
-    def log_compile_reasons(self, compile_reasons: list[str]) -> None:
-        """Why C++ found no cached graph; it says so only to its verbose logger."""
-        _torch_compat.log_reasons(compile_reasons)
+    log_compile_reasons = staticmethod(_torch_compat.log_reasons)
+    """Why C++ found no cached graph; it says so only to its verbose logger."""
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
@@ -215,11 +211,8 @@ class AutogradCompilerInstance:
 
     # --- nodes ----------------------------------------------------------------------------
 
-    def bind_function(
-        self, fn_name: str, fn: Callable[..., Any], is_custom_function: bool, is_traceable: bool
-    ) -> str:
-        """Name an autograd node's function."""
-        return _torch_compat.bind_op(fn_name, fn, is_custom_function, is_traceable)
+    bind_function = staticmethod(_torch_compat.bind_op)
+    """Name an autograd node's function."""
 
     def apply_functional(
         self,

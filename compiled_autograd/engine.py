@@ -69,7 +69,7 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def _one_deeper() -> Iterator[None]:
     """In torch's count of contexts, which must be what it was when one of them is left."""
-    state = _torch_compat.state()
+    state = _torch_compat.state
     with SWITCH.lock:
         state.depth += 1
     try:
@@ -91,7 +91,7 @@ def disable() -> Iterator[None]:
 
 # AOTAutograd compiles inside of torch's, which another thread's run may overlap: Note [One switch,
 # several threads].
-_torch_compat.replace_torchs_disable(disable)
+_torch_compat.state._disable = disable
 
 
 def turn_on(

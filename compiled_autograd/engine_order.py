@@ -22,8 +22,10 @@ where nodes do not depend on each other, gradients are the same.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import _torch_compat
@@ -50,90 +52,49 @@ class Entered:
         )
 
 
-@dataclass(slots=True)
-class _Graph:
-    """The autograd graph, its nodes numbered; 0 is the engine's own root.
+Edges = dict[Any, list[Any]]
+"""Of each autograd node that runs, where its gradients go; of None, the engine's own root, where
+they begin."""
 
-    Attributes:
-        nodes: the root's is None.
-        next: of each node, where its gradients go.
-    """
 
-    nodes: list[Any]
-    next: list[list[int]]
-    _numbers: dict[int, int] = field(default_factory=dict)
+def _edges(entered: Entered) -> Edges:
+    edges: Edges = {None: list(entered.roots)}
+    pending = list(entered.roots)
+    for node in pending:  # which grows meanwhile
+        if node not in edges:
+            edges[node] = [n for n, _ in node.next_functions if n is not None]
+            pending += edges[node]
+    return _leading_to(entered.targets, edges) if entered.targets else edges
 
-    @classmethod
-    def of(cls, entered: Entered) -> _Graph:
-        graph = cls([None], [[]])
-        graph.next[0] = [graph._number(root) for root in entered.roots]
-        at = 1
-        while at < len(graph.nodes):
-            graph.next[at] = [
-                graph._number(node)
-                for node, _ in graph.nodes[at].next_functions
-                if node is not None
-            ]
-            at += 1
-        if entered.targets:
-            graph._keep({graph._number(target) for target in entered.targets})
-        return graph
 
-    def _number(self, node: Any) -> int:
-        number = self._numbers.get(id(node))
-        if number is None:
-            number = self._numbers[id(node)] = len(self.nodes)
-            self.nodes.append(node)
-            self.next.append([])
-        return number
+def _leading_to(targets: Iterable[Any], edges: Edges) -> Edges:
+    """Only edges that lead to one of ``targets``."""
+    before: dict[Any, list[Any]] = defaultdict(list)
+    for node, following in edges.items():
+        for other in following:
+            before[other].append(node)
+    needed = dict.fromkeys(targets)
+    pending = list(needed)
+    for node in pending:
+        pending += [n for n in before[node] if n not in needed]
+        needed |= dict.fromkeys(before[node])
+    return {node: [n for n in following if n in needed] for node, following in edges.items()}
 
-    def _keep(self, needed: set[int]) -> None:
-        """Only edges that lead to one of ``needed``."""
-        before: list[list[int]] = [[] for _ in self.nodes]
-        for node, following in enumerate(self.next):
-            for other in following:
-                before[other].append(node)
-        pending = list(needed)
-        while pending:
-            for node in before[pending.pop()]:
-                if node not in needed:
-                    needed.add(node)
-                    pending.append(node)
-        self.next = [[n for n in following if n in needed] for following in self.next]
 
-    def dependencies(self) -> list[int]:
-        """How many gradients each node waits for."""
-        found = [0] * len(self.nodes)
-        for following in self.next:
-            for node in following:
-                found[node] += 1
-        return found
-
-    def depth_first(self) -> list[int]:
-        """The nodes in the order in which C++ walks them for a capture."""
-        waiting, pending, order = self.dependencies(), [0], []
-        while pending:
-            node = pending.pop()
-            order.append(node)
-            for other in self.next[node]:
-                waiting[other] -= 1
-                if waiting[other] == 0:
-                    pending.append(other)
-        return order
-
-    def as_the_engine(self) -> list[int]:
-        """The nodes in the order in which the normal engine runs them."""
-        waiting, order = self.dependencies(), []
-        ready: list[tuple[int, int]] = [(0, 0)]
-        while ready:
-            node = heapq.heappop(ready)[1]
-            order.append(node)
-            for other in self.next[node]:
-                waiting[other] -= 1
-                if waiting[other] == 0:
-                    newest = -_torch_compat.sequence_number(self.nodes[other])
-                    heapq.heappush(ready, (newest, other))
-        return order
+def _run(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
+    """All nodes in an order in which each gets its gradients first: of those that are ready, the
+    one with the least ``key``, which is another one for each and asked when it becomes ready."""
+    waiting = Counter(itertools.chain.from_iterable(edges.values()))
+    order = []
+    ready: list[tuple[Any, Any]] = [((), None)]
+    while ready:
+        node = heapq.heappop(ready)[1]
+        order.append(node)
+        for other in edges[node]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, (key(other), other))
+    return order
 
 
 def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | None:
@@ -146,13 +107,16 @@ def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | 
     Returns:
         By number of the call; None if ``calls`` are not those of that graph.
     """
-    graph = _Graph.of(entered)
-    walked = graph.depth_first()
+    edges = _edges(entered)
+    newest = itertools.count(0, -1)
+    walked = _run(edges, lambda node: next(newest))  # depth first
     for call, name in calls.items():
         if call >= len(walked):
             return None
-        node = graph.nodes[walked[call]]
-        if node is not None and _torch_compat.node_name(node) != name:
+        node = walked[call]
+        if node is not None and node.name() != name:
             return None
-    place = {node: i for i, node in enumerate(graph.as_the_engine())}
+    found = {node: i for i, node in enumerate(edges)}
+    in_order = _run(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))
+    place = {node: i for i, node in enumerate(in_order)}
     return [place[node] for node in walked]

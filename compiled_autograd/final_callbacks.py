@@ -96,7 +96,7 @@ class _Engine:
         self.engine.queue_callback(callback)
 
 
-_ENGINE = _Engine(_torch_compat.execution_engine())
+_ENGINE = _Engine(_torch_compat.Variable._execution_engine)
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def final_callbacks() -> Iterator[None]:
     The engine runs one captured graph at a time.
     """
     _ENGINE.backward = _torch_compat.backward_id()
-    _torch_compat.set_execution_engine(_ENGINE)
+    _torch_compat.Variable._execution_engine = _ENGINE
     HERE.runs = HERE.is_captured = True
     try:
         yield
@@ -120,7 +120,7 @@ def final_callbacks() -> Iterator[None]:
 
 
 def _put_back() -> None:
-    _torch_compat.set_execution_engine(_ENGINE.engine)
+    _torch_compat.Variable._execution_engine = _ENGINE.engine
     _ENGINE.callbacks = []
 
 

@@ -12,32 +12,28 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .node_meta import GRADIENT_GROUP, INPUT_GROUP
 from .nodes import accumulated, aliased_inputs, is_accumulate_grad, runs_python
 
 
-def readers_of(node: Node, nodes: Mapping[Node, int]) -> set[Node]:
-    """Nodes that read the memory of ``node``, directly, as a view, or as another input.
-
-    Args:
-        nodes: the graph's nodes (of which the inputs are taken).
-    """
+def readers_of(node: Node) -> set[Node]:
+    """Nodes that read the memory of ``node``, directly, as a view, or as another input."""
     group = node.meta.get(INPUT_GROUP)
-    return _users([node] if group is None else _inputs_of(group, nodes))
+    return _users([node] if group is None else _inputs_of(group, node.graph))
 
 
-def readers_of_gradient(accumulation: Node, nodes: Mapping[Node, int]) -> set[Node]:
+def readers_of_gradient(accumulation: Node) -> set[Node]:
     """Nodes other than ``accumulation`` that read the gradient which it adds to."""
     variable, current, _ = accumulated(accumulation)
     if current is not None:
-        found = readers_of(current, nodes)
+        found = readers_of(current)
     else:  # up to torch 2.11 it is no argument, but may be a saved tensor of another node
         group = variable.meta.get(GRADIENT_GROUP)
-        found = set() if group is None else _users(_inputs_of(group, nodes))
+        found = set() if group is None else _users(_inputs_of(group, variable.graph))
     return found - {accumulation}
 
 
@@ -50,8 +46,17 @@ def before_writer(writer: Node, readers: set[Node]) -> list[Node]:
     return earlier + [r for r in later if not runs_python(r) and not is_accumulate_grad(r)]
 
 
-def _inputs_of(group: int, nodes: Mapping[Node, int]) -> list[Node]:
-    return [n for n in nodes if n.meta.get(INPUT_GROUP) == group]
+def move_behind(last: Node, moved: Iterable[Node]) -> Node:
+    """Put nodes behind ``last``, in order; the last of them."""
+    for node in moved:
+        if last.next is not node:
+            last.append(node)
+        last = node
+    return last
+
+
+def _inputs_of(group: int, graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group]
 
 
 def _users(pending: list[Node]) -> set[Node]:

@@ -38,7 +38,7 @@ class LiftedInput:
 
     Attributes:
         role: what it is.
-        name: of a leaf, as registered in ``tensor_names``; of a gradient, its leaf's; of
+        name: of a leaf, as in ``NAMES``; of a gradient, its leaf's; of
             memory saved that is a leaf's, the leaf's too. None if unknown.
         leaf: of a gradient, the index of its leaf in ``inputs``; of what is saved, that of
             the leaf whose memory it shares; None otherwise.

@@ -18,6 +18,7 @@ and values whose size is unknown (``unknown``), such as what an unpack hook retu
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ from .nodes import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
     """Memory shared by some nodes.
 
@@ -83,44 +84,41 @@ class Blocks:
 
     def __init__(self, graph: Graph) -> None:
         self.blocks: list[Block] = []
-        self.made: dict[Node, list[int]] = {}
-        self.used: dict[Node, list[int]] = {}
+        self.made: dict[Node, list[Block]] = {}
+        self.used: dict[Node, list[Block]] = {}
         self.unknown: set[Node] = set()
-        self._of: dict[Node, int | None] = {}
-        groups: dict[int, int] = {}
+        self._of: dict[Node, Block] = {}
+        groups: dict[int, Block] = {}
         for node in graph.nodes:
             if node.op == "placeholder":
-                self._of[node] = None
                 continue
-            self._of[node] = None
             if is_item_of_argument(node):
                 self._input(node, groups)
             else:
                 self._inner(node)
             self.used[node] = list(
-                dict.fromkeys(b for a in node.all_input_nodes if (b := self._of.get(a)) is not None)
+                dict.fromkeys(self._of[a] for a in node.all_input_nodes if a in self._of)
             )
             if node.op == "output":
                 for block in self.used[node]:
-                    self.blocks[block].stays = True
+                    block.stays = True
             elif is_accumulate_grad(node):
                 self._accumulation(node)
 
-    def _input(self, node: Node, groups: dict[int, int]) -> None:
+    def _input(self, node: Node, groups: dict[int, Block]) -> None:
         value = value_of(node)
         if value is None:
             return
         group = node.meta.get(INPUT_GROUP)
-        if group is not None and group in groups:
-            block = self.blocks[groups[group]]
-            block.nbytes = max(block.nbytes, value.nbytes or 0)
-            block.outside |= value.persistent
-            self._of[node] = groups[group]
-            return
-        self._of[node] = len(self.blocks)
-        if group is not None:
-            groups[group] = len(self.blocks)
-        self.blocks.append(Block(value.nbytes or 0, at_entry=True, outside=value.persistent))
+        block = groups.get(group) if group is not None else None
+        if block is None:
+            block = Block(at_entry=True)
+            self.blocks.append(block)
+            if group is not None:
+                groups[group] = block
+        block.nbytes = max(block.nbytes, value.nbytes or 0)
+        block.outside |= value.persistent
+        self._of[node] = block
 
     def _inner(self, node: Node) -> None:
         source = _source(node)
@@ -139,33 +137,27 @@ class Blocks:
         value = value_of(node)
         if value is None or value.nbytes is None:
             self.unknown.add(node)
-        self._of[node] = len(self.blocks)
-        self.made.setdefault(born_at, []).append(len(self.blocks))
-        self.blocks.append(Block((value.nbytes or 0) if value is not None else 0))
+        block = self._of[node] = Block((value.nbytes or 0) if value is not None else 0)
+        self.made.setdefault(born_at, []).append(block)
+        self.blocks.append(block)
 
     def _accumulation(self, node: Node) -> None:
         variable, current, new = accumulated(node)
+        self.made.pop(node, None)
+        self._of.pop(node, None)
         if current is not None:
-            existing = self._of.get(current)
-            if existing is not None:
-                self.blocks[existing].outside = True
-            self._of[node] = existing
-            self.made.pop(node, None)
+            if current in self._of:
+                self._of[node] = self._of[current]
+                self._of[node].outside = True
             return
         taken = self._of.get(new) if new is not None and takes_gradient(node) else None
-        if taken is not None:
-            self.blocks[taken].stays = True
-            self._of[node] = taken
-            self.made.pop(node, None)
-            return
-        value = value_of(variable)
-        self._of[node] = len(self.blocks)
-        self.made[node] = [len(self.blocks)]
-        nbytes = value.nbytes if value is not None else None
-        self.blocks.append(Block(nbytes or 0, stays=True))
-
-    def __getitem__(self, node: Node) -> int | None:
-        return self._of.get(node)
+        if taken is None:
+            value = value_of(variable)
+            taken = Block((value.nbytes or 0) if value is not None else 0)
+            self.made[node] = [taken]
+            self.blocks.append(taken)
+        taken.stays = True
+        self._of[node] = taken
 
 
 def _source(node: Node) -> Node | None:
@@ -195,37 +187,28 @@ def _at(values: Any, index: int) -> Any:
 
 def node_memory(graph: Graph) -> list[NodeMemory]:
     """The estimate for each node, in graph order."""
-    blocks = Blocks(graph)
-    order = [n for n in graph.nodes if n.op != "placeholder"]
-    found = []
-    for node, (allocated, freed, live) in zip(order, profile(order, blocks), strict=True):
-        found.append(NodeMemory(node.name, allocated, freed, live, node not in blocks.unknown))
-    return found
+    return profile([n for n in graph.nodes if n.op != "placeholder"], Blocks(graph))
 
 
-def profile(order: Sequence[Node], blocks: Blocks) -> list[tuple[int, int, int]]:
-    """``(allocated, freed, live)`` in bytes of each node, run in that order."""
-    left: dict[int, int] = {}
-    for node in order:
-        for block in (*blocks.used[node], *blocks.made.get(node, ())):
-            left[block] = left.get(block, 0) + 1
+def profile(order: Sequence[Node], blocks: Blocks) -> list[NodeMemory]:
+    """The estimate for each node, run in that order."""
+    left = Counter(b for n in order for b in (*blocks.used[n], *blocks.made.get(n, ())))
     live = sum(b.nbytes for b in blocks.blocks if b.at_entry and not b.outside)
     found = []
     for node in order:
         made = blocks.made.get(node, ())
-        allocated = sum(blocks.blocks[b].nbytes for b in made)
+        allocated = sum(b.nbytes for b in made)
         live += allocated
         freed = 0
-        for index in (*blocks.used[node], *made):
-            left[index] -= 1
-            block = blocks.blocks[index]
-            if left[index] == 0 and not block.stays and not block.outside:
+        for block in (*blocks.used[node], *made):
+            left[block] -= 1
+            if left[block] == 0 and not block.stays and not block.outside:
                 freed += block.nbytes
-        found.append((allocated, freed, live))
+        found.append(NodeMemory(node.name, allocated, freed, live, node not in blocks.unknown))
         live -= freed
     return found
 
 
 def peak(order: Sequence[Node], blocks: Blocks) -> int:
     """Most live bytes at any node of that order."""
-    return max((live for _, _, live in profile(order, blocks)), default=0)
+    return max((m.live for m in profile(order, blocks)), default=0)

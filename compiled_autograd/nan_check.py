@@ -20,16 +20,11 @@ class NanCheck:
     """The check of one captured graph.
 
     Args:
-        accumulate_grad: the backward writes ``.grad``; otherwise it returns gradients.
+        graph: after the passes. It accumulates into parameters or returns gradients.
     """
 
-    def __init__(self, accumulate_grad: bool) -> None:
-        self._accumulates = accumulate_grad
+    def __init__(self, graph: Graph) -> None:
         self._parameters: list[int] = []
-        self._outputs: list[str] = []
-
-    def read(self, graph: Graph) -> None:
-        """Find the parameters that ``graph`` accumulates into, or the gradients it returns."""
         for node in filter(is_accumulate_grad, graph.nodes):
             parameter: Any = node.args[0]
             if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
@@ -44,9 +39,9 @@ class NanCheck:
             RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
                 nobody could tell.
         """
-        parameters = [inputs[i] for i in self._parameters] if self._accumulates else []
-        for i, parameter in zip(self._parameters, parameters, strict=False):
-            if parameter.grad is not None and bool(torch.isnan(parameter.grad).any()):
+        parameters = [inputs[i] for i in self._parameters]
+        for i, parameter in zip(self._parameters, parameters, strict=True):
+            if _has_nan(parameter.grad):
                 raise RuntimeError(
                     f"anomaly mode with compiled autograd: inputs[{i}] had a NaN gradient before "
                     f"this backward; zero the gradients first, or leave one of the two off"
@@ -67,15 +62,19 @@ class NanCheck:
         """
         found = [
             f"inputs[{i}]"
-            for i, parameter in zip(self._parameters, parameters, strict=False)
-            if parameter.grad is not None and bool(torch.isnan(parameter.grad).any())
+            for i, parameter in zip(self._parameters, parameters, strict=True)
+            if _has_nan(parameter.grad)
         ]
         found += [
             name
             for name, gradient in zip(self._outputs, outputs, strict=False)
-            if gradient is not None and bool(torch.isnan(gradient).any())
+            if _has_nan(gradient)
         ]
         if found:
             raise RuntimeError(
                 f"Compiled Autograd returned NaN gradients for {', '.join(found)} (anomaly mode)"
             )
+
+
+def _has_nan(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool(torch.isnan(gradient).any())

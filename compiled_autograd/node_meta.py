@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _torch_compat, _torch_fakes
 
@@ -17,7 +18,7 @@ META = "autograd_value"
 INPUT_GROUP = "autograd_input_group"
 """Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
 TENSOR_NAME = "autograd_tensor_name"
-"""Key in ``meta`` of ``inputs[i]``: the tensor's name in ``tensor_names``, if it has one."""
+"""Key in ``meta`` of ``inputs[i]``: the tensor's name in ``NAMES``, if it has one."""
 HAS_GRADIENT = "autograd_has_gradient"
 """Key in ``meta`` of a leaf among the inputs which has a gradient until now."""
 GRADIENT_GROUP = "autograd_gradient_group"
@@ -31,6 +32,11 @@ it was lifted from, if C++ was asked to say so (``TORCH_LOGS=compiled_autograd_v
 LAYOUT = "autograd_layout"
 """Key in ``meta`` of ``inputs[i]``: the layout of the tensor, or of its gradient until now, if
 that is not strided."""
+
+
+NAMES: Any = WeakIdKeyDictionary()
+"""Names of tensors of this process, which are not kept alive. The engine hands over parameters
+without names; a backend that compiled the forward has seen them under theirs and puts them here."""
 
 
 @dataclass(frozen=True, slots=True)

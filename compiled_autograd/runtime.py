@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_CARRIERS = 4096
 
 
+@dataclass(eq=False, repr=False)
 class RuntimeWrapper:
     """Runs the compiled function with compiled autograd itself switched off.
 
@@ -36,27 +38,17 @@ class RuntimeWrapper:
         shapes: of the inputs, if the graph holds for those only.
     """
 
-    def __init__(
-        self,
-        capture: Capture,
-        log: CaptureLog,
-        context: Any,
-        *,
-        used_sizes: tuple[int, ...],
-        to_cuda: Mapping[int, torch.device],
-        nan_check: NanCheck | None,
-        shapes: Sequence[tuple[int, ...]] | None,
-    ) -> None:
-        self.capture = capture
-        self._log = log
-        self._carriers: dict[tuple[int, int], Any] = {}
-        self._context = context
-        self._used_sizes = used_sizes
-        self._to_cuda = to_cuda
-        self._nan_check = nan_check
-        self._shapes = shapes
+    capture: Capture
+    log: CaptureLog
+    context: Any
+    _: KW_ONLY
+    used_sizes: tuple[int, ...]
+    to_cuda: Mapping[int, torch.device]
+    nan_check: NanCheck | None
+    shapes: Sequence[tuple[int, ...]] | None
+    _carriers: dict[tuple[int, int], Any] = field(default_factory=dict, init=False)
 
-    @_torch_compat.entered_by_dynamo
+    @_torch_compat.unseen_by_dynamo
     def __call__(
         self,
         compiled_fn: Callable[..., Any],
@@ -67,41 +59,26 @@ class RuntimeWrapper:
         packed_data: Any,
     ) -> Any:
         """Gradients asked for with ``grad()``; empty for ``backward()``."""
-        _torch_compat.leave_dynamo()
-        try:
-            return self._run(compiled_fn, inputs, sizes, scalars, hooks, packed_data)
-        finally:
-            _torch_compat.return_to_dynamo()
-
-    def _run(
-        self,
-        compiled_fn: Callable[..., Any],
-        inputs: list[torch.Tensor],
-        sizes: Sequence[int],
-        scalars: list[Any],
-        hooks: Any,
-        packed_data: Any,
-    ) -> Any:
         THREAD.ran = True
-        if self._log.listeners:
-            self._log.ran(self.capture)
-        if self._shapes is not None:
+        if self.log.listeners:
+            self.log.ran(self.capture)
+        if self.shapes is not None:
             self._check_shapes(inputs)
-        parameters = self._nan_check.before(inputs) if self._nan_check is not None else []
-        for i, gpu in self._to_cuda.items():
+        parameters = self.nan_check.before(inputs) if self.nan_check is not None else []
+        for i, gpu in self.to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
-        lifted = [self._size(i, sizes[i]) for i in self._used_sizes]
-        state = _torch_compat.state()
+        lifted = [self._size(i, sizes[i]) for i in self.used_sizes]
+        state = _torch_compat.state
         claim = SWITCH.open(OFF, runs=True)
         try:
             state.in_compiled_autograd_region = True
             end_turn()
-            with final_callbacks(), _torch_compat.entered_compile_context(self._context):
+            with final_callbacks(), _torch_compat.compile_context(self.context):
                 outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
                     inputs, lifted, scalars, hooks, packed_data
                 )
-                if self._nan_check is not None:
-                    self._nan_check.after(parameters, outputs)
+                if self.nan_check is not None:
+                    self.nan_check.after(parameters, outputs)
             return outputs
         finally:
             state.in_compiled_autograd_region = False
@@ -119,8 +96,8 @@ class RuntimeWrapper:
         return carrier
 
     def _check_shapes(self, inputs: Sequence[torch.Tensor]) -> None:
-        assert self._shapes is not None
-        for i, (tensor, shape) in enumerate(zip(inputs, self._shapes, strict=True)):
+        assert self.shapes is not None
+        for i, (tensor, shape) in enumerate(zip(inputs, self.shapes, strict=True)):
             if tuple(tensor.shape) != shape:
                 raise StaleCaptureError(
                     f"captured graph {self.capture.id} holds for input {i} of shape {shape}, and "

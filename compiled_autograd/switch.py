@@ -100,7 +100,7 @@ class Switch:
         for claim in [c for c in self._claims if not c.captures]:
             if claim.thread != threading.get_ident():
                 self.close(claim)
-        state = _torch_compat.state()
+        state = _torch_compat.state
         state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
@@ -166,11 +166,11 @@ class Switch:
     @property
     def running(self) -> bool:
         """Whether a captured graph runs in any thread."""
-        return bool(_torch_compat.state().in_compiled_autograd_region)
+        return bool(_torch_compat.state.in_compiled_autograd_region)
 
     def is_on(self) -> bool:
         """Whether a backward that begins now is captured."""
-        return bool(_torch_compat.state().compiled_autograd_enabled)
+        return bool(_torch_compat.state.compiled_autograd_enabled)
 
     @property
     def tell(self) -> Tell | None:
@@ -180,7 +180,7 @@ class Switch:
 
 
 def _apply(setting: Setting) -> Setting:
-    state: Any = _torch_compat.state()
+    state: Any = _torch_compat.state
     enabled, off_on_purpose = state.compiled_autograd_enabled, state.active_disable_ctx
     state.compiled_autograd_enabled = setting.enabled
     if setting.off_on_purpose is not None:

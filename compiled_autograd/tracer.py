@@ -39,13 +39,13 @@ from .node_meta import (
     INPUT_GROUP,
     LAYOUT,
     LIFTED_FROM,
+    NAMES,
     TENSOR_NAME,
     ValueInfo,
     of_tensor,
     set_value,
 )
 from .origin import META, NodeOrigin
-from .tensor_names import NAMES
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -124,7 +124,7 @@ class GraphTracer:
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
             if (storage := _torch_fakes.storage_key(tensor)) is not None:
                 node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
-            if (name := NAMES.of(tensor)) is not None:
+            if (name := NAMES.get(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
             for held in (tensor, current):
@@ -279,10 +279,6 @@ class GraphTracer:
             self._symbols[expression] = proxy
         return proxy.node
 
-    def shapeless(self, value: Any) -> bool:
-        """Whether ``value`` is one of the engine's shapeless gradients."""
-        return id(value) in self._shapeless
-
     def _where(self) -> str:
         return self.origin.label if self.origin is not None else "the root of the backward"
 
@@ -291,7 +287,7 @@ class GraphTracer:
         leaves: list[Any] = []
         tree_map(leaves.append, (args, kwargs))
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-        if any(self.shapeless(t) for t in tensors):
+        if any(id(t) in self._shapeless for t in tensors):
             raise CaptureError(
                 f"{self._where()} runs {function} at capture, on a gradient whose shape is not "
                 f"known then"

@@ -8,14 +8,15 @@ Inductor rewrites the graph in place.
 Note [Fields that cannot be read]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 These are private objects of torch, and a torch that nobody has tried with memprof may name or
-fill a field in another way. That costs the field and nothing else: it is left at a neutral value,
-named in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
+fill a field in another way. That costs the field and nothing else: it is left at its default, named
+in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
 from it finds that out (``knows``) and does without. ``tell`` hears of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -40,38 +41,42 @@ Tell = Callable[[str, Exception], None]
 """Hears of a field that cannot be read, as ``owner.field``, and why."""
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads fields of one object of torch.
 
-    Args:
+    Attributes:
         owner: what a field's name begins with in what is told.
         source: the object.
         tell: see ``Tell``; None raises the error instead.
     """
 
-    def __init__(self, owner: str, source: Any, tell: Tell | None) -> None:
-        self._owner = owner
-        self._source = source
-        self._tell = tell
+    owner: str
+    source: Any
+    tell: Tell | None
 
     def __call__(
         self,
         name: str,
         neutral: T,
-        convert: Callable[[Any], T] = lambda v: v,
+        convert: Callable[[Any], T] = _as_it_is,
         *,
         optional: bool = False,
     ) -> T:
         """``convert`` of the field ``name``; ``neutral`` where that cannot be had, of which nobody
         is told if it is ``optional`` and this torch has no such field."""
-        if optional and not hasattr(self._source, name):
+        if optional and not hasattr(self.source, name):
             return neutral
         try:
-            return convert(getattr(self._source, name))
+            return convert(getattr(self.source, name))
         except Exception as error:
-            if self._tell is None:
+            if self.tell is None:
                 raise
-            self._tell(f"{self._owner}{name}", error)
+            self.tell(f"{self.owner}{name}", error)
             return neutral
 
 
@@ -94,47 +99,34 @@ def view_and_mutation_meta(meta: Any, tell: Tell | None = None) -> ViewAndMutati
     tell_field = None if tell is None else told
     read = _Reader("", meta, tell_field)
 
-    def mutations(infos: Any) -> tuple[MutationType, ...]:
-        return tuple(_mutation(_Reader("input_info.", i, tell_field)) for i in infos)
+    def each(owner: str, copy: Callable[[_Reader], Any]) -> Callable[[Any], Any]:
+        return lambda infos: tuple(copy(_Reader(owner, i, tell_field)) for i in infos)
 
-    def outputs(infos: Any) -> tuple[OutputAliasInfo, ...]:
-        return tuple(_output(_Reader("output_info.", i, tell_field)) for i in infos)
+    conversions: dict[str, Callable[[Any], Any]] = {
+        "input_info": each("input_info.", _mutation),
+        "output_info": each("output_info.", _output),
+        "bw_donated_idxs": lambda v: None if v is None else tuple(v),
+        "mutated_graph_handled_indices_seen_by_autograd": tuple,
+        "saved_tensor_is_graph_input": tuple,
+        "dynamic_saved_tensors_idxs": _dynamic,
+        "subclass_tangent_meta": lambda v: tuple(map(_tangent, v)),
+        "tokens": len,
+        "indices_of_inputs_that_requires_grad_with_mutations_in_bw": tuple,
+    }
+    known: dict[str, Any] = {
+        f.name: read(
+            f.name,
+            f.default,
+            conversions.get(f.name, _as_it_is),
+            optional=f.name in _NOT_IN_EVERY_TORCH,
+        )
+        for f in fields(ViewAndMutationMeta)
+        if f.name != "unknown"
+    }
+    return ViewAndMutationMeta(**known, unknown=tuple(unknown))
 
-    no_inputs: tuple[MutationType, ...] = ()
-    no_outputs: tuple[OutputAliasInfo, ...] = ()
-    no_tangents: tuple[TangentFormat | None, ...] = ()
-    no_dims: tuple[tuple[int, frozenset[int]], ...] = ()
-    none: tuple[int, ...] = ()
-    no_flags: tuple[bool, ...] = ()
-    return ViewAndMutationMeta(
-        input_info=read("input_info", no_inputs, mutations),
-        output_info=read("output_info", no_outputs, outputs),
-        num_intermediate_bases=read("num_intermediate_bases", 0),
-        is_rng_op_functionalized=read("is_rng_op_functionalized", False),
-        num_symints_saved_for_bw=read("num_symints_saved_for_bw", None),
-        num_opaque_objects_saved_for_bw=read("num_opaque_objects_saved_for_bw", None),
-        bw_donated_idxs=read("bw_donated_idxs", None, lambda v: None if v is None else tuple(v)),
-        mutated_graph_handled_indices_seen_by_autograd=read(
-            "mutated_graph_handled_indices_seen_by_autograd", none, tuple
-        ),
-        num_tensors_saved_with_no_vc_check=read("num_tensors_saved_with_no_vc_check", None),
-        saved_tensor_is_graph_input=read(
-            "saved_tensor_is_graph_input", no_flags, tuple, optional=True
-        ),
-        dynamic_saved_tensors_idxs=read("dynamic_saved_tensors_idxs", no_dims, _dynamic),
-        subclass_tangent_meta=read(
-            "subclass_tangent_meta", no_tangents, lambda v: tuple(map(_tangent, v))
-        ),
-        tokens=read("tokens", 0, len),
-        num_backward_tokens=read("num_backward_tokens", 0),
-        num_graphsafe_rng_states=read("num_graphsafe_rng_states", 0),
-        indices_of_inputs_that_requires_grad_with_mutations_in_bw=read(
-            "indices_of_inputs_that_requires_grad_with_mutations_in_bw", none, tuple
-        ),
-        grad_enabled_mutation=read("grad_enabled_mutation", None),
-        deterministic=read("deterministic", None),
-        unknown=tuple(unknown),
-    )
+
+_NOT_IN_EVERY_TORCH = ("saved_tensor_is_graph_input",)
 
 
 def _mutation(read: _Reader) -> MutationType:

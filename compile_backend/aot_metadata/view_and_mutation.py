@@ -137,11 +137,11 @@ class ViewAndMutationMeta:
         grad_enabled_mutation: the grad mode that it leaves behind, None for the one it met.
         deterministic: whether deterministic algorithms were asked for when it was traced.
         unknown: fields that torch has in another form than memprof knows, e.g.
-            ``num_intermediate_bases`` or ``output_info.base_idx``; above, they are neutral.
+            ``num_intermediate_bases`` or ``output_info.base_idx``; they have their default.
     """
 
-    input_info: tuple[MutationType, ...]
-    output_info: tuple[OutputAliasInfo, ...]
+    input_info: tuple[MutationType, ...] = ()
+    output_info: tuple[OutputAliasInfo, ...] = ()
     num_intermediate_bases: int = 0
     is_rng_op_functionalized: bool = False
     num_symints_saved_for_bw: int | None = None

@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import sys
 import threading
 import time
 import weakref
@@ -53,10 +52,6 @@ HUGE = 4 << 20
 
 KEPT_LEASES = 1 << 15
 """Leases that are over and still known, for whoever wants to know what was live when."""
-
-SUPPORTED = sys.platform != "win32"
-"""Whether anonymous private mappings can be had here."""
-
 
 Budget = Callable[[], "int | None"]
 
@@ -144,22 +139,15 @@ class Arena:
         block.mapping.used -= block.nbytes
         self.live_bytes -= block.nbytes
         self._remove(address, block)
-        before = self._ends.get(address)
-        if before is not None and self._mergeable(before, block):
-            other = self._blocks[before]
-            self._remove(before, other, free=True)
+        for neighbour in (self._ends.get(address), address + block.nbytes):
+            other = None if neighbour is None else self._blocks.get(neighbour)
+            if other is None or other.live or other.mapping is not block.mapping:
+                continue
+            assert neighbour is not None
+            self._remove(neighbour, other, free=True)
             block.nbytes += other.nbytes
-            address = before
-        after = address + block.nbytes
-        if self._mergeable(after, block):
-            other = self._blocks[after]
-            self._remove(after, other, free=True)
-            block.nbytes += other.nbytes
+            address = min(address, neighbour)
         self._add(address, block)
-
-    def _mergeable(self, address: int, block: _Block) -> bool:
-        other = self._blocks.get(address)
-        return other is not None and not other.live and other.mapping is block.mapping
 
     def _add(self, address: int, block: _Block) -> None:
         self._blocks[address] = block
@@ -344,17 +332,14 @@ class LeasePool:
         for action in self._on_trim:
             action()
         # Somebody who has the lock may be this very thread, further down the stack.
-        while self._returned and self._lock.acquire(blocking=False):
+        while self._lock.acquire(blocking=False):
             try:
                 self._take_back()
                 self._arena.trim()
             finally:
                 self._lock.release()
-        if self._lock.acquire(blocking=False):
-            try:
-                self._arena.trim()
-            finally:
-                self._lock.release()
+            if not self._returned:
+                return
 
     def start_again(self) -> None:
         """Start with new books in a forked child: the lock may have been held, and the books

@@ -87,30 +87,34 @@ def plan(buffers: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Offsets:
 def _tries(buffers: Sequence[Lifetime]) -> Iterator[list[int]]:
     """Orders to try. A list that comes again has been changed in between by ``plan``, which
     moves the highest buffer of an attempt to the front."""
-    starts = [sorted(range(len(buffers)), key=order(buffers)) for order in _ORDERS]
+    starts = [_in_order(buffers, order) for order in _ORDERS]
     yield from starts
     for start in (starts[0], starts[-1]):
         for _ in range(min(_ROUNDS, _EFFORT // len(buffers) ** 2)):
             yield start
 
 
+def _in_order(buffers: Sequence[Lifetime], order: _Order) -> list[int]:
+    return sorted(range(len(buffers)), key=lambda i: order(buffers[i]))
+
+
 _ROUNDS = 100
 _EFFORT = 10_000_000
 """Rounds times buffers squared at most; about a second."""
 
-_Order = Callable[[Sequence[Lifetime]], Callable[[int], tuple[int, ...]]]
+_Order = Callable[[Lifetime], tuple[int, ...]]
 
 _ORDERS: tuple[_Order, ...] = (
     # The largest first; among equals, the longest-lived.
-    lambda bs: lambda i: (-bs[i].nbytes, bs[i].begin - bs[i].end, bs[i].begin),
+    lambda b: (-b.nbytes, b.begin - b.end, b.begin),
     # The longest-lived first: they are in everybody's way.
-    lambda bs: lambda i: (bs[i].begin - bs[i].end, -bs[i].nbytes, bs[i].begin),
+    lambda b: (b.begin - b.end, -b.nbytes, b.begin),
     # The largest area in the plane of time and bytes first.
-    lambda bs: lambda i: (-bs[i].nbytes * (bs[i].end - bs[i].begin), bs[i].begin, i),
+    lambda b: (-b.nbytes * (b.end - b.begin), b.begin),
     # As they come, which is what an allocator at run time would do.
-    lambda bs: lambda i: (bs[i].begin, -bs[i].nbytes, i),
+    lambda b: (b.begin, -b.nbytes),
     # From the end backwards.
-    lambda bs: lambda i: (-bs[i].end, -bs[i].nbytes, i),
+    lambda b: (-b.end, -b.nbytes),
 )
 
 

@@ -10,22 +10,15 @@ memprof's data-flow profile does (``profiler/dataflow/replays.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from memprof.cudagraph_trees.account.attribution import PoolParts
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.process_hooks import on_reset
 from memprof.profiler.replay_memory import register
 
-from .. import _torch_compat
-from ..call_log import Counter
 from .memory import LeasePool
-from .plan import Site
-from .tensors import LeasedTensors, ScratchPlan, ScratchPool, TensorShape
-from .wrapper_code import WrapperCode, rewritten
+from .tensors import ScratchPlan, ScratchPool
 
 BoxedCall = Callable[[list[Any]], Any]
 
@@ -36,69 +29,16 @@ register(lambda: [POOL.replay_memory()])
 on_reset(POOL.trim)
 
 
-def replay_in_arena(
-    code: WrapperCode,
-    compiled: Any,
-    plain: BoxedCall,
-    sites: Sequence[Site],
-    shapes: Mapping[int, TensorShape],
-    scratch_bytes: int,
-    *,
-    path: str,
-    label: str,
-    replays: Counter,
-    lost: Callable[[], None],
-) -> BoxedCall:
-    """The call in the steady state of a graph.
-
-    Args:
-        code: of the graph's wrapper.
-        compiled: Inductor's ``CompiledFxGraph``.
-        plain: its callable, for when there is no memory.
-        sites: allocations that come out of the arena.
-        shapes: of the tensors, by line.
-        scratch_bytes: that the temporaries among ``sites`` need.
-        path: file name of the generated code, for tracebacks.
-        label: of the graph.
-        replays: advanced once a call.
-        lost: called when somebody has kept a temporary beyond a call.
-    """
-    module_globals = _torch_compat.generated_globals(compiled)
-    assert module_globals is not None
-    scratch = [s for s in sites if s.offset is not None]
-    clone = rewritten(
-        code,
-        path,
-        module_globals,
-        [s.line for s in scratch],
-        {
-            s.line: LeasedTensors(POOL, shapes[s.line], f"{label}: {s.name}")
-            for s in sites
-            if s.offset is None
-        },
-    )
-    tick = replays.tick
-
-    def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
-        def replay(inputs: list[Any]) -> Any:
-            tick()
-            return clone(inputs, tensors)
-
-        return _torch_compat.realign_inputs(replay, compiled)
-
-    if scratch:
-        tensors = [(s.offset or 0, shapes[s.line]) for s in scratch]
-        call = _with_scratch(ScratchPlan(scratch_bytes, tensors, bound), lost, plain)
-    else:
-        call = bound(())
-    POOL.add_user(call)
-    return call
-
-
-def _with_scratch(
+def with_scratch(
     plan: ScratchPlan[BoxedCall], lost: Callable[[], None], plain: BoxedCall
 ) -> BoxedCall:
-    """``plain`` with the temporaries of ``plan`` in a scratch that no other call uses meanwhile."""
+    """``plain`` with the temporaries of ``plan`` in a scratch that no other call uses meanwhile.
+
+    Args:
+        plan: of the temporaries.
+        lost: called when somebody has kept a temporary beyond a call.
+        plain: called when there is no memory.
+    """
     idle, take, abandon, bound = SCRATCHES.idle, SCRATCHES.take, SCRATCHES.abandon, plan.bound
 
     def call(inputs: list[Any]) -> Any:
@@ -130,24 +70,3 @@ def _with_scratch(
         return out
 
     return call
-
-
-def explain_arena() -> PoolParts:
-    """What the arena's bytes are now; ``pools.explain_pools`` has this beside other pools.
-
-    The arena has no ``workspace``: what operators take for themselves is not from it. A block
-    that nobody knows would be ``unattributed``; there is none.
-    """
-    segments, labels = POOL.segments(), POOL.leased()
-    nodes: dict[int | str, int] = {}
-    rounding = free = unattributed = 0
-    for block in (b for segment in segments for b in segment.blocks):
-        label = labels.get(block.address)
-        if not block.live:
-            free += block.nbytes
-        elif label is None:
-            unattributed += block.nbytes
-        else:
-            nodes[label] = nodes.get(label, 0) + block.requested
-            rounding += block.nbytes - block.requested
-    return PoolParts(nodes, rounding, workspace=0, unattributed=unattributed, free=free)

@@ -35,8 +35,10 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
@@ -44,12 +46,12 @@ from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, T
 from .. import _torch_compat
 from ..call_log import Counter
 from ..ledger import Ledger
-from .memory import PAGE, SUPPORTED
+from .memory import PAGE
 from .page_faults import minor_page_faults, nanoseconds_per_fault
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
-from .replay import POOL, BoxedCall, replay_in_arena
-from .tensors import TensorShape
-from .wrapper_code import WrapperCode, evaluate, read_wrapper
+from .replay import POOL, BoxedCall, with_scratch
+from .tensors import ScratchPlan, TensorShape, leased_tensors
+from .wrapper_code import WrapperCode, evaluate, read_wrapper, rewritten
 
 Use = Callable[[BoxedCall], None]
 
@@ -68,6 +70,7 @@ _COST_OF_CALL = 2_000
 _COST_OF_LEASE = 8_000
 
 
+@dataclass(eq=False, repr=False)
 class ArenaSteadyState:
     """Moves the calls of one compiled graph into the arena where that pays.
 
@@ -80,22 +83,13 @@ class ArenaSteadyState:
         wanted: option ``graphs``; not False.
     """
 
-    def __init__(
-        self,
-        record: GraphRecord,
-        compiled: Any,
-        plain: BoxedCall,
-        sizes: Sequence[int],
-        ledger: Ledger,
-        wanted: bool | None,
-    ) -> None:
-        self.record = record
-        self.compiled = compiled
-        self.plain = plain
-        self.sizes = sizes
-        self.ledger = ledger
-        self.wanted = wanted
-        self._code: WrapperCode | None = None
+    record: GraphRecord
+    compiled: Any
+    plain: BoxedCall
+    sizes: Sequence[int]
+    ledger: Ledger
+    wanted: bool | None
+    _code: WrapperCode | None = field(default=None, init=False)
 
     def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
         """What to call from now on, for inputs with the program's key.
@@ -122,17 +116,15 @@ class ArenaSteadyState:
 
     def _plan(self, program: AllocationProgram) -> ArenaPlan | str:
         """A plan, or why there is none."""
-        if not SUPPORTED:
-            return "no arena on this system: there are no anonymous private mappings"
-        if self.record.devices != ("cpu",):
-            return f"no arena for graphs on {', '.join(self.record.devices) or 'no device'}"
+        if not self.record.devices:
+            return "no arena for graphs on no device"
         if self._code is None:
             self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
         if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
             return "no arena: the generated code has no Python wrapper"
         plan = plan_program(
             program,
-            {line: a.name for line, a in self._code.allocations.items()},
+            self._code.allocations,
             self._code.unsafe,
             **({"min_lease": 1} if self.wanted else {}),
         )
@@ -189,19 +181,30 @@ class ArenaSteadyState:
         leased = [s for s in sites if s.offset is None]
         if plan.scratch_bytes < LARGE and not self.wanted:
             scratch = []  # malloc is as fast as all that a scratch needs
-        replays = Counter()
-        call = replay_in_arena(
+        label, replays, compiled = self.record.label, Counter(), self.compiled
+        tick = replays.tick
+        clone = rewritten(
             code,
-            self.compiled,
-            self.plain,
-            [*scratch, *leased],
-            shapes,
-            plan.scratch_bytes,
-            path=self.record.code_path or module_globals.get("__file__", "<generated>"),
-            label=self.record.label,
-            replays=replays,
-            lost=functools.partial(self._lost, program, use),
+            self.record.code_path or module_globals.get("__file__", "<generated>"),
+            module_globals,
+            [s.line for s in scratch],
+            {s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased},
         )
+
+        def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
+            def replay(inputs: list[Any]) -> Any:
+                tick()
+                return clone(inputs, tensors)
+
+            return _torch_compat.realign_inputs(replay, compiled)
+
+        if scratch:
+            tensors = [(s.offset or 0, shapes[s.line]) for s in scratch]
+            lost = functools.partial(self._lost, program, use)
+            call = with_scratch(ScratchPlan(plan.scratch_bytes, tensors, bound), lost, self.plain)
+        else:
+            call = bound(())
+        POOL.add_user(call)
         scratch_bytes, least = (plan.scratch_bytes, plan.lower_bound) if scratch else (0, 0)
         if scratch:
             used = replace(plan, sites=tuple(scratch))
@@ -213,7 +216,7 @@ class ArenaSteadyState:
             f"(no plan can do with fewer than {least}), {len(leased)} outputs in blocks of "
             f"{sum(s.nbytes for s in leased)} bytes; {sum(plan.left_out.values())} bytes a call "
             "are allocated outside of it",
-            tree=_detail(self.record.label, program, scratch_bytes),
+            tree=_detail(label, program, scratch_bytes),
         )
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
         self.ledger.count(
@@ -221,7 +224,7 @@ class ArenaSteadyState:
             self.record.id,
             f"ran in the arena{sizes}",
             replays,
-            functools.partial(_detail, self.record.label, program),
+            functools.partial(_detail, label, program),
         )
         return call
 
@@ -252,15 +255,10 @@ def arena_steady_state(
     """What observed calls of a graph run, for the observe stage; None: its plain callable.
 
     Args:
-        record: of the graph.
-        ledger: told what was decided.
-        wanted: option ``graphs``.
-        compiled: Inductor's ``CompiledFxGraph``.
-        plain: its callable.
-        sizes: which inputs are integers.
+        record, ledger, wanted, compiled, plain, sizes: as for ``ArenaSteadyState``.
         has_other_sizes: it depends on sizes that are no inputs of their own.
     """
-    if wanted is False or not _torch_compat.is_cpu_only(compiled):
+    if wanted is False or set(record.devices) - {"cpu"}:
         return None
     if has_other_sizes:
         ledger.add(LedgerKind.NOT_GRAPHED, record.id, "no arena: a size is no input of its own")

@@ -17,9 +17,10 @@ never used again.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -64,41 +65,27 @@ class TensorShape:
         return TensorShape(tuple(shape), tuple(stride), dtype, extent * dtype.itemsize)
 
 
-class LeasedTensors:
-    """Makes the tensors of one allocation that leave a call. Call it to get one.
+def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[], torch.Tensor]:
+    """What makes the tensors of one allocation that leave a call.
 
     Where the pool has none to give, the tensor gets ordinary memory.
     """
+    tokens = Tokens(LEASES_PER_SITE)
+    shape, stride, dtype, nbytes = spec.shape, spec.stride, spec.dtype, spec.nbytes
+    count = nbytes // dtype.itemsize
+    is_flat = shape == (count,) and stride == (1,)
 
-    __slots__ = (
-        "_count",
-        "_dtype",
-        "_flat",
-        "_label",
-        "_nbytes",
-        "_pool",
-        "_shape",
-        "_stride",
-        "_tokens",
-    )
-
-    def __init__(self, pool: LeasePool, spec: TensorShape, label: str) -> None:
-        self._pool, self._label = pool, label
-        self._tokens = Tokens(LEASES_PER_SITE)
-        self._shape, self._stride, self._dtype = spec.shape, spec.stride, spec.dtype
-        self._nbytes, self._count = spec.nbytes, spec.nbytes // spec.dtype.itemsize
-        self._flat = spec.shape == (self._count,) and spec.stride == (1,)
-
-    def __call__(self) -> torch.Tensor:
-        view = self._pool.lease(self._nbytes, self._tokens, self._label)
+    def lease() -> torch.Tensor:
+        view = pool.lease(nbytes, tokens, label)
         if view is None:
-            return compat.empty_strided_cpu(self._shape, self._stride, self._dtype)
-        tensor = torch.frombuffer(view, dtype=self._dtype, count=self._count)
-        if self._flat:
-            return tensor
-        return compat.reinterpret_tensor(tensor, self._shape, self._stride, 0)
+            return compat.empty_strided_cpu(shape, stride, dtype)
+        tensor = torch.frombuffer(view, dtype=dtype, count=count)
+        return tensor if is_flat else compat.reinterpret_tensor(tensor, shape, stride, 0)
+
+    return lease
 
 
+@dataclass(eq=False, repr=False)
 class ScratchPlan(Generic[Bound]):
     """Temporaries of one function at their offsets.
 
@@ -112,18 +99,10 @@ class ScratchPlan(Generic[Bound]):
             a scratch keeps no function alive.
     """
 
-    __slots__ = ("__weakref__", "bind", "bound", "nbytes", "tensors")
-
-    def __init__(
-        self,
-        nbytes: int,
-        tensors: Sequence[tuple[int, TensorShape]],
-        bind: Callable[[Sequence[torch.Tensor]], Bound],
-    ) -> None:
-        self.nbytes = nbytes
-        self.tensors = tuple(tensors)
-        self.bind = bind
-        self.bound: dict[Scratch, Bound] = {}
+    nbytes: int
+    tensors: Sequence[tuple[int, TensorShape]]
+    bind: Callable[[Sequence[torch.Tensor]], Bound]
+    bound: dict[Scratch, Bound] = field(default_factory=dict, init=False)
 
 
 class Scratch:
@@ -195,15 +174,12 @@ class ScratchPool:
 
     def take(self) -> Scratch | None:
         """A free scratch, None if too many are in use."""
-        try:
+        with contextlib.suppress(IndexError):
             return self.idle.pop()
-        except IndexError:
-            pass
-        try:
+        with contextlib.suppress(IndexError):
             self._tokens.pop()
-        except IndexError:
-            return None
-        return Scratch(self.leases)
+            return Scratch(self.leases)
+        return None
 
     def abandon(self, scratch: Scratch) -> None:
         """Leave a scratch to those who hold views of it."""

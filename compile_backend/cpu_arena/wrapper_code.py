@@ -7,6 +7,7 @@ module globals with the same kernels in the same order, and keeps the line numbe
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,27 +31,14 @@ _TRUSTED_FUNCTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """``name = empty_strided_cpu(size, stride, dtype)``, executed once a call.
-
-    Attributes:
-        line: 1-based.
-        name: what it assigns.
-        arguments: source text of ``(size, stride, dtype)``.
-    """
-
-    line: int
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class WrapperCode:
     """What one generated wrapper allocates.
 
     Attributes:
         source: its text.
-        allocations: by line.
+        allocations: lines with ``name = empty_strided_cpu(size, stride, dtype)``, executed once a
+            call, with the name; 1-based.
+        arguments: of each of these lines, source text of ``(size, stride, dtype)``.
         unsafe: names that reach code that might keep what it is given, or that is not
             understood, themselves or through a view.
         inputs: names of the inputs, in order.
@@ -58,7 +46,8 @@ class WrapperCode:
     """
 
     source: str
-    allocations: Mapping[int, Allocation]
+    allocations: Mapping[int, str]
+    arguments: Mapping[int, str]
     unsafe: frozenset[str]
     inputs: tuple[str, ...]
     sizes: Mapping[str, str]
@@ -73,7 +62,8 @@ def read_wrapper(source: str) -> WrapperCode | None:
     call = functions.get("Runner.call", functions.get("call"))
     if call is None:
         return None
-    allocations: dict[int, Allocation] = {}
+    allocations: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     unsafe: set[str] = set()
     views: list[tuple[set[str], set[str]]] = []
     inputs: tuple[str, ...] = ()
@@ -103,9 +93,10 @@ def read_wrapper(source: str) -> WrapperCode | None:
             and len(value.args) == 3
             and not value.keywords
         ):
-            text = ", ".join(ast.unparse(a) for a in value.args)
-            allocations[st.lineno] = Allocation(st.lineno, target.id, f"({text})")
-    return WrapperCode(source, allocations, frozenset(_spread(unsafe, views)), inputs, sizes)
+            allocations[st.lineno] = target.id
+            arguments[st.lineno] = f"({', '.join(ast.unparse(a) for a in value.args)})"
+    unsafe = _spread(unsafe, views)
+    return WrapperCode(source, allocations, arguments, frozenset(unsafe), inputs, sizes)
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -161,9 +152,7 @@ def _trusted(callee: ast.expr) -> bool:
         return False
     if root == "torch" and rest[:1] == ["ops"]:
         return len(rest) > 1 and rest[1] in _TRUSTED_OPERATORS
-    if root == "aten":
-        return True
-    if root == "extern_kernels":
+    if root in ("aten", "extern_kernels"):
         return True
     if not rest:
         return root in _TRUSTED_FUNCTIONS or root.startswith("cpp_")
@@ -198,9 +187,7 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        code: the wrapper.
-        path: its file name, for tracebacks.
-        module_globals: its globals, used as they are and not changed.
+        code, path, module_globals: the wrapper, its file name, and its globals, not changed.
         scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
         leases: by line, what is called instead of the allocation.
 
@@ -232,10 +219,8 @@ def evaluate(
     the integer inputs are left out.
 
     Args:
-        code: the wrapper.
-        module_globals: its globals.
-        sizes: which inputs are integers.
-        key: their values.
+        code, module_globals: the wrapper and its globals.
+        sizes, key: which inputs are integers, and their values.
     """
     known: dict[str, Any] = {
         code.inputs[i]: value for i, value in zip(sizes, key, strict=True) if i < len(code.inputs)
@@ -244,9 +229,7 @@ def evaluate(
         if source in known:
             known[name] = known[source]
     found = {}
-    for line, allocation in code.allocations.items():
-        try:
-            found[line] = eval(allocation.arguments, module_globals, known)
-        except NameError:
-            continue
+    for line, arguments in code.arguments.items():
+        with contextlib.suppress(NameError):
+            found[line] = eval(arguments, module_globals, known)
     return found

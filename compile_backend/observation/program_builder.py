@@ -251,7 +251,10 @@ class _Builder:
         # What a kernel allocated and did not give back, a workspace or packed weights, it
         # keeps from a first call on: later calls, for which the program stands, do not
         # allocate it.
-        ids = {block: i for i, block in enumerate(self._but_scratch())}
+        kept = set(self.scratch)
+        ids = {
+            block: i for i, block in enumerate(b for b in range(len(self.blocks)) if b not in kept)
+        }
         storages = []
         for block, i in ids.items():
             b, out = self.blocks[block], tuple(outputs.get(block, ()))
@@ -281,11 +284,6 @@ class _Builder:
             kept_bytes=sum(self.blocks[block].nbytes for block in self.scratch),
             host_ns=self.trace.host_ns,
         )
-
-    def _but_scratch(self) -> list[int]:
-        """All blocks but the scratch memory that is still there."""
-        kept = set(self.scratch)
-        return [block for block in range(len(self.blocks)) if block not in kept]
 
 
 def _fits(bound: Bound, allocated: int, device: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,40 +36,28 @@ class Recorder:
 
     def at(self, line: int) -> None:
         """Execution reached ``line``."""
-        if self.error is not None:
-            return
-        try:
-            self._marks += 1
-            self.trace.reports.append(At(self._marks, line))
-            if self._allocator.started:
-                self._allocator.mark(f"{_MARK}{self._marks}")
-        except Exception as error:
-            self.error = error
+        if self.error is None:
+            with self._keeping_errors():
+                self._marks += 1
+                self.trace.reports.append(At(self._marks, line))
+                if self._allocator.started:
+                    self._allocator.mark(f"{_MARK}{self._marks}")
 
     def aside(self) -> None:
         """What is allocated until the next statement is not the graph's."""
         if self.error is None and self._allocator.started:
-            try:
+            with self._keeping_errors():
                 self._allocator.mark(f"{_MARK}-1")
-            except Exception as error:
-                self.error = error
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
-        if self.error is not None:
-            return
-        try:
-            for storage in _storages(value):
-                self.trace.reports.append(
-                    Bound(
-                        name,
-                        self._identities.identity(storage),
-                        storage.nbytes(),
-                        str(storage.device),
+        if self.error is None:
+            with self._keeping_errors():
+                for storage in _storages(value):
+                    number = self._identities.identity(storage)
+                    self.trace.reports.append(
+                        Bound(name, number, storage.nbytes(), str(storage.device))
                     )
-                )
-        except Exception as error:
-            self.error = error
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """``names`` were deleted."""
@@ -97,30 +86,31 @@ class Recorder:
             What the call returned. Raises only what the call raised.
         """
         self._identities.listen(self._freed)
-        try:
+        with self._keeping_errors():
             self._enter(inputs, input_names, constants)
             self._allocator.start()
-        except Exception as error:
-            self.error = error
         begin = time.perf_counter_ns()
         try:
             out = call(inputs)
         finally:
             self.trace.host_ns = time.perf_counter_ns() - begin
             self._leave()
-        try:
+        with self._keeping_errors():
             self.trace.outputs = [self._storage_of(o) for o in _as_sequence(out)]
+        return out
+
+    @contextlib.contextmanager
+    def _keeping_errors(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             self.error = self.error or error
-        return out
 
     def _leave(self) -> None:
         self._identities.unlisten(self._freed)
-        try:
+        with self._keeping_errors():
             if self._allocator.started:
                 self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
-        except Exception as error:
-            self.error = self.error or error
 
     def _enter(
         self,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -37,7 +38,7 @@ from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
-from .tree_models import NotRun, ObservableModel, check_runs, running, tuning
+from .tree_models import NotRun, ObservableModel, check_runs, running
 
 BoxedCall = Callable[[list[Any]], Any]
 
@@ -56,6 +57,7 @@ MAX_IN_VAIN = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
 
+@dataclass(eq=False, repr=False)
 class ObserveStage(CompileStage[Any]):
     """Wraps the callable of one compiled graph.
 
@@ -69,21 +71,12 @@ class ObserveStage(CompileStage[Any]):
         steady: says what observed calls run; by default Inductor's callable.
     """
 
+    graph: LiveGraph
+    runtime: Runtime
+    options: Options
+    models: list[ObservableModel] | None = None
+    steady: ChooseSteadyState = lambda *graph: None
     name = "observe"
-
-    def __init__(
-        self,
-        graph: LiveGraph,
-        runtime: Runtime,
-        options: Options,
-        models: list[ObservableModel] | None = None,
-        steady: ChooseSteadyState = lambda *graph: None,
-    ) -> None:
-        self.graph = graph
-        self.runtime = runtime
-        self.options = options
-        self.models = models
-        self.steady = steady
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
@@ -159,6 +152,7 @@ class ObservedCall:
         self.options = stage.options
         self.plain = plain
         self.compiled = compiled
+        self.module_globals = compat.generated_globals(compiled) or {}
         self.sizes = sizes
         self.dims = dims
         self.dynamic = bool(sizes or dims)
@@ -245,7 +239,7 @@ class ObservedCall:
             self.seen[key] = seen = self._unseen
         if seen < 0:
             self.seen[key] = 0
-            with tuning(self._models):
+            with running(self._models, [None] * len(self._models)):
                 return self._unobserved(inputs)
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it
@@ -272,7 +266,8 @@ class ObservedCall:
             recorder = Recorder(self.runtime.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
-            constants = self._constants()
+            found = self.module_globals.items()
+            constants = [(name, value) for name, value in found if type(value) is torch.Tensor]
         except Exception as error:
             self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
             self._give_up(key, f"preparing its observation failed: {error}")
@@ -340,11 +335,8 @@ class ObservedCall:
     def _models_of(self, models: Sequence[ObservableModel]) -> list[ObservableModel]:
         """Those among ``models`` that run: a graph compiled again, past a cache, was handed to the
         trees twice."""
-        own = self._partition_functions()
+        own = partition_functions(self.module_globals)
         return [m for m in models if any(m.model is f for f in own)] or list(models[-1:])
-
-    def _partition_functions(self) -> list[BoxedCall]:
-        return partition_functions(compat.generated_globals(self.compiled) or {})
 
     def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model.
@@ -352,14 +344,9 @@ class ObservedCall:
         Without a Python wrapper there is nothing to instrument; the allocator's events
         alone then give the bytes, without names.
         """
-        if self._clone is None and self.compiled is not None:
-            module_globals = compat.generated_globals(self.compiled)
-            if module_globals is not None:
-                self._clone = instrument(
-                    self.compiled.source_code,
-                    self.record.code_path or module_globals.get("__file__", "<generated>"),
-                    module_globals,
-                )
+        if self._clone is None and self.module_globals:
+            path = self.record.code_path or self.module_globals.get("__file__", "<generated>")
+            self._clone = instrument(self.compiled.source_code, path, self.module_globals)
 
         def inside(run: BoxedCall) -> BoxedCall:
             """Run the copy of a partition; what is allocated after it is the trees'."""
@@ -388,7 +375,7 @@ class ObservedCall:
         clone = self._clone(recorder)
         if not self._models:
             return compat.realign_inputs(clone.call, self.compiled), []
-        own = self._partition_functions()
+        own = partition_functions(self.module_globals)
         copies = [
             inside(copy)
             for m in self._models
@@ -399,12 +386,6 @@ class ObservedCall:
             partitions = [outside(run) for run in compat.runner_partitions(self.compiled)]
             return compat.realign_inputs(clone.bind(partitions), self.compiled), copies
         return outside(self.plain), [inside(clone.call)]
-
-    def _constants(self) -> list[tuple[str, torch.Tensor]]:
-        if self.compiled is None:
-            return []
-        found = compat.generated_globals(self.compiled) or {}
-        return [(name, value) for name, value in found.items() if type(value) is torch.Tensor]
 
 
 def _sizes_text(key: tuple[int, ...]) -> str:

@@ -70,20 +70,11 @@ class ObservableModel:
 
 
 @contextlib.contextmanager
-def tuning(models: Sequence[ObservableModel]) -> Iterator[None]:
-    """Within it, no warm-up of these is the last one."""
-    for model in models:
-        model.arm(None)
-    try:
-        yield
-    finally:
-        for model in models:
-            model.disarm()
-
-
-@contextlib.contextmanager
-def running(models: Sequence[ObservableModel], copies: Sequence[Model]) -> Iterator[list[_Once]]:
-    """Within it, the trees run the copies of these. Yields how often they do, as it happens."""
+def running(
+    models: Sequence[ObservableModel], copies: Sequence[Model | None]
+) -> Iterator[list[_Once]]:
+    """Within it, the trees run the copies of these; for None Inductor's function, in a warm-up
+    that is not the last. Yields how often they do, as it happens."""
     armed = [m.arm(copy) for m, copy in zip(models, copies, strict=True)]
     try:
         yield armed

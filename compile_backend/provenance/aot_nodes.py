@@ -141,12 +141,7 @@ def snapshot(
         origin = nearest(node, located) or nearest(node, placed)
         if origin is not None:
             found[node.name] = borrow(p, found[origin])
-    # torch leaves the compiled function or module itself out of its module stacks: an
-    # operator with user code around it and no module is the root's own.
-    return {
-        name: dataclasses.replace(p, module_path="") if p.stack and p.module_path is None else p
-        for name, p in found.items()
-    }
+    return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 
 def captured_snapshot(
@@ -186,6 +181,12 @@ def borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
         from_forward=origin.from_forward,
         evidence=Evidence.NEIGHBOUR,
     )
+
+
+def in_root(p: NodeProvenance) -> NodeProvenance:
+    """``p``, which has user code around it, in the root module if in no other: torch leaves the
+    compiled function or module itself out of its module stacks."""
+    return p if p.module_path is not None else dataclasses.replace(p, module_path="")
 
 
 def by_sequence_number(nodes: Iterable[NodeProvenance]) -> dict[int, NodeProvenance]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.profiler.model import GraphRecord, LedgerKind, NodeProvenance
@@ -18,6 +19,7 @@ from .lowering import describe_lowerings
 from .resolve import data_dependent_sizes, resolve_buffers, resolve_nodes
 
 
+@dataclass(eq=False, repr=False)
 class AttributeStage(CompileStage[Any]):
     """Finds out where each buffer of one compiled graph comes from.
 
@@ -29,23 +31,14 @@ class AttributeStage(CompileStage[Any]):
         captured_nodes: for a captured backward, the captured graph's nodes.
     """
 
+    record: GraphRecord
+    ledger: Ledger
+    forward_nodes: Mapping[str, NodeProvenance] | None
+    compile_again: Callable[[], Any]
+    captured_nodes: Mapping[str, NodeProvenance] | None = None
+    aot_nodes: dict[str, NodeProvenance] = field(default_factory=dict, init=False)
+    _lowerings: list[Any] = field(default_factory=list, init=False)
     name = "attribute"
-
-    def __init__(
-        self,
-        record: GraphRecord,
-        ledger: Ledger,
-        forward_nodes: Mapping[str, NodeProvenance] | None,
-        compile_again: Callable[[], Any],
-        captured_nodes: Mapping[str, NodeProvenance] | None = None,
-    ) -> None:
-        self.record = record
-        self.ledger = ledger
-        self.forward_nodes = forward_nodes
-        self.compile_again = compile_again
-        self.captured_nodes = captured_nodes
-        self.aot_nodes: dict[str, NodeProvenance] = {}
-        self._lowerings: list[Any] = []
 
     def pre_compile(self, state: CompileState) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""

@@ -24,7 +24,7 @@ the next step on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,19 +79,6 @@ class DynamoInput:
     is_gathered: bool = False
 
 
-@dataclass(frozen=True)
-class DynamoOutput:
-    """One value that a Dynamo graph of a captured backward returns.
-
-    Attributes:
-        is_parameter_gradient: the new gradient of a parameter; of another leaf otherwise.
-        fqn: of that parameter or leaf.
-    """
-
-    is_parameter_gradient: bool
-    fqn: str | None
-
-
 def dynamo_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[DynamoInput, ...]:
@@ -103,7 +90,7 @@ def dynamo_inputs(
         gm: as Dynamo hands it to a backend.
         example_inputs: likewise; one a placeholder.
     """
-    values: list[_Value] = []
+    values: list[tuple[DynamoInput, Links, bool]] = []  # with its source path; is a parameter
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         source = compat.dynamo_source(node)
         source_path = tuple(compat.source_links(source))
@@ -114,43 +101,29 @@ def dynamo_inputs(
             is_parameter = isinstance(leaf, torch.nn.Parameter)
             steps = tuple(("item", key) for key in inside) if source_path else ()
             gathered = is_parameter and compat.is_managed_by_fsdp(source)
-            values.append(
-                _Value(name, len(values), text, source_path + steps, is_parameter, gathered)
-            )
+            value = DynamoInput(name, text, index=len(values), is_gathered=gathered)
+            values.append((value, source_path + steps, is_parameter))
     parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
     sources = compat.lifted_sources(gm)
     for name in (*sorted(parameters), *sorted(buffers)):
         source = sources.get(name)
-        source_path = tuple(compat.source_links(source))
-        text = compat.source_text(source)
-        values.append(_Value(name, None, text, source_path, name in parameters))
+        value = DynamoInput(name, compat.source_text(source))
+        values.append((value, tuple(compat.source_links(source)), name in parameters))
 
-    of_parameters = {v.source_path for v in values if v.source_path and v.is_parameter}
-    states = [v.source_path for v in values if _registry(v.source_path) in _REGISTRIES]
+    of_parameters = {path for _, path, is_parameter in values if path and is_parameter}
+    states = [path for _, path, _ in values if _registry(path) in _REGISTRIES]
     several_roots = len(set(map(_root, states))) > 1
     inputs = []
-    for v in values:
-        role = classify(v.source_path, v.is_parameter, of_parameters)
-        if v.index is None and role is Role.USER_INPUT:
+    for value, path, is_parameter in values:
+        role = classify(path, is_parameter, of_parameters)
+        if value.index is None and role is Role.USER_INPUT:
             role = Role.BUFFER  # AOTAutograd's word for what is lifted
         fqn = None
         if role is not Role.USER_INPUT:
-            fqn = _fqn(v.source_path, several_roots) or v.source or v.name
-        inputs.append(DynamoInput(v.name, v.source, role, fqn, v.index, is_gathered=v.is_gathered))
+            fqn = _fqn(path, several_roots) or value.source or value.name
+        inputs.append(replace(value, role=role, fqn=fqn))
     return tuple(inputs)
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A value before it is classified."""
-
-    name: str
-    index: int | None
-    source: str
-    source_path: Links
-    is_parameter: bool
-    is_gathered: bool = False
 
 
 def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -15,7 +15,7 @@ its own, which AOTAutograd copies into the input and releases.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 import torch
 
@@ -25,7 +25,7 @@ from memprof.profiler.stack_text import parse_stack_trace
 from .. import _torch_compat as compat
 from ..aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
 from ..aot_metadata.view_and_mutation import ViewAndMutationMeta
-from .dynamo_input import CATEGORIES, DynamoInput, DynamoOutput
+from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     UNKNOWN,
     RoleInfo,
@@ -92,7 +92,7 @@ def describe_graph(
     dynamo_inputs: tuple[DynamoInput, ...] | None,
     static_input_idxs: Sequence[int],
     forward: GraphIO | None = None,
-    captured_outputs: Mapping[int, DynamoOutput] | None = None,
+    captured_outputs: Mapping[int, RoleInfo] | None = None,
 ) -> GraphIO:
     """Describe a graph that AOTAutograd made, before Inductor rewrites it.
 
@@ -126,28 +126,25 @@ def describe_graph(
 _DETAIL = Category.AUTOGRAD_DETAIL
 
 
+@dataclass(eq=False, repr=False)
 class _Graph:
     """One graph and what is known about it."""
 
-    def __init__(
-        self,
-        gm: torch.fx.GraphModule,
-        kind: GraphKind,
-        metadata: ViewAndMutationMeta | None,
-        dynamo_inputs: tuple[DynamoInput, ...],
-        forward: GraphIO | None,
-        captured_outputs: Mapping[int, DynamoOutput] | None,
-    ) -> None:
-        self.kind = kind
-        self.captured_outputs = captured_outputs
-        self.metadata = metadata
-        self.forward = forward
+    gm: torch.fx.GraphModule
+    kind: GraphKind
+    metadata: ViewAndMutationMeta | None
+    dynamo_inputs: InitVar[tuple[DynamoInput, ...]]
+    forward: GraphIO | None
+    captured_outputs: Mapping[int, RoleInfo] | None
+
+    def __post_init__(self, dynamo_inputs: tuple[DynamoInput, ...]) -> None:
         self.by_index = {d.index: d for d in dynamo_inputs if d.index is not None}
         self.by_name = {d.name: d for d in dynamo_inputs if d.index is None}
-        self.placeholders: list[torch.fx.Node] = gm.graph.find_nodes(op="placeholder")
+        graph = self.gm.graph
+        self.placeholders: list[torch.fx.Node] = graph.find_nodes(op="placeholder")
         self.input_descs = [descriptor(n.meta.get("desc")) for n in self.placeholders]
         self.position = {node: i for i, node in enumerate(self.placeholders)}
-        (output,) = gm.graph.find_nodes(op="output")
+        (output,) = graph.find_nodes(op="output")
         returned = output.args[0] if output.args else ()
         self.results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
         self.output_descs = _aligned(output.meta.get("desc"), len(self.results))
@@ -162,12 +159,11 @@ class _Graph:
             written = {traced[i] for i in self.metadata.mutated_in_graph}
         values = []
         for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True)):
-            value = graph_value(i, node, self._forward_input(node, desc), mutated=i in written)
             known = self._known(desc.whole) if desc is not None else None
-            if known is not None and known.forward is not None:
-                graph, output = known.forward
-                value = replace(value, forward_graph=graph, forward_output=output)
-            values.append(value)
+            graph, output = (known.forward if known is not None else None) or (None, None)
+            links = {"forward_graph": graph, "forward_output": output}
+            info = self._forward_input(node, desc)
+            values.append(graph_value(i, node, info, mutated=i in written, **links))
         return tuple(values)
 
     def written_inputs(self) -> frozenset[int]:
@@ -274,9 +270,7 @@ class _Graph:
         known = None
         if whole is not None and whole.kind is _K.PLAIN_OUTPUT and whole.index is not None:
             known = (self.captured_outputs or {}).get(whole.index)
-        if known is not None and known.is_parameter_gradient:
-            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, known.fqn)
-        return RoleInfo(Role.INPUT_GRADIENT, _DETAIL, known.fqn if known else None)
+        return known or RoleInfo(Role.INPUT_GRADIENT, _DETAIL)
 
     def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
         """The graph input whose memory the output at ``at``, tokens not counted, is, by

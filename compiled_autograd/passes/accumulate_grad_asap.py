@@ -21,32 +21,26 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..hazards import before_writer, readers_of_gradient
+from ..hazards import before_writer, move_behind, readers_of_gradient
 from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 from ..origin import origin_of
 
 
 def accumulate_grad_asap(graph: Graph) -> None:
     """Move every accumulation, with the hooks before it, up to the last thing it needs."""
-    position = {node: i for i, node in enumerate(graph.nodes)}
     for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
         block = _block(node)
         inside = set(block)
         needed = [a for n in block for a in n.all_input_nodes if a not in inside]
         after = [a for a in needed if not is_item_of_argument(a)]
-        after += before_writer(node, readers_of_gradient(node, position) - inside)
+        after += before_writer(node, readers_of_gradient(node) - inside)
         for hook in block:
             if runs_python(hook):
                 for given in hook.all_input_nodes:
                     if not is_item_of_argument(given):
                         after += [u for u in given.users if u < hook and u not in inside]
-        if not after:
-            continue
-        last = max(after)
-        for moved in block:
-            if last.next is not moved:
-                last.append(moved)
-            last = moved
+        if after:
+            move_behind(max(after), block)
 
 
 def _block(accumulation: Node) -> list[Node]:

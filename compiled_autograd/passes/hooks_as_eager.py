@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from ..hazards import before_writer, readers_of
+from ..hazards import before_writer, move_behind, readers_of
 from ..nodes import (
     HOOKS_AFTER_ACCUMULATION,
     accumulated,
@@ -25,7 +25,6 @@ def hooks_as_eager(graph: Graph) -> None:
     parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
     value (Note [Readers stand before writers]).
     """
-    position = {node: i for i, node in enumerate(graph.nodes)}
     hooks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         origin = origin_of(node)
@@ -42,12 +41,8 @@ def hooks_as_eager(graph: Graph) -> None:
             # Parts of another hook's result, made for this one.
             parts = sorted(a for a in mine if _call_index(a) == origin.call_index and a > last)
             after = [last, *(a for a in mine if a not in parts)]
-            after += before_writer(hook, readers_of(variable, position) - {*parts})
-            last = max(after)
-            for moved in (*parts, hook):
-                if last.next is not moved:
-                    last.append(moved)
-                last = moved
+            after += before_writer(hook, readers_of(variable) - {*parts})
+            last = move_behind(max(after), (*parts, hook))
 
 
 def _call_index(node: Node) -> int | None:

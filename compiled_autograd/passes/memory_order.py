@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
 from ..hazards import readers_of_gradient
-from ..memory import Blocks, peak
+from ..memory import Block, Blocks, peak
 from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""
+
+Uses = dict[Block, set[Node]]
+"""The nodes that have not run yet and use a block."""
 
 RULES: tuple[Rule, ...] = (
     lambda growth, place: (growth, place),
@@ -37,27 +39,14 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryOrder:
-    """What the pass estimated and did.
-
-    Attributes:
-        before: estimated peak of the order that it found, bytes.
-        after: of the order that it left.
-    """
-
-    before: int
-    after: int
-
-
-def memory_order(graph: Graph) -> MemoryOrder:
-    """Reorder ``graph`` if that lowers its estimated peak."""
+def memory_order(graph: Graph) -> tuple[int, int]:
+    """Reorder ``graph`` if that lowers its estimated peak; that peak before and after, bytes."""
     blocks = Blocks(graph)
     order = [n for n in graph.nodes if n.op != "placeholder"]
     before = best = peak(order, blocks)
     chosen = None
     if before:
-        edges = _hazards(graph, order)
+        edges = _hazards(order)
         for rule in RULES:
             candidate = _schedule(order, blocks, edges, rule)
             if (estimate := peak(candidate, blocks)) < best:
@@ -65,19 +54,16 @@ def memory_order(graph: Graph) -> MemoryOrder:
     if chosen is not None:
         for node in chosen:
             graph.output_node().prepend(node) if node.op != "output" else None
-    return MemoryOrder(before, best)
+    return before, best
 
 
-def _hazards(graph: Graph, order: Sequence[Node]) -> list[tuple[Node, Node]]:
+def _hazards(order: Sequence[Node]) -> list[tuple[Node, Node]]:
     """Pairs ``(first, then)`` that are not in the data flow."""
-    place = {node: i for i, node in enumerate(order)}
-    pairs = []
-    for node in order:
-        if is_accumulate_grad(node):
-            for reader in readers_of_gradient(node, place):
-                pair = (reader, node) if place[reader] < place[node] else (node, reader)
-                pairs.append(pair)
-    return pairs
+    return [
+        (reader, node) if reader < node else (node, reader)
+        for node in filter(is_accumulate_grad, order)
+        for reader in readers_of_gradient(node)
+    ]
 
 
 def _moves(node: Node) -> bool:
@@ -102,25 +88,24 @@ def _schedule(
     return result + _segment(segment, blocks, hazards, users_left, rule)
 
 
-def _uses(order: Sequence[Node], blocks: Blocks) -> list[set[Node]]:
-    left: list[set[Node]] = [set() for _ in blocks.blocks]
+def _uses(order: Sequence[Node], blocks: Blocks) -> Uses:
+    left: Uses = {block: set() for block in blocks.blocks}
     for node in order:
         for block in (*blocks.used[node], *blocks.made.get(node, ())):
             left[block].add(node)
     return left
 
 
-def _run(node: Node, blocks: Blocks, left: list[set[Node]]) -> None:
+def _run(node: Node, blocks: Blocks, left: Uses) -> None:
     for block in (*blocks.used[node], *blocks.made.get(node, ())):
         left[block].discard(node)
 
 
-def _growth(node: Node, blocks: Blocks, left: list[set[Node]]) -> int:
+def _growth(node: Node, blocks: Blocks, left: Uses) -> int:
     made = blocks.made.get(node, ())
-    grown = sum(blocks.blocks[b].nbytes for b in made)
-    for index in (*blocks.used[node], *made):
-        block = blocks.blocks[index]
-        if len(left[index]) == 1 and not block.stays and not block.outside:
+    grown = sum(b.nbytes for b in made)
+    for block in (*blocks.used[node], *made):
+        if len(left[block]) == 1 and not block.stays and not block.outside:
             grown -= block.nbytes
     return grown
 
@@ -129,7 +114,7 @@ def _segment(
     nodes: Sequence[Node],
     blocks: Blocks,
     hazards: Sequence[tuple[Node, Node]],
-    left: list[set[Node]],
+    left: Uses,
     rule: Rule,
 ) -> list[Node]:
     place = {node: i for i, node in enumerate(nodes)}
@@ -157,9 +142,9 @@ def _segment(
         done.add(node)
         result.append(node)
         _run(node, blocks, left)
-        for index in blocks.used[node]:
-            if len(left[index]) == 1:
-                (last,) = left[index]
+        for block in blocks.used[node]:
+            if len(left[block]) == 1:
+                (last,) = left[block]
                 if last in place and last not in done and waiting[last] == 0:
                     offer(last)
         for follower in followers[node]:

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..capture_lock import capturing
+from ..device.protocol import Segment
 from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, Node, path_to
 from ..path import ExecutionState
@@ -70,7 +71,7 @@ class PoolParts:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    node: int
+    node: int | str
     requested: int
     block: int
 
@@ -86,20 +87,29 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
 
 def _explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
     segments = manager.pool.segments()
-    reserved = sum(s.nbytes for s in segments)
     node = manager.path.node
     if manager.path.state is ExecutionState.EXECUTION:
         assert isinstance(node, CUDAGraphNode)
-        return _parts(_live_outputs(node), reserved)
+        return _parts(_live_outputs(node), sum(s.nbytes for s in segments))
     mine = {} if node is None else {r.address: o for o, r in _owned(node) if not r.expired()}
+    return explain_blocks(segments, mine)
+
+
+def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str]) -> PoolParts:
+    """What the bytes of segments are, of which no part is a workspace.
+
+    Args:
+        owners: of blocks that are known, by address.
+    """
     live: list[_Live] = []
-    unattributed = 0
+    reserved = unattributed = 0
     for s in segments:
+        reserved += s.nbytes
         for b in s.blocks:
             if not b.live:
                 continue
-            if b.address in mine:
-                live.append(_Live(mine[b.address], b.requested, b.nbytes))
+            if b.address in owners:
+                live.append(_Live(owners[b.address], b.requested, b.nbytes))
             else:
                 unattributed += b.nbytes
     return _parts(live, reserved, unattributed=unattributed)

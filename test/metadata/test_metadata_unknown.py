@@ -12,7 +12,7 @@ import torch
 
 import memprof
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend import captured_backward_io
+from memprof.compile_backend import inner_compile
 from memprof.compile_backend.aot_metadata import from_aot
 from memprof.compile_backend.aot_metadata.view_and_mutation import ViewAndMutationMeta
 from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
@@ -203,7 +203,7 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
         (compat, "aot_id"),
         (compat, "forward_metadata"),
         (compat, "compile_id"),
-        (captured_backward_io.FORWARDS, "add"),
+        (inner_compile, "Forward"),
     ],
 )
 def test_what_is_read_beside_the_metadata(

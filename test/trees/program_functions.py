@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memprof.compile_backend.cpu_arena.memory import LeasePool
-from memprof.compile_backend.cpu_arena.tensors import LeasedTensors, TensorShape
+from memprof.compile_backend.cpu_arena.tensors import TensorShape, leased_tensors
 from memprof.cudagraph_trees import _torch_compat as compat
 
 N = 300
@@ -155,7 +155,7 @@ FORWARD, BACKWARD = Spec(forward, 1, weight=True), Spec(backward, 2, backward=Tr
 
 def leased(fn: Callable[..., list[Any]], leases: LeasePool) -> Callable[..., list[Any]]:
     """``fn`` with its fresh outputs in blocks of the arena, as compiled CPU code has them."""
-    sites: dict[tuple[int, int], LeasedTensors] = {}
+    sites: dict[tuple[int, int], Callable[[], torch.Tensor]] = {}
 
     def run(*args: Any) -> list[Any]:
         theirs = {x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)}
@@ -174,7 +174,7 @@ def leased(fn: Callable[..., list[Any]], leases: LeasePool) -> Callable[..., lis
                 site = sites.get((i, n))
                 if site is None:
                     shape = TensorShape.of((n,), (1,), torch.float32)
-                    site = sites[i, n] = LeasedTensors(leases, shape, fn.__name__)
+                    site = sites[i, n] = leased_tensors(leases, shape, fn.__name__)
                 moved[storage._cdata] = site()
                 moved[storage._cdata].copy_(t.as_strided((n,), (1,), 0))
             flat = moved[storage._cdata]

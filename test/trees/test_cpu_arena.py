@@ -16,10 +16,10 @@ from memprof.compile_backend.cpu_arena.memory import MIN_SEGMENT, Arena, LeasePo
 from memprof.compile_backend.cpu_arena.tensors import (
     LEASES_PER_SITE,
     MAX_SCRATCH,
-    LeasedTensors,
     ScratchPlan,
     ScratchPool,
     TensorShape,
+    leased_tensors,
 )
 from memprof.cudagraph_trees import _torch_compat as compat
 
@@ -116,7 +116,7 @@ SPEC = TensorShape.of((256, 512), (512, 1), torch.float32)
 def test_a_block_comes_back_when_its_last_view_dies() -> None:
     pool, user = LeasePool(), User()
     pool.add_user(user)
-    make = LeasedTensors(pool, SPEC, "test: y")
+    make = leased_tensors(pool, SPEC, "test: y")
     # GIVEN a tensor of a leased block
     t = make()
     assert (t.shape, t.stride(), t.dtype) == ((256, 512), (512, 1), torch.float32)
@@ -141,7 +141,7 @@ def test_a_block_comes_back_when_its_last_view_dies() -> None:
 def test_a_site_has_so_many_blocks_out_and_no_more() -> None:
     pool, user = LeasePool(), User()
     pool.add_user(user)
-    make = LeasedTensors(pool, SPEC, "")
+    make = leased_tensors(pool, SPEC, "")
     held = [make().fill_(i) for i in range(20)]
     assert len(pool.leased()) == LEASES_PER_SITE
     assert all(t.eq(i).all() for i, t in enumerate(held))
@@ -155,7 +155,7 @@ def test_a_site_has_so_many_blocks_out_and_no_more() -> None:
 def test_nothing_is_kept_without_users() -> None:
     pool, user = LeasePool(), User()
     pool.add_user(user)
-    make = LeasedTensors(pool, SPEC, "")
+    make = leased_tensors(pool, SPEC, "")
     a, b = make(), make()
     del b
     assert pool.reserved_bytes > 0
@@ -171,7 +171,7 @@ def test_nothing_is_kept_without_users() -> None:
 def test_memory_outlives_the_pool() -> None:
     pool, user = LeasePool(), User()
     pool.add_user(user)
-    t = LeasedTensors(pool, SPEC, "")().fill_(7.0)
+    t = leased_tensors(pool, SPEC, "")().fill_(7.0)
     del pool, user
     gc.collect()
     assert t.eq(7.0).all()
@@ -183,7 +183,7 @@ def test_threads_share_no_block() -> None:
     wrong = []
 
     def work(number: int) -> None:
-        make = LeasedTensors(pool, SPEC, str(number))
+        make = leased_tensors(pool, SPEC, str(number))
         for i in range(200):
             held = [make().fill_(number * 1000 + i) for _ in range(2)]
             if not all(t.eq(number * 1000 + i).all() for t in held):
@@ -203,7 +203,7 @@ def test_threads_share_no_block() -> None:
 def test_a_forked_child_starts_anew() -> None:
     pool, user = LeasePool(), User()
     pool.add_user(user)
-    make = LeasedTensors(pool, SPEC, "")
+    make = leased_tensors(pool, SPEC, "")
     t = make().fill_(5.0)
     pool._lock.acquire()  # as if another thread were at it, with the books half written
     free, pool._arena._free = pool._arena._free, []
@@ -235,7 +235,7 @@ def test_tensors_are_what_empty_strided_makes(dtype: torch.dtype) -> None:
     layouts = [((6,), (1,)), ((2, 3), (1, 2)), ((2, 3), (8, 1)), ((), ()), ((3, 1), (1, 9))]
     for shape, stride in layouts:
         plain = torch.empty_strided(shape, stride, dtype=dtype)
-        made = LeasedTensors(pool, TensorShape.of(shape, stride, dtype), "")()
+        made = leased_tensors(pool, TensorShape.of(shape, stride, dtype), "")()
         scratch = ScratchPool(pool).take()
         assert scratch is not None
         plan = ScratchPlan(256, [(128, TensorShape.of(shape, stride, dtype))], lambda ts: ts[0])
@@ -250,7 +250,7 @@ def test_tensors_are_what_empty_strided_makes(dtype: torch.dtype) -> None:
 
 def test_tensors_ignore_modes() -> None:
     pool, scratches = LeasePool(), None
-    make = LeasedTensors(pool, SPEC, "")
+    make = leased_tensors(pool, SPEC, "")
     scratches = ScratchPool(pool)
     plan = ScratchPlan(SPEC.nbytes, [(0, SPEC)], lambda ts: ts[0])
     with torch.device("meta"), torch.inference_mode():

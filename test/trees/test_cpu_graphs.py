@@ -665,7 +665,7 @@ class Runner:
 def test_reading_a_wrapper() -> None:
     code = read_wrapper(WRAPPER)
     assert code is not None
-    assert [a.name for a in code.allocations.values()] == ["buf0", "buf2", "buf5", "buf7"]
+    assert list(code.allocations.values()) == ["buf0", "buf2", "buf5", "buf7"]
     assert code.inputs == ("arg0_1", "arg1_1")
     # A custom operator got a view of buf0; a branch got buf5.
     unsafe = {n for n in code.unsafe if n.startswith("buf")}

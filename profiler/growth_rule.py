@@ -20,15 +20,19 @@ By how much it grows a step is what was made in the window after the first step 
 is held, up to the last such step, divided by the steps between the two: so a leak at every fourth
 step has the same figure wherever the window begins.
 
-A buffer of the last hundred batches looks like a leak as long as it is not full, and later where it
-reaches back into the window: the report says since when, and how many steps there were.
+A buffer of the last hundred batches holds something of step after step, too. It is known by what
+the same line had made before the window and let go of in it (*turned over*): of a full buffer that
+is as much as it holds of the window. So that is taken off, and where less than a third remains
+nothing grows. A buffer that is not full yet looks like a leak: the report says since when, and how
+many steps there were.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LEAST = 8
 RECENT = 2
@@ -50,12 +54,21 @@ class Rate:
     since: int
 
 
-def rate_of(held: Mapping[int, int], steps: int) -> Rate | None:
+class Gone(NamedTuple):
+    """What was made in one step and let go of in another, both from 1."""
+
+    made: int
+    ended: int
+    nbytes: int
+
+
+def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
     """Whether something grows; see Note [What counts as growth].
 
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
         steps: that have ended.
+        gone: what was held for long and is held no more, as far as known.
 
     Returns:
         None if it does not.
@@ -69,8 +82,15 @@ def rate_of(held: Mapping[int, int], steps: int) -> Rate | None:
     longest = window / 2
     if len(made) < TIMES or _gap([begin - 1, *made, end + 1]) - 1 > longest:
         return None
-    a_step = sum(held[s] for s in made[1:]) // (made[-1] - made[0])
-    if a_step < MIN_A_STEP:
+    later = sum(held[s] for s in made[1:])
+    turned_over = 0
+    for g in gone:
+        if g.made < begin <= g.ended <= end:
+            turned_over += g.nbytes
+        elif begin <= g.made <= end < g.ended:  # It would be held, were the end that of the window.
+            turned_over -= g.nbytes
+    a_step = (later - turned_over) // (made[-1] - made[0])
+    if a_step < MIN_A_STEP or 3 * turned_over > 2 * later:
         return None
     since = made[0]
     for step in sorted((s for s, n in held.items() if s < since and n > 0), reverse=True):

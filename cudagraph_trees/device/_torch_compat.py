@@ -58,7 +58,6 @@ pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
     "_cuda_checkPoolLiveAllocations"
 )
 raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
-clear_cublas_workspaces: Callable[[], None] = bind("_cuda_clearCublasWorkspaces")
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
 
 
@@ -226,11 +225,12 @@ def keep_conv_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def fresh_cublas_workspaces() -> Iterator[None]:
     """Workspaces that cuBLAS caches must neither come from the pool nor stay in it."""
-    clear_cublas_workspaces()
+    # Looked up at each call: who watches the memory stands in for it.
+    _C._cuda_clearCublasWorkspaces()
     try:
         yield
     finally:
-        clear_cublas_workspaces()
+        _C._cuda_clearCublasWorkspaces()
 
 
 def _optional_mode(name: str) -> AbstractContextManager[Any]:

@@ -345,6 +345,9 @@ def saved_by(node: Any) -> list[torch.Tensor]:
                     found.append(data)
         except Exception:  # It has been released already.
             continue
+    leaf = getattr(node, "variable", None)  # Whose gradient is asked for, of AccumulateGrad.
+    if isinstance(leaf, torch.Tensor):
+        found.append(leaf)
     # What AOTAutograd saves past the check of versions stands in attributes.
     for value in list(getattr(node, "__dict__", {}).values()):
         for one in value if isinstance(value, (list, tuple)) else (value,):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memprof.profiler.growth_rule import LEAST, Rate, rate_of
+from memprof.profiler.growth_rule import LEAST, Gone, Rate, rate_of
 from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
 
 from .account import source_of
@@ -21,9 +21,9 @@ SAMPLES = 6
 WINDOWS = 32
 """Spans of equally many allocations that stand for steps, where there are none."""
 
-_LASTS = frozenset(
-    {Purpose.PARAMETER, Purpose.GRADIENT, Purpose.OPTIMIZER_STATE, Purpose.PERSISTENT_STATE}
-)
+_LASTS = frozenset({Purpose.GRADIENT, Purpose.OPTIMIZER_STATE, Purpose.PERSISTENT_STATE})
+"""What a program may come to at any step, as where an expert has its first token, and keep. Not
+parameters: copies of a model that are kept are a leak."""
 
 
 @dataclass(slots=True)
@@ -32,12 +32,14 @@ class Steps:
 
     Attributes:
         of: the number of the step, from 1, in which a block was made.
+        end: and the one in which it was let go of.
         count: that have ended.
         name: what it is called.
         line: of the program that asked for a block, or waited for the backward that did.
     """
 
     of: Callable[[Block], int]
+    end: Callable[[Block], int]
     count: int
     name: str
     line: Callable[[Block], SourceFrame | None]
@@ -50,6 +52,7 @@ class _Line:
     frame: SourceFrame | None
     at: Where
     blocks: list[Block] = field(default_factory=list)
+    gone: list[Block] = field(default_factory=list)
     holder: str = ""
     root: Held | None = None
 
@@ -65,17 +68,32 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     def line(block: Block) -> SourceFrame | None:
         return where(block.frames).line or line_that_waits(marks, block.mark)
 
+    def by(count: Callable[[Mark], int], ended: int, name: str) -> Steps:
+        def end(block: Block) -> int:
+            return count(marks[block.freed_after or 0]) + 1
+
+        return Steps(lambda b: count(marks[b.mark]) + 1, end, ended, name, line)
+
     if marks[-1].step >= LEAST:
-        return Steps(lambda b: marks[b.mark].step + 1, marks[-1].step, "optimizer step", line)
+        return by(lambda m: m.step, marks[-1].step, "optimizer step")
     if marks[-1].backwards >= LEAST:
-        begun = marks[-1].backwards
-        return Steps(lambda b: marks[b.mark].backwards + 1, begun, "backward", line)
+        return by(lambda m: m.backwards, marks[-1].backwards, "backward")
     span = max(1, events // WINDOWS)
-    return Steps(lambda b: b.event // span + 1, events // span, f"{span:,} allocator events", line)
+    return Steps(
+        lambda b: b.event // span + 1,
+        lambda b: (b.ended or 0) // span + 1,
+        events // span,
+        f"{span:,} allocator events",
+        line,
+    )
 
 
 def growth_of(
-    device: str, blocks: Iterable[Block], steps: Steps, known: Callable[[Block], Purpose | None]
+    device: str,
+    blocks: Iterable[Block],
+    steps: Steps,
+    known: Callable[[Block], Purpose | None],
+    gone: Iterable[Block] = (),
 ) -> list[Growth]:
     """What grows on a device, most a step first.
 
@@ -84,24 +102,28 @@ def growth_of(
         blocks: that are there at the end.
         steps: of the run.
         known: what a block is for, where it is a parameter, a gradient or optimizer state.
+        gone: blocks that were there for long.
     """
     lines: dict[tuple[object, ...], _Line] = {}
     blocks = list(blocks)
+
+    def line_of(block: Block) -> _Line:
+        at, frame = where(block.frames), steps.line(block)
+        return lines.setdefault((frame, at.modules, at.nodes), _Line(frame, at))
+
     for block in blocks:
         if block.event and block.freed_after is None and known(block) not in _LASTS:
-            at = where(block.frames)
-            frame = steps.line(block)
-            line = lines.setdefault((frame, at.modules, at.nodes), _Line(frame, at))
-            line.blocks.append(block)
-    growing = [line for line in lines.values() if _rate(line.blocks, steps) is not None]
+            line_of(block).blocks.append(block)
+    for block in gone:
+        line_of(block).gone.append(block)
+    growing = [line for line in lines.values() if _rate([line], steps) is not None]
     if not growing:
         return []
     holders = Holders()
     _ask(growing, holders)
     found = []
     for together in _by_holder(growing, steps).values():
-        every = [b for line in together for b in line.blocks]
-        rate = _rate(every, steps)
+        rate = _rate(together, steps)
         if rate is not None:
             found.append(
                 _growth(device, together, rate, steps, _line_of(together, blocks, holders, steps))
@@ -109,12 +131,14 @@ def growth_of(
     return sorted(found, key=lambda g: -g.a_step)
 
 
-def _rate(blocks: Sequence[Block], steps: Steps) -> Rate | None:
+def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
     held: dict[int, int] = {}
-    for block in blocks:
-        step = steps.of(block)
-        held[step] = held.get(step, 0) + block.requested
-    return rate_of(held, steps.count)
+    for line in lines:
+        for block in line.blocks:
+            step = steps.of(block)
+            held[step] = held.get(step, 0) + block.requested
+    gone = [Gone(steps.of(b), steps.end(b), b.requested) for line in lines for b in line.gone]
+    return rate_of(held, steps.count, gone)
 
 
 def _ask(lines: Sequence[_Line], holders: Holders) -> None:

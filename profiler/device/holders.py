@@ -84,7 +84,10 @@ class Held:
     def purpose(self) -> Purpose:
         """What it is for, as far as that shows."""
         if COMPILED in self.chain:
-            return Purpose.TEMPORARY if _BUFFER.match(self.chain) else Purpose.ACTIVATION
+            if _BUFFER.match(self.chain):
+                return Purpose.TEMPORARY
+            only_passed = _ARGUMENT.match(self.chain) and not self.operation
+            return Purpose.INPUT if only_passed else Purpose.ACTIVATION
         made = any(compat.node_of(t) is not None for t in self.tensors)
         saved = self.operation and (made or not self.chain)
         return Purpose.ACTIVATION if saved else Purpose.TENSOR
@@ -92,6 +95,10 @@ class Held:
 
 _BUFFER = re.compile(r"buf\d+\b")
 """A variable of generated code that it has made itself; the others are its inputs."""
+
+_ARGUMENT = re.compile(r"arg\d+_\d+\b")
+"""An input of code that has no backward, or is one of compiled autograd's; others' are ``primals``,
+``tangents`` and what was saved."""
 
 
 class Holders:

@@ -116,7 +116,7 @@ class Marks:
             passed = min(r.mark for r in replays)
             if passed < self._due:
                 return
-            blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks)}
+            blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
             stay = {0, *(r.peak.mark for r in replays), *(r.mark for r in replays)}
             for b in blocks.values():
                 stay.add(b.mark)

@@ -46,6 +46,9 @@ SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
 
+LONG = 8
+"""A block that lived for one part in so many of a history is in ``Replay.gone``."""
+
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -78,6 +81,10 @@ class Block:
     def gone(self) -> bool:
         """Whether it can be handed out again."""
         return self.ended is not None
+
+    def lived_long(self, events: int) -> bool:
+        """Whether it lived for much of a history of so many events, all of it within that."""
+        return 0 < self.event <= (self.ended or 0) - events // LONG
 
     @property
     def frames(self) -> tuple[SourceFrame, ...]:
@@ -130,6 +137,7 @@ class Replay:
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time.
         mark: number of the last mark before what was followed last.
+        gone: blocks that lived long (``Block.lived_long``) and are not there any more.
     """
 
     def __init__(
@@ -165,6 +173,7 @@ class Replay:
         self._segments = Segments()
         self._live: dict[int, Block] = {}
         self.mark = 0
+        self.gone: list[Block] = []
         self._asked = 0
         self._let_go = 0
         self._peak_pending = False
@@ -229,6 +238,7 @@ class Replay:
                     asked_by[id(raw)] = frames_of(raw)
                 self.out_of_memory.append((e["size"], asked_by[id(raw)]))
         self._keep_peak()
+        self.gone = [b for b in self.gone if b.lived_long(self.events)]
 
     def take_over(
         self,
@@ -265,9 +275,9 @@ class Replay:
                     self._take_over_block(b, s.get("stream", 0), followed.get(b["address"]))
         for block in followed.values():
             if self._live.get(block.address) is not block:
-                block.ended = self.events
                 if block.freed_after is None:
                     block.freed_after = self.mark
+                self._end(block)
         self._note_peak()
         self._keep_peak()
 
@@ -380,10 +390,15 @@ class Replay:
         if block.freed_after is None:  # Graph pools are put back without a request.
             block.freed_after = self.mark
             self.allocated_bytes -= block.size
-        block.ended = self.events
+        self._end(block)
         segment = self._segments.at(address)
         if segment is not None:
             segment.free.give(address, block.size)
+
+    def _end(self, block: Block) -> None:
+        block.ended = self.events
+        if block.lived_long(self.events):
+            self.gone.append(block)
 
     def _keep_peak(self) -> None:
         """Take down who is there before the first of them goes."""

@@ -103,5 +103,5 @@ def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[
     found = []
     for device, replay in replays.items():
         steps = steps_of(marks, replay.events)
-        found += growth_of(f"cuda:{device}", list(replay.live), steps, purpose)
+        found += growth_of(f"cuda:{device}", replay.live, steps, purpose, replay.gone)
     return sorted(found, key=lambda g: -g.a_step)

@@ -400,6 +400,22 @@ def test_workspaces_that_were_given_back_before_the_end(tmp_path: Path) -> None:
     script(tmp_path / "program.py", _BEGIN + _CAPTURE)
 
 
+_IN_GRAPH_TREES = """
+compiled = torch.compile(nn.Linear(N, N).cuda(), backend="memprof")
+with memprof.profile(eager=True) as session, torch.no_grad():
+    for _ in range(4):
+        compiled(torch.ones(8, N, device="cuda"))
+(account,) = session.profile().accounts
+largest = max(account.rows, key=lambda r: r.nbytes)
+assert (largest.purpose, largest.detail) == (Purpose.WORKSPACE, "cuBLAS"), account.rows
+"""
+
+
+@simgpu
+def test_workspaces_that_graph_trees_gave_back(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _IN_GRAPH_TREES)
+
+
 def test_writes_are_seen_at_two_looks() -> None:
     module = nn.Linear(4, 4)
     module.register_buffer("cache", torch.zeros(4))

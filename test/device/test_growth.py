@@ -19,7 +19,7 @@ MIB = 1 << 20
 STEPS = 24
 
 _BEGIN = '''
-import collections, functools, itertools, os, queue, sys, threading
+import collections, copy, functools, itertools, os, queue, sys, threading
 import torch, memprof
 from torch import nn
 
@@ -208,9 +208,38 @@ class CacheByTensor(Loop):
         normalized(x)
 
 
+class Copies(Loop):
+    def after(self, loss, i):
+        net = copy.deepcopy(self.net.up)
+        debug.append(net)
+
+
+class RunningGraph(Loop):
+    # What the sum has of each step begins at a leaf that has no name any more.
+
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(512, N, device="cuda")
+
+    def after(self, loss, i):
+        x = torch.randn(512, N, device="cuda", requires_grad=True)
+        self.total = self.total + x.sigmoid()  # the sum
+
+
+class BesideBuffer(Loop):  # the same line makes what a full buffer has and what is kept for good
+    def __init__(self):
+        super().__init__()
+        self.recent = collections.deque(maxlen=5)
+
+    def after(self, loss, i):
+        for kept in self.recent, debug:
+            kept.append(torch.ones(MIB // 4, device="cuda"))  # for both
+
+
 main([
     KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird,
-    GradientsWithGraphs, ListedGradients, Circle, CacheByNumber, CacheByTensor,
+    GradientsWithGraphs, ListedGradients, Circle, CacheByNumber, CacheByTensor, Copies,
+    RunningGraph, BesideBuffer,
 ])
 """
 
@@ -229,6 +258,9 @@ _PLANTED = {
     "Circle": (5 * MIB, "# in a circle", "gradients that have a graph, which has them"),
     "CacheByNumber": (2.13 * MIB, "# the tables", "table in a _lru_cache_wrapper[...]"),
     "CacheByTensor": (2 * MIB, "# the key", "normalized in a _lru_cache_wrapper[...]"),
+    "Copies": (MIB, "copy.deepcopy", "debug[...]"),
+    "RunningGraph": (2 * MIB, "# the sum", "self.total, local of run"),
+    "BesideBuffer": (MIB, "# for both", "debug[...], global of program.py"),
 }
 
 
@@ -419,9 +451,33 @@ class Cached(Loop):  # by tensor, with room for a few
         self.cached(self.batch(i))
 
 
+class Recent(Loop):  # buffers that are full before the end, by age and by slot
+    def __init__(self):
+        super().__init__()
+        self.recent = collections.deque(maxlen=10)
+        self.slots = [None] * 7
+
+    def after(self, loss, i):
+        loss.backward(retain_graph=True)
+        self.recent.append((self.batch(i), [p.grad for p in self.net.parameters()]))
+        self.slots[i % 7] = torch.ones_like(self.batch(i))
+
+
+class Replay(Loop):
+    """Without a backward, and long enough that the history is taken in parts."""
+
+    def run(self, name):
+        recent = collections.deque(maxlen=3000)
+        with torch.no_grad(), memprof.profile(f"{name}.memprof", eager=True):
+            for i in range(8_000):
+                recent.append(torch.zeros(4096, device="cuda"))
+                torch.ones(1, device="cuda").exp()
+
+
 main([
     Plain, GradientsKept, LossesAsNumbers, Ema, Accumulation, Scheduler, Evaluation, Prefetch,
-    ThreeShapes, Generation, Averaged, AccumulationOverSteps, LastLogits, Cached,
+    ThreeShapes, Generation, Averaged, AccumulationOverSteps, LastLogits, Cached, Recent,
+    Replay,
 ])
 '''
 
@@ -430,7 +486,7 @@ main([
 def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
     _run(tmp_path, _HEALTHY)
     names = sorted(p.stem for p in tmp_path.glob("*.memprof"))
-    assert len(names) == 14
+    assert len(names) == 16
     for name in names:
         assert not _found(tmp_path, name), name
         done = CliRunner().invoke(main, ["leaks", str(tmp_path / f"{name}.memprof"), "--fail"])

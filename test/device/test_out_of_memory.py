@@ -314,6 +314,15 @@ def backward():
         loss.backward()  # the backward
 
 
+def inference():
+    net = compiled(Net())
+    with torch.no_grad():
+        net(batch(2048))
+        fill(leave=24)
+        with fails("inference"):
+            net(batch(2048))  # of which nobody else has anything
+
+
 def in_pieces():
     """200 MiB that are free in the general pool, and nothing else."""
     torch.cuda.empty_cache()
@@ -356,7 +365,7 @@ def uncaught():
 
 
 # The first two first: a pool of graphs that are gone is given back where there is no more memory.
-for program in (warm_up, recording, forward, backward, uncaught):
+for program in (warm_up, recording, forward, backward, inference, uncaught):
     try:
         program()
     except torch.OutOfMemoryError:
@@ -386,6 +395,12 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     assert "the backward" in report.failure.called_from.code
     assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
 
+    if not eager:  # Nothing is kept for a backward, so none could compute it again.
+        report = found["inference"]
+        assert report.failure.graph.endswith("inference")
+        assert not report.holds(Purpose.ACTIVATION)
+        assert report.holds(Purpose.INPUT)
+
     for name, doing in (("warm_up", "warming up "), ("recording", "recording ")):
         report = found[name]
         assert report.failure.doing.startswith(doing)
@@ -404,7 +419,7 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     assert entry.reason.startswith("out of memory on cuda:0: ")
     assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
     # One each, and two of the recordings: neither function finds room.
-    assert log.count("Out of memory on cuda:0") == 6
+    assert log.count("Out of memory on cuda:0") == 7
 
 
 _PIECES = """

@@ -13,7 +13,7 @@ from fuzz.documents import everything
 from memprof.cli import main
 from memprof.profiler.file import write_profile
 from memprof.profiler.growth import growth, looked
-from memprof.profiler.growth_rule import LEAST, MIN_A_STEP, Rate, rate_of
+from memprof.profiler.growth_rule import LEAST, MIN_A_STEP, Gone, Rate, rate_of
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -45,6 +45,22 @@ class TestRule:
     def test_since_a_step(self) -> None:
         # A leak that begins in an epoch's middle is known by its first step.
         assert rate_of(dict.fromkeys(range(7, 31), MIB), 30) == Rate(MIB, 7)
+
+    @pytest.mark.parametrize("room", [12, 15, 19])
+    def test_a_full_buffer(self, room: int) -> None:
+        held = dict.fromkeys(range(41 - room, 41), MIB)
+        gone = [Gone(step, step + room, MIB) for step in range(1, 41 - room)]
+        assert rate_of(held, 40) is not None
+        assert rate_of(held, 40, gone) is None
+        # Beside it the same line leaves something behind, at every step.
+        leaks = {step: held.get(step, 0) + MIB for step in range(1, 41)}
+        found = rate_of(leaks, 40, gone)
+        assert found is not None
+        assert found.a_step == pytest.approx(MIB, rel=0.05)
+
+    def test_what_went_before_the_window_does_not_hide_growth(self) -> None:
+        held = dict.fromkeys(range(1, 21), MIB)
+        assert rate_of(held, 20, [Gone(1, 8, 100 * MIB), Gone(12, 15, 100 * MIB)]) == Rate(MIB, 1)
 
     def test_what_is_there_from_the_beginning_does_not_make_it_larger(self) -> None:
         held = {1: 100 * MIB} | dict.fromkeys(range(2, 21), MIB)

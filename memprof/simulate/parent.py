@@ -33,6 +33,10 @@ GRANULE = 2 << 20
 _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
 
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
+"""Which end this process; the script's, in a session of its own, would go on: a closed terminal
+tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
+
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
 
@@ -244,9 +248,12 @@ def _wait(
             stderr=output,
             start_new_session=True,
         )
+    before: dict[signal.Signals, Any] = {}
     # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
-    handles = threading.current_thread() is threading.main_thread()
-    asked_to_end = signal.signal(signal.SIGTERM, _raise_exit) if handles else None
+    if threading.current_thread() is threading.main_thread():
+        for number in _ASKED_TO_END:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, _raise_exit)
     try:
         return process.wait(settings.timeout_s)
     except subprocess.TimeoutExpired:
@@ -255,8 +262,8 @@ def _wait(
             process.wait(_GRACE_S)  # It has an account to write.
         return None
     finally:
-        if handles:
-            signal.signal(signal.SIGTERM, asked_to_end)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         # Workers that the script started are of no use without it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import sys
 from memprof.simulate import parent
 from memprof.simulated_cuda.gpus import find_gpu
 script = "import os, time; os.write(2, b'%d ' % os.getpid()); time.sleep(300)"
-parent._wait([sys.executable, "-c", script], os.environ, parent.Settings(gpu=find_gpu()), None)
+parent._wait([sys.executable, "-c", script], os.environ, parent.Settings(gpu=find_gpu()))
 """
 
 

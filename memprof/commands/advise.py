@@ -22,6 +22,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.terminal import style_of
 from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
 from memprof.simulate.parent import Settings
+from memprof.simulate.standard_input import StandardInput
 from memprof.simulated_cuda.gpus import Gpu
 
 from ._common import BadFile, print_json, print_text, read, read_by
@@ -103,7 +104,14 @@ def advise(
     Exit status: 0 if it was tried, 2 if it cannot be simulated here, 3 if the script failed as it
     is.
     """
-    settings = Settings(gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True)
+    settings = Settings(
+        gpu=gpu,
+        steps=steps,
+        timeout_s=timeout,
+        quiet=True,
+        count_flops=True,
+        input=StandardInput(),
+    )
     wanted = [Trial(text) for text in changes or ()]
     untried: list[Finding] = []
     path = click.get_current_context().meta.get("profile")

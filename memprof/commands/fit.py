@@ -25,6 +25,7 @@ from memprof.fit.variables import BadVariable, Variable, check_places, parse_var
 from memprof.profiler._text import visible
 from memprof.profiler.report.terminal import style_of
 from memprof.simulate.parent import Settings
+from memprof.simulate.standard_input import StandardInput
 from memprof.simulate.torch_config import BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
@@ -134,7 +135,14 @@ def fit(
     Exit status: 0 if there is an answer in every row, 1 if in some row nothing fits, 2 if it cannot
     be simulated here, 3 if the script failed.
     """
-    settings = Settings(gpu=gpus[0], steps=steps, timeout_s=timeout, quiet=True, count_flops=budget)
+    settings = Settings(
+        gpu=gpus[0],
+        steps=steps,
+        timeout_s=timeout,
+        quiet=True,
+        count_flops=budget,
+        input=StandardInput(),
+    )
     if budget:
         if any(v.is_range or v.name == BUDGET for v in variables):
             raise click.UsageError("--budget is a range already: give other variables as lists")

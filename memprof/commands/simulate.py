@@ -21,6 +21,7 @@ from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import BadPretence, parse_pretence
 from memprof.simulate.result import as_json, write_profile_of
+from memprof.simulate.standard_input import StandardInput
 from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
@@ -194,6 +195,7 @@ def simulate(
     if capability is not None:
         gpu = replace(gpu, capability=capability)
     found: list[Simulation] = []
+    given = StandardInput()
     for job in jobs:
         settings = Settings(
             gpu=gpu,
@@ -205,6 +207,7 @@ def simulate(
             quiet=quiet,
             pretend=pretend,
             balanced_experts=balanced_experts,
+            input=given,
         )
         with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))

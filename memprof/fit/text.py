@@ -125,6 +125,10 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
         if after is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
             page.line(f"  nearer comes none: the next, {after.values[BUDGET]}, does not fit")
     words = "needs never fall with more budget" if found.monotonic else "it is not monotonic"
+    if not any(t.flops for t in found.curve) and len({t.needed for t in found.curve}) == 1:
+        words = (
+            "the budget changes nothing: nothing was seen that torch.compile compiles for training"
+        )
     page.line(f"  {words}")
     page.line()
     table = page.table(">budget", ">needs", ">reserved", ">recomputed", "")

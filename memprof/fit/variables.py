@@ -16,6 +16,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
 """Only what begins with a digit: a list may have ``../data``."""
+_MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
+"""What nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
 
 
 class BadVariable(ValueError):
@@ -66,6 +68,8 @@ def parse_variable(text: str) -> Variable:
         raise BadVariable(f"{text!r} is no variable: write BATCH=1..256, BATCH=8..256:8 or LR=a,b")
     found = _RANGE.fullmatch(what)
     if found is None:
+        if _MEANT_RANGE.fullmatch(what):
+            raise BadVariable(f"{text!r} is no range: write {name}=1..256 or {name}=8..256:8")
         values = tuple(what.split(","))
         if not all(values):
             raise BadVariable(f"{text!r} has an empty value: write {name}=1..256 or {name}=1,2,4")

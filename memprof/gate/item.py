@@ -24,12 +24,13 @@ from .table import add
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:
     """Let a test run on the simulated device, and be judged by what it took there."""
     instance: Any = item  # pytest looks at instances, where mypy sees methods of a class
-    instance.setup = _nothing
+    instance.setup = instance.teardown = _nothing
     instance.runtest = functools.partial(_run, item, mark)
 
 
 def _nothing() -> None:
-    """Fixtures are set up where the test runs."""
+    """Fixtures are set up, and taken down, where the test runs. What ``unittest`` takes down here
+    would be what it has set up."""
 
 
 def _run(item: pytest.Function, mark: pytest.Mark) -> None:

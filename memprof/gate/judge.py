@@ -68,8 +68,10 @@ def read_mark(mark: pytest.Mark) -> Gate:
             f"and was given {_arguments(mark)}"
         )
     limit = mark.args[0] if mark.args else given.get("limit")
-    growth = given.get("growth")
-    return Gate(_bytes(limit), given.get("gpu"), _share(growth))
+    growth, gpu = given.get("growth"), given.get("gpu")
+    if gpu is not None and not isinstance(gpu, str):
+        raise BadGate(f"{gpu!r} is no GPU: write 'a100-40gb'")
+    return Gate(_bytes(limit), gpu, _share(growth))
 
 
 def _arguments(mark: pytest.Mark) -> str:

@@ -25,12 +25,17 @@ from .command_line import Command
 from .job import Job
 from .outside import CONTEXT_MIB, MIB, outside
 from .request import VARIABLE, Failure, Outcome, Request, Run
+from .standard_input import StandardInput
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
 
 _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
+
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
+"""Which end this process; the script's, in a session of its own, would go on: a closed terminal
+tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
 
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
@@ -48,6 +53,8 @@ class Settings(Run):
         quiet: without the script's output and progress.
         output: a file for the script's output, which then has no progress in it; None for standard
             error.
+        input: what the script reads, the same in each run; None for this process's own standard
+            input, of which a second run finds what the first has left.
     """
 
     gpu: Gpu
@@ -56,6 +63,7 @@ class Settings(Run):
     timeout_s: float | None = None
     quiet: bool = False
     output: str | None = None
+    input: StandardInput | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -204,7 +212,11 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
         words += ["-m", "memprof.simulate.launch", *command.program]
-        status = _wait(words, variables, settings)
+        with contextlib.ExitStack() as inputs:
+            given = None
+            if settings.input is not None:
+                given = inputs.enter_context(settings.input.for_one_run())
+            status = _wait(words, variables, settings, given)
         try:
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
@@ -215,19 +227,36 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
         return outcome
 
 
-def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings) -> int | None:
-    """Exit status of the script's process, None if it took too long."""
+def _wait(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    settings: Settings,
+    given: int | None = None,
+) -> int | None:
+    """Exit status of the script's process, None if it took too long.
+
+    Args:
+        given: file descriptor of its standard input; None for this process's.
+    """
     with contextlib.ExitStack() as files:
         # What the script prints is no result of ours: it goes where messages go.
         output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
         if settings.output is not None:
             output = files.enter_context(open(settings.output, "wb"))
         process = subprocess.Popen(
-            words, env=dict(variables), stdout=output, stderr=output, start_new_session=True
+            words,
+            env=dict(variables),
+            stdin=given,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
+    before: dict[signal.Signals, Any] = {}
     # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
-    handles = threading.current_thread() is threading.main_thread()
-    asked_to_end = signal.signal(signal.SIGTERM, _raise_exit) if handles else None
+    if threading.current_thread() is threading.main_thread():
+        for number in _ASKED_TO_END:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, _raise_exit)
     try:
         return process.wait(settings.timeout_s)
     except subprocess.TimeoutExpired:
@@ -236,8 +265,8 @@ def _wait(words: Sequence[str], variables: Mapping[str, str], settings: Settings
             process.wait(_GRACE_S)  # It has an account to write.
         return None
     finally:
-        if handles:
-            signal.signal(signal.SIGTERM, asked_to_end)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         # Workers that the script started are of no use without it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

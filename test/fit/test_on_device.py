@@ -22,11 +22,13 @@ kept = [torch.empty({BLOCK} << 20, dtype=torch.int8, device="cuda") for _ in ran
 """
 
 
-def fit(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str, Any], str]:
+def fit(
+    tmp_path: Path, source: str, *options: str, given: str = ""
+) -> tuple[int, dict[str, Any], str]:
     """Exit status, JSON and standard error."""
     script = tmp_path / "script.py"
     script.write_text(source)
-    done = memprof("fit", "--json", *options, "--", "python", str(script), "{N}")
+    done = memprof("fit", "--json", *options, "--", "python", str(script), "{N}", given=given)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
@@ -41,6 +43,18 @@ def test_the_next_larger_one_runs_out_of_memory(tmp_path: Path) -> None:
     assert f"{BLOCK}.0 MiB at" in failed["limit"]
     assert "script.py:5" in failed["limit"]
     assert len(row["tries"]) <= 5
+
+
+def test_each_try_reads_the_same_standard_input(tmp_path: Path) -> None:
+    source = """
+import sys
+import torch
+count = int(sys.argv[1]) * int(sys.stdin.readline())
+kept = torch.empty(count << 20, dtype=torch.int8, device="cuda")
+"""
+    status, found, errors = fit(tmp_path, source, "--vary", "N=1,2", given="64\n")
+    assert status == 0, errors
+    assert [row["best"]["allocated"] for row in found["rows"]] == [64 << 20, 128 << 20]
 
 
 SAVING = """

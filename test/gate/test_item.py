@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +96,33 @@ def test_sigterm_ends_pytest_and_not_one_test(
     with pytest.raises(pytest.exit.Exception) as ended:
         gated._run(item, pytest.Mark("limit_device_memory", ("1 GiB",), {}, _ispytest=True))
     assert ended.value.returncode == 143
+
+
+def test_a_method_of_unittest_has_one_outcome(tmp_path: Path) -> None:
+    """Here of a mark that is refused, for which no device is needed."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_a.py").write_text("""
+import unittest
+import pytest
+
+class TestIt(unittest.TestCase):
+    @pytest.mark.limit_device_memory("much")
+    def test_it(self):
+        pass
+""")
+    plugin = (
+        [] if entry_points(group="pytest11", name="memprof") else ["-p", pytest_plugin.__name__]
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'much' is no limit" in done.stdout
+    assert "1 failed in" in done.stdout
 
 
 def test_a_table_in_no_folder_is_a_usage_error(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ GIB = 1 << 30
         {"growth": 0.1},
         {"growth": "-1 %"},
         {"growth": "1"},
+        {"gpu": 80},
         {"limits": "1 GiB"},
     ],
 )

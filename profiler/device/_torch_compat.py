@@ -208,13 +208,14 @@ def workspace_sizes(device: int) -> set[int]:
     return sizes
 
 
-def passing_workspace_size() -> int:
-    """Bytes of the workspace that each operation on cuBLAS asks for and gives back before the
-    next thing is asked for; 0 where torch keeps one instead, as it does before 2.15."""
+def passing_workspace_sizes(device: int) -> set[int]:
+    """Bytes of the workspaces that each operation on cuBLAS or cuBLASLt asks for and gives back
+    before the next thing is asked for; none where torch keeps them instead, as it does before
+    2.15."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
     if _BEFORE_2_15 or size is None or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE", "0") != "0":
-        return 0
-    return int(size())
+        return set()
+    return {int(size()), *workspace_sizes(device)}
 
 
 def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:

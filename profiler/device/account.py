@@ -82,7 +82,7 @@ def explain(
     now: bool = False,
     otherwise: Otherwise | None = None,
     workspaces: Collection[int] = (),
-    passing: int = 0,
+    passing: Collection[int] = (),
 ) -> Explained:
     """Say of every byte of a peak what it is for.
 
@@ -95,7 +95,7 @@ def explain(
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
         workspaces: addresses of blocks at the end of the run that are cuBLAS's.
-        passing: bytes of a workspace that goes with the operation; 0 if none does.
+        passing: bytes of workspaces that go with the operation.
     """
     decide = _Decider(marks, last, cut_off, now, workspaces, passing)
 
@@ -170,7 +170,7 @@ class _Decider:
         cut_off: bool,
         now: bool,
         workspaces: Collection[int],
-        passing: int,
+        passing: Collection[int],
     ) -> None:
         self._marks = marks
         self._passing = passing
@@ -295,7 +295,7 @@ class _Decider:
             return True
         if block.ended is not None:
             # Three events: it was handed out, given back, and could be handed out again.
-            return block.requested == self._passing and block.ended - block.event == 2
+            return block.requested in self._passing and block.ended - block.event == 2
         return block.freed_after is None and block.address in self._workspaces
 
     def _is_checkpointed(self, block: Block) -> bool:

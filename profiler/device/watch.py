@@ -227,7 +227,7 @@ class Watch:
         explained = explain(
             *(peak, self.marks, last, cut_off),
             workspaces=workspaces,
-            passing=compat.passing_workspace_size(),
+            passing=compat.passing_workspace_sizes(device),
         )
         reserved, allocated = most_of(replay, stats, self._peaks_before[device])
         account = account_of(device, replay, explained, reserved, self.steps, self.lost)

@@ -66,7 +66,7 @@ class Run:
         last: int | None = None,
         cut_off: bool = False,
         workspaces: Collection[int] = (),
-        passing: int = 0,
+        passing: Collection[int] = (),
     ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
         rows = self.rows(last, cut_off, workspaces, passing)
@@ -77,7 +77,7 @@ class Run:
         last: int | None = None,
         cut_off: bool = False,
         workspaces: Collection[int] = (),
-        passing: int = 0,
+        passing: Collection[int] = (),
     ) -> list[AccountRow]:
         replay = Replay()
         replay.feed(self.events, self.counts)
@@ -305,14 +305,14 @@ def test_workspaces_that_go_with_their_operation() -> None:
     run.mark(Phase.BACKWARD)
     run.drop(run.take(32, program))
     run.mark(Phase.FORWARD)
-    assert run.purposes(passing=32 * MIB) == {32: (Purpose.WORKSPACE, "cuBLAS")}
-    assert run.purposes(passing=33 * MIB) == {32: (Purpose.TEMPORARY, "")}
+    assert run.purposes(passing={32 * MIB}) == {32: (Purpose.WORKSPACE, "cuBLAS")}
+    assert run.purposes(passing={33 * MIB}) == {32: (Purpose.TEMPORARY, "")}
 
     run = Run()
     temporary = run.take(32, program)
     run.drop(run.take(1, program))
     run.drop(temporary)
-    assert run.purposes(passing=32 * MIB) == {33: (Purpose.INPUT, "")}
+    assert run.purposes(passing={32 * MIB}) == {33: (Purpose.INPUT, "")}
 
 
 def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:

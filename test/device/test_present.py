@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from profile_builder import ProgramBuilder, calls
+from torch.torch_version import TorchVersion
 
 from memprof.profiler.model import (
     AccountRow,
@@ -214,5 +216,8 @@ def test_a_session_ends_with_everything_that_is_reserved(tmp_path: Path, given_b
     assert "GPU" in first
     assert "Peak reserved on cuda:0" in second
     if not given_back:
-        assert "What was reserved at the peak" in done.stdout
+        # From 2.15 on a product's workspace comes and goes with it, and made this peak.
+        unseen = TorchVersion(torch.__version__) >= "2.15"
+        said = "of which nobody took note" if unseen else "What was reserved at the peak"
+        assert said in done.stdout
     assert ("given back to the device since the peak" in done.stdout) is bool(given_back)

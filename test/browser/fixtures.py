@@ -42,8 +42,19 @@ FLAGS = (
 PATIENCE_MS = 300_000
 """Only against a page that never becomes what it should be: see Note [Tests and the clock]."""
 LOCAL = ("file:", "data:", "blob:", "about:")
-FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""For ``page.evaluate``: until what was asked for is drawn."""
+FRAME = """() => new Promise(done => {
+  const last = new IntersectionObserver(() => {
+    last.disconnect();
+    requestAnimationFrame(() => requestAnimationFrame(done));
+  });
+  last.observe(document.body);
+})"""
+"""For ``page.evaluate``: until what was asked for is drawn.
+
+The page draws what it is told by an observer to be in sight, in the frame after it is told, and a
+busy machine tells it some frames late. Observers are told in the order in which they were made, so
+when this one hears of its element, the page has heard of all of its own.
+"""
 COUNT_DRAWING = """() => {
   window.drawn = 0;
   const canvas = CanvasRenderingContext2D.prototype;

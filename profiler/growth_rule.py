@@ -18,13 +18,14 @@ step, up to the end. So:
 
 By how much it grows a step is what was made in the window after the first step of which something
 is held, up to the last such step, divided by the steps between the two: so a leak at every fourth
-step has the same figure wherever the window begins.
+step has the same figure wherever the window begins. Of the two of these steps the half counts, that
+two sizes by turns have one figure, too.
 
 A buffer of the last hundred batches holds something of step after step, too. It is known by what
 the same line had made before the window and let go of in it (*turned over*): of a full buffer that
-is as much as it holds of the window. So that is taken off, and where less than a third remains
-nothing grows. A buffer that is not full yet looks like a leak: the report says since when, and how
-many steps there were.
+is as much as it holds of the window. So that is taken off, the last step counts whole, of which the
+buffer has some, and where less than a third remains nothing grows. A buffer that is not full yet
+looks like a leak: the report says since when, and how many steps there were.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
             turned_over += g.nbytes
         elif begin <= g.made <= end < g.ended:  # It would be held, were the end that of the window.
             turned_over -= g.nbytes
+    if not turned_over:
+        later += (held[made[0]] - held[made[-1]]) // 2
     a_step = (later - turned_over) // (made[-1] - made[0])
     if a_step < MIN_A_STEP or 3 * turned_over > 2 * later:
         return None

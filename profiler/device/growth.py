@@ -13,7 +13,7 @@ from .account import source_of
 from .holders import Held, Holders, most_common_chain
 from .marks import Mark, line_that_waits
 from .replay import Block
-from .where import Where, where
+from .where import Where, user_lines, where
 
 SAMPLES = 6
 """Blocks of a line of which it is asked who has them."""
@@ -116,7 +116,12 @@ def growth_of(
             line_of(block).blocks.append(block)
     for block in gone:
         line_of(block).gone.append(block)
-    growing = [line for line in lines.values() if _rate([line], steps) is not None]
+    growing = [
+        apart
+        for line in lines.values()
+        if _rate([line], steps) is not None
+        for apart in _by_callers(line, steps)
+    ]
     if not growing:
         return []
     holders = Holders()
@@ -129,6 +134,17 @@ def growth_of(
                 _growth(device, together, rate, steps, _line_of(together, blocks, holders, steps))
             )
     return sorted(found, key=lambda g: -g.a_step)
+
+
+def _by_callers(line: _Line, steps: Steps) -> list[_Line]:
+    """A line, once for each way to it on which it grows, as a function that several call may leak
+    for one of them or for several; whole where no way grows alone."""
+    ways: dict[tuple[SourceFrame, ...], _Line] = {}
+    for kind in ("blocks", "gone"):
+        for block in getattr(line, kind):
+            way = tuple(user_lines(block.frames))
+            getattr(ways.setdefault(way, _Line(line.frame, line.at)), kind).append(block)
+    return [way for way in ways.values() if _rate([way], steps) is not None] or [line]
 
 
 def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,7 +137,12 @@ def where(frames: Sequence[SourceFrame]) -> Where:
 
 def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
     """The innermost frame that is of the program itself; None if there is none."""
-    return next((f for f in frames if is_python(f.file, f.line) and not is_internal(f.file)), None)
+    return next(user_lines(frames), None)
+
+
+def user_lines(frames: Iterable[SourceFrame]) -> Iterator[SourceFrame]:
+    """The frames that are of the program itself."""
+    return (f for f in frames if is_python(f.file, f.line) and not is_internal(f.file))
 
 
 def _nodes(generated: SourceFrame) -> str:

@@ -236,10 +236,30 @@ class BesideBuffer(Loop):  # the same line makes what a full buffer has and what
             kept.append(torch.ones(MIB // 4, device="cuda"))  # for both
 
 
+def made(n):
+    return torch.ones(n * MIB // 4, device="cuda")  # for everybody
+
+
+class ByTurns(Loop):  # two sizes
+    def after(self, loss, i):
+        debug.append(made(1 + 2 * (i % 2)))
+
+
+class OneMaker(Loop):  # two leaks and what is well, by one line
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def after(self, loss, i):
+        debug.append(made(1))
+        self.seen.append(made(2))
+        self.last = made(4)
+
+
 main([
     KeptLosses, KeptViews, Closure, Hook, Metric, CacheByShape, Traceback, EveryThird,
     GradientsWithGraphs, ListedGradients, Circle, CacheByNumber, CacheByTensor, Copies,
-    RunningGraph, BesideBuffer,
+    RunningGraph, BesideBuffer, ByTurns, OneMaker,
 ])
 """
 
@@ -261,6 +281,7 @@ _PLANTED = {
     "Copies": (MIB, "copy.deepcopy", "debug[...]"),
     "RunningGraph": (2 * MIB, "# the sum", "self.total, local of run"),
     "BesideBuffer": (MIB, "# for both", "debug[...], global of program.py"),
+    "ByTurns": (2 * MIB, "# for everybody", "debug[...], global of program.py"),
 }
 
 
@@ -293,6 +314,12 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
         assert first.holder.startswith(holder), (name, first.holder)
         assert (first.step, first.since, first.steps) == ("optimizer step", 1, STEPS), name
         assert not others, name
+
+    most, least = _found(tmp_path, "OneMaker")
+    assert most.a_step == 2 * MIB
+    assert most.holder.startswith("self.seen[...], local of run")
+    assert least.a_step == MIB
+    assert least.holder == "debug[...], global of program.py"
 
     path = str(tmp_path / "Traceback.memprof")
     (first,) = _found(tmp_path, "Traceback")

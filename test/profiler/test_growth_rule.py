@@ -46,6 +46,11 @@ class TestRule:
         # A leak that begins in an epoch's middle is known by its first step.
         assert rate_of(dict.fromkeys(range(7, 31), MIB), 30) == Rate(MIB, 7)
 
+    @pytest.mark.parametrize("steps", range(20, 28))
+    def test_two_sizes_by_turns(self, steps: int) -> None:
+        held = {step: MIB + 2 * MIB * (step % 2) for step in range(1, steps + 1)}
+        assert rate_of(held, steps) == Rate(2 * MIB, 1)
+
     @pytest.mark.parametrize("room", [12, 15, 19])
     def test_a_full_buffer(self, room: int) -> None:
         held = dict.fromkeys(range(41 - room, 41), MIB)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -129,9 +129,11 @@ def _forward(
     return forward
 
 
-def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> list[Tensor]:
+def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
     """What is saved of ``tensors``: no view, which would keep its base's history alive, but for
     inputs, where torch 2.15 says which are."""
+    if not any(map(Tensor._is_view, tensors)):
+        return tensors  # type: ignore[no-any-return]
     if not as_they_are:
         return [x.detach() if x._is_view() else x for x in tensors]
     return [

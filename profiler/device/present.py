@@ -16,6 +16,8 @@ the counters alone. Which they were says the report of compiled code, and of eag
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,8 +58,22 @@ def present_accounts() -> list[DeviceAccount]:
     look = known.of_process()
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
-    # To look for those who refer to a tensor is what costs most.
-    large = [h for h in holders.held if h.nbytes > least and h.address not in look.known]
+    # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
+    # tensors may lie in it: those that CUDA graph trees keep for the next replay.
+    blocks = sorted(
+        (b["address"], b["address"] + b["size"])
+        for s in segments
+        for b in s["blocks"]
+        if b["state"] != "inactive"
+    )
+    large = [
+        h
+        for h in holders.held
+        if h.nbytes > least
+        and h.address not in look.known
+        and (i := bisect_right(blocks, (h.address, math.inf)))
+        and h.address < blocks[i - 1][1]
+    ]
     if large:
         holders.name(large)
     found = []

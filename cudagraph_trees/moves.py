@@ -15,7 +15,7 @@ a *sighting*, and a sighting has *gone* when
 * a storage is no longer there, or is somewhere else (FSDP resizes it), or nobody but recordings
   holds it (a forward returns what its backward needs, say a view of a weight, and a recording
   hands out the same tensor each time), or
-* a tensor, the same Python object, has other memory (``p.data = …``).
+* a parameter, the same Python object, has other memory (``p.data = …``).
 
 The sightings of eight modules in turn have not gone: their parameters are where they were. When a
 call brings a place that is new and a sighting of an earlier step has gone, the function has
@@ -45,7 +45,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
 from .replay.storage_ref import StorageWeakRefWrapper, address_of
@@ -71,25 +70,38 @@ SMALL_SHARE = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where one static input was."""
+    """Where one static input was.
+
+    Attributes:
+        pointer: its ``data_ptr()``.
+        storage: its own.
+        parameter: its ``id()`` if it is one, else 0: others may be new at each call. No weak
+            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``, by which
+            ``module.to()`` and ``load_state_dict()`` work where a program asks for it).
+    """
 
     pointer: int
     storage: StorageWeakRefWrapper
-    tensor: TensorWeakRef
+    parameter: int
 
     @staticmethod
     def of(t: torch.Tensor) -> _Spot:
-        return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), TensorWeakRef(t))
+        parameter = id(t) if isinstance(t, torch.nn.Parameter) else 0
+        return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
 
-    def left(self, ours: Mapping[int, int]) -> bool:
-        """Whether the tensor, or the memory that it had, is not there any more."""
+    def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> bool:
+        """Whether the tensor, or the memory that it had, is not there any more.
+
+        Args:
+            ours: see ``_held_by``.
+            now: ``data_ptr()`` of the parameters of the call, by ``id()``.
+        """
         if self.pinned(ours):
             return True
         storage = compat.storage_from_weak(self.storage.pointer)
         if storage is None or storage.data_ptr() != self.storage.address:
             return True
-        t = self.tensor()
-        return t is not None and t.data_ptr() != self.pointer
+        return now.get(self.parameter, self.pointer) != self.pointer
 
     def freed(self) -> bool:
         """Whether the storage is there and has no memory now."""
@@ -113,8 +125,8 @@ class _Sighting:
     spots: dict[int, _Spot]
     nodes: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
 
-    def left(self, ours: Mapping[int, int]) -> list[int]:
-        return [i for i, spot in self.spots.items() if spot.left(ours)]
+    def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> list[int]:
+        return [i for i, spot in self.spots.items() if spot.left(ours, now)]
 
     def replays(self) -> int:
         return max((n.replays for ref in self.nodes if (n := ref()) is not None), default=0)
@@ -191,7 +203,8 @@ class Moves:
             return Sight()
         earlier = [(k, s) for k, s in sightings.items() if s.step < step]
         ours = _held_by(recordings()) if earlier else {}
-        gone = [(k, s, left) for k, s in earlier if (left := s.left(ours))]
+        now = {s.parameter: s.pointer for s in spots.values() if s.parameter}
+        gone = [(k, s, left) for k, s in earlier if (left := s.left(ours, now))]
         worthless: list[weakref.ref[CUDAGraphNode]] = []
         for k, s, left in gone:
             del sightings[k]

@@ -140,7 +140,11 @@ class GraphSpec:
             clone_outputs: whatever the graph says, outputs that are held are to be cloned.
         """
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
-        mine["clone_outputs"] |= clone_outputs
+        makes_state = self.mode is CompilationMode.INFERENCE and any(
+            isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
+            for i in self.mutated_input_idxs
+        )
+        mine["clone_outputs"] |= clone_outputs or makes_state
         static = tuple(static_input_idxs)
         what = self.mode.name.lower()
         named = f"{what} function {number}" if number >= 0 else f"{what} function"
@@ -149,6 +153,7 @@ class GraphSpec:
             number=number,
             label=f"{self.compile_id} {what}" if self.compile_id else named,
             key=tuple(x for x in inputs if isinstance(x, int)),
+            makes_state=makes_state,
             static_input_idxs=static,
             alignment_checked=tuple(alignment_checked),
             loose=tuple(
@@ -165,6 +170,8 @@ class FunctionSpec(GraphSpec):
         number: of the function in its manager, for messages; -1 if it is in none.
         label: its name in messages and in the ledger.
         key: values of the integer inputs.
+        makes_state: it updates parameters, so that what it returns is an optimizer's state, which
+            lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
         static_input_idxs: inputs whose address is expected to stay. Inputs that turn out to
             keep moving become ``loose`` ones.
         loose: tensors among the inputs that are not static.
@@ -176,6 +183,7 @@ class FunctionSpec(GraphSpec):
     number: int
     label: str
     key: tuple[int, ...] = ()
+    makes_state: bool = False
     static_input_idxs: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     alignment_checked: tuple[int, ...] = ()

@@ -15,7 +15,8 @@ these ends, in this order:
 * it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a
   backward returns): it moves out of the pool, content and all, so that accumulating
   over several backwards is right;
-* outputs are to be cloned (``outputs="clone"``): it moves out as well;
+* outputs are to be cloned (``outputs="clone"``), or are the state that a compiled optimizer makes
+  in its first step, as the momentum of ``torch.optim.SGD``: it moves out as well;
 * otherwise its use raises an error that says what happened (``errors``).
 
 Moving swaps the memory under the ``StorageImpl``, so every view moves along. Torch before
@@ -230,6 +231,8 @@ class StepEnd:
                 if written
                 else "a gradient"
                 if gradient
+                else "state of an optimizer"
+                if function.makes_state
                 else 'outputs="clone"'
                 if clone
                 else "a graph in parts takes it"

@@ -165,6 +165,22 @@ def test_what_moves_once_is_recorded_once_more_and_its_old_memory_is_free() -> N
     assert torch.cuda.memory_allocated() == before
 
 
+def test_a_parameter_can_be_swapped() -> None:
+    # GIVEN a function that was recorded with a parameter
+    w = nn.Parameter(torch.full((SMALL,), 2.0, device="cuda"), requires_grad=False)
+    f = graphed(scale, [w, torch.ones(4, device="cuda")], static=(0,))
+    for i in range(3):
+        call(f, w, float(i))
+    # WHEN torch swaps it for another, as module.to() and load_state_dict() do after
+    # torch.__future__.set_swap_module_params_on_conversion(True), THEN nothing is in the way
+    other = nn.Parameter(torch.full((SMALL,), 3.0, device="cuda"), requires_grad=False)
+    torch.utils.swap_tensors(w, other)
+    # AND calls find what it is now: it has moved once
+    for i in range(3):
+        call(f, w, float(i))
+    assert counts()[LedgerKind.RERECORD] == 1
+
+
 def test_modules_that_share_code_have_a_recording_each() -> None:
     # GIVEN eight weights that are passed to one function in turn, each in a step of its own
     weights = [torch.full((LARGE,), float(k), device="cuda") for k in range(8)]

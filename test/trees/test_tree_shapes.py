@@ -351,3 +351,49 @@ def test_a_compiled_optimizer_belongs_to_the_step_whose_gradients_it_takes(marke
     assert all(e.tree is not None and e.tree.cause is TreeCause.HELD_GRADIENT for e in moved)
     recorded = [e for e in manager().entries() if e.kind is LedgerKind.RECORD]
     assert len(recorded) == 3
+
+
+@pytest.mark.parametrize("in_the_step", [False, True], ids=["begins a step", "in the step"])
+def test_state_that_a_compiled_optimizer_makes_lasts(in_the_step: bool) -> None:
+    # GIVEN a compiled optimizer that makes state in its first step, as SGD does with momentum,
+    # and compiled code or none that makes the gradients
+    x = torch.ones(4, device="cuda")
+
+    def first(w: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            w.sub_(g)
+            return [g * 1.0]
+
+    def later(w: torch.Tensor, g: torch.Tensor, momentum: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            w.sub_(momentum.mul_(0.5).add_(g))
+            return []
+
+    forward = graphed(lambda w, x: [w * x], [x, x], (0,), is_inference=not in_the_step)
+    backward = graphed(lambda y, t: [t * 1.0], [x, x], (0,), is_backward=True)
+    begin = graphed(first, [x.clone().requires_grad_(), x], (0,), mutated_input_idxs=(0,))
+    go_on = graphed(later, [x.clone().requires_grad_(), x, x], (0, 2), mutated_input_idxs=(0, 2))
+    # WHEN three optimizers are made, so that the first step is warmed up, recorded and replayed
+    for _ in range(3):
+        w = torch.full((4,), 8.0, device="cuda", requires_grad=True)
+        state: list[torch.Tensor] = []
+        want, momentum = 8.0, 0.0
+        for i in range(4):
+            next_step()
+            (y,) = forward([w, x])
+            (gradient,) = backward([y, x]) if in_the_step else (torch.ones(4, device="cuda"),)
+            del y
+            next_step()
+            if i == 0:
+                state = begin([w, gradient])
+            else:
+                go_on([w, gradient, *state])
+            del gradient
+            # THEN each step finds what the last one has left
+            momentum = momentum * 0.5 + 1.0
+            want -= momentum
+            same(w.detach(), torch.full((4,), want))
+            same(state[0], torch.full((4,), momentum))
+    moved = {e.reason for e in manager().entries() if e.kind is LedgerKind.MOVED_OUT}
+    assert "output 0 is held beyond its step: state of an optimizer" in moved
+    assert not [e for e in manager().entries() if e.kind is LedgerKind.INVALIDATED]

@@ -38,11 +38,12 @@ import bisect
 import linecache
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from memprof.profiler.model import (
     BEFORE,
     AccountRow,
+    DeviceAccount,
     FailedRequest,
     PoolShare,
     Purpose,
@@ -62,8 +63,14 @@ class Explained:
     rounding: int
     awaiting: int
     pools: list[PoolShare]
-    step: int
-    phase: str
+    step: int = 0
+    phase: str = ""
+
+    def put_into(self, account: DeviceAccount) -> None:
+        """Make these the parts of an account that says how much was reserved."""
+        for field in fields(self):
+            setattr(account, field.name, getattr(self, field.name))
+        account.unexplained = account.reserved - account.explained
 
 
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
@@ -139,7 +146,7 @@ def add_up(peak: Peak, row_of: Decide) -> Explained:
         of_alike[1] += 1
     rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
     rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    return Explained(rows, rounding, awaiting, _pools(peak), 0, "")
+    return Explained(rows, rounding, awaiting, _pools(peak))
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:

@@ -118,8 +118,6 @@ def unwatched_account(
     stats = torch.cuda.memory_stats(device)
     _, account.most_allocated = peaks(stats)
     account.most_requested = most_requested(stats)
-    account.rows = [replace(r, detail="") for r in explained.rows]
-    account.rounding, account.awaiting = explained.rounding, explained.awaiting
-    account.pools = explained.pools
-    account.unexplained = account.reserved - account.explained
+    explained.put_into(account)
+    account.rows = [replace(r, detail="") for r in account.rows]
     return account

@@ -96,18 +96,9 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
 
 
 def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
-    added = add_up(peak, rows.row)
-    account = DeviceAccount(
-        f"cuda:{device}",
-        reserved=peak.reserved,
-        allocated=peak.allocated,
-        most_allocated=peak.allocated,
-        rows=added.rows,
-        rounding=added.rounding,
-        awaiting=added.awaiting,
-        pools=added.pools,
-    )
-    account.unexplained = account.reserved - account.explained
+    account = DeviceAccount(f"cuda:{device}", reserved=peak.reserved)
+    account.allocated = account.most_allocated = peak.allocated
+    add_up(peak, rows.row).put_into(account)
     return account
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from framing import findings
 
-from memprof.profiler.capture_names import capture_name, name_graphs
+from memprof.profiler.doing import capture_name, name_graphs
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.graph_pools import left_behind, numbers
 from memprof.profiler.model import (

@@ -103,15 +103,15 @@ def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
 
 
 def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
-    found = follow(snapshot, device)
-    peak = _of_peak(device, found.peak, _Rows())
-    account.most_allocated = peak.most_allocated = max(found.most_allocated, account.allocated)
-    account.failed = _failed(found.failed)
-    peak.notes.append(f"after event {found.peak.event:,} of {found.events:,} of the history")
-    if found.strange or not found.agrees:
-        reserved, allocated = totals(snapshot.of_device(device))
+    whole, instant = follow(snapshot, device)
+    peak = _of_peak(device, instant, _Rows())
+    account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
+    account.failed = _failed(snapshot.trace_of(device))
+    peak.notes.append(f"after event {instant.event:,} of {whole.events:,} of the history")
+    reserved, allocated = totals(snapshot.of_device(device))
+    if whole.strange or (whole.reserved, whole.allocated_bytes) != (reserved, allocated):
         peak.notes.append(
-            f"{found.strange:,} events contradict the others or the snapshot "
+            f"{whole.strange:,} events contradict the others or the snapshot "
             f"({reserved:,} B reserved, {allocated:,} B allocated), as they do where the history "
             "was off for a while: sizes may be off"
         )
@@ -139,11 +139,14 @@ def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
     return notes
 
 
-def _failed(requests: Sequence[tuple[int, Sequence[Json]]]) -> list[FailedRequest]:
+def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
     """Requests that failed, those of one line together, in order of the first."""
     found: dict[tuple[object, ...], FailedRequest] = {}
     lines: dict[int, SourceFrame | None] = {}  # Of stacks, which many requests have together.
-    for nbytes, frames in requests:
+    for e in trace:
+        if e["action"] != "oom":
+            continue
+        nbytes, frames = e["size"], e.get("frames") or ()
         if id(frames) not in lines:
             lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
         line = lines[id(frames)]

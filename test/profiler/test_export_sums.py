@@ -22,7 +22,7 @@ from memprof.profiler.export.parquet import write_parquet
 from memprof.profiler.export.perfetto import write_perfetto
 from memprof.profiler.export.speedscope import write_collapsed, write_speedscope
 from memprof.profiler.export.stacks import Stacks
-from memprof.profiler.export.walk import AFTER, Walk
+from memprof.profiler.export.walk import AFTER, Part, Walk
 from memprof.profiler.model import Profile
 from memprof.profiler.timeline import Timeline
 
@@ -46,7 +46,9 @@ def times(walk: Walk) -> dict[tuple[int, int], int]:
 
 def written(writer: Any, profile: Profile, *args: Any, **options: Any) -> bytes:
     file = io.BytesIO()
-    writer([profile] if writer is write_perfetto else profile, file, ["cpu"], *args, **options)
+    writer(
+        [profile] if writer is write_perfetto else profile, file, Part(["cpu"], *args), **options
+    )
     return file.getvalue()
 
 
@@ -133,7 +135,7 @@ def test_tables_agree_with_the_timeline(profile: Profile) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tables = {
             Path(path).stem: pq.read_table(path).to_pylist()
-            for path in write_parquet(profile, folder, ["cpu"])
+            for path in write_parquet(profile, folder, Part(["cpu"]))
         }
     live = 0
     found = dict(expected)

@@ -121,7 +121,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
 
 def _check_device(before: Profile, after: Profile, device: str | None) -> None:
     for profile in (before, after):
-        known = sorted({*known_devices(profile), *(a.device for a in profile.accounts)})
+        known = known_devices(profile)
         if device is not None and known and device not in known:
             raise no_such_device(device, known)
 

@@ -48,6 +48,29 @@ def replace(
     return undo
 
 
+def _before(do: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For ``replace``: ``do`` is called with the same arguments before the function."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            do(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return both
+
+    return around
+
+
+def _all(*undone: Undo) -> Undo:
+    """Takes all of these back."""
+
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
 def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
     """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
     return replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
@@ -74,14 +97,8 @@ def wrap_captures(
 ) -> Undo:
     """Replace the two methods by which everything in Python captures a CUDA graph."""
     graph = [torch.cuda.CUDAGraph]
-    undo_begin = replace(graph, "capture_begin", around_begin)
-    undo_end = replace(graph, "capture_end", around_end)
-
-    def undo() -> None:
-        undo_begin()
-        undo_end()
-
-    return undo
+    begin = replace(graph, "capture_begin", around_begin)
+    return _all(begin, replace(graph, "capture_end", around_end))
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
@@ -103,26 +120,12 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
         torch.nn.modules.module.register_module_buffer_registration_hook(hook),
     ]
     undo = replace([torch.nn.Module], "__setstate__", around)
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-        undo()
-
-    return remove
+    return _all(*(handle.remove for handle in handles), undo)
 
 
 def on_optimizer(do: Callable[[], None]) -> Undo:
     """Call ``do`` when an optimizer is made."""
-
-    def around(original: Callable[..., None]) -> Callable[..., None]:
-        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            do()
-            original(self, *args, **kwargs)
-
-        return init
-
-    return replace([torch.optim.Optimizer], "__init__", around)
+    return replace([torch.optim.Optimizer], "__init__", _before(lambda *_, **__: do()))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
@@ -130,37 +133,22 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
     in either way of ``torch.utils.checkpoint``, by eager code."""
     module: Any = importlib.import_module("torch.utils.checkpoint")
 
-    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def with_arguments(*args: Any) -> Any:
-            do(args)
-            return forward(*args)
+    def with_all(*args: Any, **kwargs: Any) -> None:
+        # From 2.15 on those of the function are a tuple and a dict among these.
+        given: list[Any] = []
+        for a in (*args, *kwargs.values()):
+            given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
+        do(given)
 
-        return with_arguments
-
-    def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
-        def with_all_arguments(*args: Any, **kwargs: Any) -> Any:
-            # From 2.15 on those of the function are a tuple and a dict among these.
-            given: list[Any] = []
-            for a in (*args, *kwargs.values()):
-                given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
-            do(given)
-            return generator(*args, **kwargs)
-
-        return with_all_arguments
-
+    around = _before(lambda *args: do(args))
     undone = [replace([module.CheckpointFunction], "forward", around)]
     if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
         name += "_impl" if hasattr(module, f"{name}_impl") else ""
-        undone.append(replace([module], name, around_generator))
-
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo
+        undone.append(replace([module], name, _before(with_all)))
+    return _all(*undone)
 
 
 def on_batch(do: Callable[[Any], None]) -> Undo:

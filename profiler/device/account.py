@@ -37,12 +37,15 @@ from __future__ import annotations
 import bisect
 import linecache
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
     AccountRow,
+    CaptureRow,
     DeviceAccount,
     FailedRequest,
     PoolShare,
@@ -75,6 +78,8 @@ class Explained:
 
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
+
+_Row = TypeVar("_Row", AccountRow, CaptureRow)
 
 Decide = Callable[[Block], AccountRow]
 """The row that a block belongs to, as one of no bytes and no blocks."""
@@ -134,30 +139,39 @@ def explain(
 
 def add_up(peak: Peak, row_of: Decide) -> Explained:
     """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
-    grouped: dict[AccountRow, list[int]] = {}
-    rounding = awaiting = 0
-    for block in peak.blocks:
-        if block.address in peak.awaiting:
-            awaiting += block.size
-            continue
-        rounding += block.size - block.requested
+    live = [b for b in peak.blocks if b.address not in peak.awaiting]
+    rounding = sum(b.size - b.requested for b in live)
+    awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
+    rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    return Explained(rows, rounding, awaiting, _pools(peak))
+
+
+def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
+    """Blocks of one row together, in no order.
+
+    Args:
+        blocks: of an instant, or whatever.
+        row_of: the row of a block, as one of no bytes and no blocks.
+    """
+    grouped: dict[_Row, list[int]] = {}
+    for block in blocks:
         of_alike = grouped.setdefault(row_of(block), [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
-    rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
-    rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    return Explained(rows, rounding, awaiting, _pools(peak))
+    return [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first."""
-    found: dict[tuple[object, ...], FailedRequest] = {}
-    for nbytes, frames in replay.out_of_memory:
-        at = where(frames)
-        key = (nbytes, at.line, at.modules)
-        count = found[key].count + 1 if key in found else 1
-        found[key] = FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line), count)
-    return list(found.values())
+    asked = ((nbytes, where(frames)) for nbytes, frames in replay.out_of_memory)
+    return counted_requests(
+        FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line)) for nbytes, at in asked
+    )
+
+
+def counted_requests(requests: Iterable[FailedRequest]) -> list[FailedRequest]:
+    """Those alike together, in order of the first."""
+    return [replace(request, count=n) for request, n in Counter(requests).items()]
 
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:

@@ -32,10 +32,9 @@ from memprof.profiler.model import (
     Fate,
     GraphPool,
     SharedBytes,
-    SourceFrame,
 )
 
-from .account import name_of_pool, source_of
+from .account import name_of_pool, rows_of, source_of
 from .replay import Block, Replay
 from .sharing import Range, clipped, has, merged, shares, total
 from .whatif import Request, reserved_without
@@ -214,8 +213,8 @@ class _Pool:
         at_peak = _most_at_once(blocks)
         g.peak = sum(b.size for b in at_peak)
         g.rounding = g.peak - sum(b.requested for b in at_peak)
-        g.at_peak = rows_of(at_peak, lambda b: fates[id(b)])
-        g.left = rows_of(left, lambda b: fates[id(b)])
+        g.at_peak = capture_rows(at_peak, lambda b: fates[id(b)])
+        g.left = capture_rows(left, lambda b: fates[id(b)])
 
     def _fate(self, block: Block, end: float) -> Fate:
         freed = block.freed_after
@@ -254,7 +253,7 @@ class _Pool:
         there = self._mine if self._instant is not None else self.device.replay.live
         there = [b for b in there if has(self._segments, b.address) and self._lives(b)]
         outside = [b for b in there if id(b) not in captured]
-        pool.outside = rows_of(outside, lambda b: self._fate(b, -1))
+        pool.outside = capture_rows(outside, lambda b: self._fate(b, -1))
         of_graphs = [b for g, blocks in self._blocks if not g.deleted for b in blocks]
         either = clipped(merged(map(_range, [*of_graphs, *outside])), self._segments)
         used = sum(s.nbytes for s in pool.shares) + pool.other_shares
@@ -336,15 +335,12 @@ def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 
-def rows_of(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
+def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
     """Blocks of one fate and one place in the program together, most bytes first."""
-    found: dict[tuple[Fate, str, SourceFrame | None, str, bool], list[int]] = {}
-    for b in blocks:
+
+    def row_of(b: Block) -> CaptureRow:
         at = where(b.frames)
-        modules = " > ".join(at.modules)
-        key = fate(b), modules, source_of(at.line), at.nodes, at.generated is not None
-        of = found.setdefault(key, [0, 0])
-        of[0] += b.requested
-        of[1] += 1
-    rows = [CaptureRow(key[0], n, count, *key[1:]) for key, (n, count) in found.items()]
-    return sorted(rows, key=lambda r: (-r.nbytes, r.fate.value))
+        modules, compiled = " > ".join(at.modules), at.generated is not None
+        return CaptureRow(fate(b), 0, 0, modules, source_of(at.line), at.nodes, compiled)
+
+    return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))

@@ -176,12 +176,6 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_process(written: Written | None = None) -> Look:
-    """All of the above, of everything in the process that the collector knows."""
-    modules, optimizers = modules_and_optimizers()
-    return of_all(modules, optimizers, written)
-
-
 def of_all(
     modules: Iterable[torch.nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],

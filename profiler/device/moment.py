@@ -80,7 +80,8 @@ def account_of(
             # The history may be somebody else's by now; what lies there is known without it.
             log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
     if account is None:
-        account = unwatched_account(event.device, segments, settings, known.of_process(), otherwise)
+        look = known.of_all(*known.modules_and_optimizers())
+        account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
     pool = doing.pool if doing is not None else None if compat.captures() else (0, 0)

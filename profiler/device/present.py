@@ -53,7 +53,7 @@ def present_accounts() -> list[DeviceAccount]:
     if not used:
         return []
     segments, settings = compat.segments_now()
-    look = known.of_process()
+    look = known.of_all(*known.modules_and_optimizers())
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most.

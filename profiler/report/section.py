@@ -103,6 +103,11 @@ class Column:
     only: str = ""
 
 
+def alike(unit: Unit, *titles: str, **more: Any) -> tuple[Column, ...]:
+    """Columns of one unit; ``more`` as of ``Column``, for each of them."""
+    return tuple(Column(title, unit, **more) for title in titles)
+
+
 BYTES = Column("bytes", Unit.BYTES, adds=True)
 BLOCKS = Column("blocks", Unit.COUNT, adds=True)
 CATEGORY = Column("category", Unit.CATEGORY)

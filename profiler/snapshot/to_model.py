@@ -10,12 +10,11 @@ secret that a report is not to show.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from memprof.profiler.device.account import add_up
+from memprof.profiler.device.account import add_up, counted_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
 from memprof.profiler.device.where import is_generated, user_line
 from memprof.profiler.model import (
@@ -141,18 +140,15 @@ def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
 
 def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
     """Requests that failed, those of one line together, in order of the first."""
-    found: dict[tuple[object, ...], FailedRequest] = {}
     lines: dict[int, SourceFrame | None] = {}  # Of stacks, which many requests have together.
+    found = []
     for e in trace:
-        if e["action"] != "oom":
-            continue
-        nbytes, frames = e["size"], e.get("frames") or ()
-        if id(frames) not in lines:
-            lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
-        line = lines[id(frames)]
-        one = found.get((nbytes, line), FailedRequest(nbytes, "", line, 0))
-        found[nbytes, line] = replace(one, count=one.count + 1)
-    return list(found.values())
+        if e["action"] == "oom":
+            frames = e.get("frames") or ()
+            if id(frames) not in lines:
+                lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
+            found.append(FailedRequest(e["size"], "", lines[id(frames)]))
+    return counted_requests(found)
 
 
 class _Rows:

@@ -19,6 +19,7 @@ from ..section import (
     Show,
     Table,
     Unit,
+    alike,
     below,
     share,
 )
@@ -100,8 +101,7 @@ def _unknown(p: DataFlowPeak) -> Table:
 def _leaks(p: DataFlowPeak) -> Table:
     columns = (
         Column("bytes", Unit.BYTES),
-        Column("made in step", Unit.COUNT),
-        Column("steps it outlived", Unit.COUNT),
+        *alike(Unit.COUNT, "made in step", "steps it outlived"),
         *(CATEGORY, Column("made by", Unit.CODE), below(MODULE), below(LINE)),
     )
     rows = [

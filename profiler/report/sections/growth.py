@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...model import Growth, GrowthSource
 from ..failure import place
-from ..section import Column, Note, Section, Show, Table, Tone, Unit
+from ..section import Column, Note, Section, Show, Table, Tone, Unit, alike
 
 _MOST, _SHORT = 5, 3
 """Findings of a report, and of a short one; ``memprof leaks`` has all."""
@@ -37,8 +37,7 @@ def _finding(number: int, g: Growth, show: Show) -> Section:
     columns = (
         Column("", Unit.BYTES, adds=True),
         Column("blocks", Unit.COUNT, adds=True),
-        Column("", Unit.CODE),
-        Column("", Unit.CODE),
+        *alike(Unit.CODE, "", ""),
         Column("", Unit.FRAME),
     )
     rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]

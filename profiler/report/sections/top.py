@@ -23,6 +23,7 @@ from ..section import (
     Table,
     Tone,
     Unit,
+    alike,
     of_rows,
     share,
 )
@@ -77,10 +78,7 @@ def _tone(p: Present) -> Tone:
     return Tone.WARN if p.stalled else Tone.PLAIN
 
 
-_MEMORY = tuple(
-    Column(name, Unit.BYTES)
-    for name in ("reserved", "allocated", "most reserved", "most allocated")
-)
+_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
 
 
 def _devices(p: Present) -> Section:

@@ -18,7 +18,7 @@ from ...model import (
     TrackerRecord,
 )
 from ..format import format_ns, format_share
-from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit
+from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit, alike
 
 _BRIEF = 5
 """Operations of a short text."""
@@ -85,9 +85,8 @@ def _memory(record: TrackerRecord, limit: int) -> Section:
         Column("after", Unit.NS),
         Column("snapshot"),
         Column("live tensors", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
-        Column("resident", Unit.BYTES),
-        *(Column("CPU allocated" if d == "cpu" else d, Unit.BYTES) for d in devices),
+        *alike(Unit.BYTES, "bytes", "resident"),
+        *alike(Unit.BYTES, *("CPU allocated" if d == "cpu" else d for d in devices)),
         Column("in operation"),
     )
     peak = max(record.snapshots, key=_height)
@@ -184,14 +183,9 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
         return Section("", "Operations", (Note(none + "to see."),))
     columns = (
         Column("operation", Unit.CODE),
-        Column("times", Unit.COUNT),
-        Column("failed", Unit.COUNT),
-        Column("total", Unit.NS),
-        Column("mean", Unit.NS),
-        Column("max", Unit.NS),
-        Column("tensors grew", Unit.FIGURE),
-        Column("memory grew", Unit.FIGURE),
-        Column("highest inside", Unit.FIGURE),
+        *alike(Unit.COUNT, "times", "failed"),
+        *alike(Unit.NS, "total", "mean", "max"),
+        *alike(Unit.FIGURE, "tensors grew", "memory grew", "highest inside"),
     )
     children: dict[int, list[int]] = {}
     for i, o in enumerate(record.operation_summary):

@@ -69,9 +69,7 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     """The profile that the content of a file holds.
 
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
-        ProfileTooLargeError: it holds none; ``path`` is named in the message.
-        ProfileMergedError: it holds several.
+        ProfileMergedError: it holds several; others as ``decode_profiles``.
     """
     way_out = "say whose is meant (on the command line --rank), or use `read_profiles`"
     return single_profile(decode_profiles(data, path), path, way_out)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.autograd.graph
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memprof.profiler.model import SourceFrame
@@ -98,17 +99,6 @@ def keep_counting() -> Undo:
     return forget
 
 
-def is_built() -> bool:
-    """Whether this build of torch has CUDA."""
-    built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return built
-
-
-def has_history() -> bool:
-    """Whether the allocator in use keeps a history: torch's own does, cudaMallocAsync does not."""
-    return torch.cuda.get_allocator_backend() == "native"
-
-
 def on_cuda_start(do: Callable[[], None]) -> None:
     """Call ``do`` once CUDA has started in this process, now if it has."""
     torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]
@@ -145,11 +135,6 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
     return [t for name in names for t in plain_tensors(getattr(tensor, name))]
-
-
-def current_device() -> int:
-    """The number of the device that this thread uses."""
-    return torch.cuda.current_device()
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:
@@ -252,11 +237,6 @@ def frames_of_generated(file: str, line: int) -> list[SourceFrame]:
     return frames[::-1]
 
 
-def captures() -> bool:
-    """Whether the calling thread's current stream is being captured."""
-    return bool(torch.cuda.is_current_stream_capturing())
-
-
 def without_torch_function() -> Any:
     """Context in which attributes of tensor subclasses are torch's own, on this thread."""
     return torch._C.DisableTorchFunctionSubclass()
@@ -264,9 +244,6 @@ def without_torch_function() -> Any:
 
 def is_stand_in(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory of its own: the compiler's placeholders."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 

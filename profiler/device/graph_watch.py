@@ -26,6 +26,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from memprof.profiler.doing import capture_name
 from memprof.profiler.model import CapturedGraph, GraphPool
 
@@ -177,7 +179,7 @@ class GraphWatch:
 
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         assert self._watch is not None
-        device = compat.current_device()
+        device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         site = capture_site()
         record = CapturedGraph(

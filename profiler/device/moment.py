@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -84,7 +85,9 @@ def account_of(
         account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
-    pool = doing.pool if doing is not None else None if compat.captures() else (0, 0)
+    pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
+    if doing is not None:
+        pool = doing.pool
     total = account.total
     stream = torch.cuda.current_stream(event.device).cuda_stream
     request = Request(
@@ -130,13 +133,12 @@ def _asked_by(f: Failure, operation: object, describe: Describe | None) -> Failu
     )
 
 
-def _frames(frame: types.FrameType | None) -> Iterator[SourceFrame]:
+def _frames(frame: types.FrameType) -> Iterator[SourceFrame]:
     """A stack, innermost first, with the program's own frames behind those of generated code."""
-    while frame is not None:
-        code = frame.f_code
-        yield SourceFrame(code.co_filename, frame.f_lineno, code.co_name)
-        yield from compat.frames_of_generated(code.co_filename, frame.f_lineno)
-        frame = frame.f_back
+    for at, line in traceback.walk_stack(frame):
+        code = at.f_code
+        yield SourceFrame(code.co_filename, line, code.co_name)
+        yield from compat.frames_of_generated(code.co_filename, line)
 
 
 def _line_of_backward() -> SourceFrame | None:

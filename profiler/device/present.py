@@ -30,7 +30,7 @@ from .account import Otherwise, explain
 from .holders import Holders
 from .marks import Mark, Phase
 from .replay import Block, Replay
-from .totals import most_requested, named, outside, peaks
+from .totals import most, named, outside
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
@@ -116,8 +116,8 @@ def unwatched_account(
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
     stats = torch.cuda.memory_stats(device)
-    _, account.most_allocated = peaks(stats)
-    account.most_requested = most_requested(stats)
+    account.most_allocated = most(stats, "allocated")
+    account.most_requested = most(stats, "requested")
     explained.put_into(account)
     account.rows = [replace(r, detail="") for r in account.rows]
     return account

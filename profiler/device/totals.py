@@ -21,15 +21,15 @@ def named(device: int, steps: int = 0) -> DeviceAccount:
     )
 
 
+def most(stats: dict[str, Any], what: str) -> int:
+    """The most bytes ``reserved``, ``allocated`` (handed out), ``requested`` (that blocks had been
+    asked for) or ``active``, by the allocator's statistics."""
+    return int(stats.get(f"{what}_bytes.all.peak", 0))
+
+
 def peaks(stats: dict[str, Any]) -> tuple[int, int]:
-    """The most bytes reserved, and handed out, by the allocator's statistics."""
-    return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
-
-
-def most_requested(stats: dict[str, Any]) -> int:
-    """The most bytes that blocks had been asked for, by the allocator's statistics."""
-    found: int = stats.get("requested_bytes.all.peak", 0)
-    return found
+    """The most bytes reserved, and handed out."""
+    return most(stats, "reserved"), most(stats, "allocated")
 
 
 def counted(steps: int) -> list[DeviceAccount]:
@@ -69,8 +69,7 @@ def counters() -> dict[str, dict[str, int]]:
     for device in range(torch.cuda.device_count()):
         stats = torch.cuda.memory_stats(device)
         found[f"cuda:{device}"] = {
-            name: int(stats.get(f"{name}_bytes.all.peak", 0))
-            for name in ("allocated", "reserved", "active")
+            name: most(stats, name) for name in ("allocated", "reserved", "active")
         }
     return found
 

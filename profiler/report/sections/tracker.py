@@ -18,7 +18,7 @@ from ...model import (
     TrackerRecord,
 )
 from ..format import format_ns, format_share
-from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit, alike
+from ..section import BYTES, Cell, Column, Note, Section, Show, Table, Tone, Unit, alike, share
 
 _BRIEF = 5
 """Operations of a short text."""
@@ -139,22 +139,15 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
     if s is None:
         return Section("", "")
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = [
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=s.total_bytes),
-        Column("device"),
-        Column("dtype"),
-        Column("shape"),
-        Column("what"),
-        Column("made in"),
-    ]
+    columns = [BYTES, share(s.total_bytes)]
+    columns += alike(Unit.TEXT, "device", "dtype", "shape", "what", "made in")
     held = any(t.holder for t in s.largest)
     if held:
         columns.append(Column("held by", Unit.CODE, below=True))
     # Those alike in all of this are one row: a leak is many of them.
-    alike: dict[TensorInfo, int] = Counter(s.largest)
+    counts: dict[TensorInfo, int] = Counter(s.largest)
     rows: list[tuple[Cell, ...]] = []
-    for t, count in alike.items():
+    for t, count in counts.items():
         shape = str(list(t.shape)) if t.dtype else "?"
         shape = f"{count} x {shape}" if count > 1 else shape
         nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"

@@ -253,7 +253,7 @@ class Attribution:
             category=storage.category,
             node=value.name if value else storage.name or None,
             module=module,
-            fqn=_fqn(value),
+            fqn=value.fqn if value else None,
             outside=outside,
             why=why,
         )
@@ -319,10 +319,6 @@ def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
     if storage.category is Category.UNKNOWN:
         why[View.CATEGORY] = "category unknown"
     return Site(graph=graph, category=storage.category, why=why)
-
-
-def _fqn(value: GraphValue | None) -> str | None:
-    return value.fqn if value else None
 
 
 def _by_module(site: Site) -> Named:

@@ -48,9 +48,9 @@ from .devices import (
     no_such_device,
     timelines,
 )
-from .diff_accounts import account_quantities
 from .diff_model import Change, ProfileDiff, Quantity, SavedChange, changes, place_of
 from .diff_parts import (
+    account_quantities,
     dataflow_notes,
     dataflow_quantities,
     operation_quantities,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.profiler.diff_accounts import account_quantities
+from memprof.profiler.diff_parts import account_quantities
 from memprof.profiler.diff_model import Change, place_of
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd.graph
@@ -23,6 +23,8 @@ from memprof.profiler.process_hooks import collector_paused
 from ._torch_hooks import Undo, replace
 
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
+_T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
@@ -266,29 +268,28 @@ def current_operation() -> Any:
     return torch._C._current_autograd_node()
 
 
+def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
+    """What a look at an object gives; subclasses and weak proxies may forbid one."""
+    try:
+        return look()
+    except Exception:
+        return otherwise
+
+
 def node_of(tensor: torch.Tensor) -> Any:
     """The operation of autograd that made a tensor, None if none did."""
-    try:
-        return tensor.grad_fn
-    except Exception:  # A view whose base was written to meanwhile.
-        return None
+    return _seen(lambda: tensor.grad_fn, None)  # Not of a view whose base was written to meanwhile.
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The gradient that a leaf of autograd's graphs has, None if it has none."""
-    try:
-        return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
-    except Exception:  # Subclasses that forbid a look.
-        return None
+    return _seen(lambda: tensor.grad if tensor.requires_grad and tensor.is_leaf else None, None)
 
 
 def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)
-    try:
-        return -1 if node is None else int(node._sequence_nr())
-    except Exception:
-        return -1
+    return -1 if node is None else _seen(lambda: int(node._sequence_nr()), -1)
 
 
 def node_name(node: Any) -> str:
@@ -298,11 +299,7 @@ def node_name(node: Any) -> str:
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
     """The operations that an operation of autograd leads to."""
-    try:
-        found: Sequence[tuple[Any, int]] = node.next_functions
-    except Exception:
-        return ()
-    return found
+    return _seen(lambda: node.next_functions, ())
 
 
 @functools.cache
@@ -336,18 +333,12 @@ def saved_by(node: Any) -> list[torch.Tensor]:
 
 def writes_to(tensor: torch.Tensor) -> int | None:
     """How often a tensor was written to, by torch's count; None where nobody counts."""
-    try:
-        return int(tensor._version)
-    except Exception:  # Made in inference mode.
-        return None
+    return _seen(lambda: int(tensor._version), None)  # Not of one made in inference mode.
 
 
 def is_marked_static(tensor: torch.Tensor) -> bool:
     """Whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
-    try:
-        return "_dynamo_static_input_type" in tensor.__dict__
-    except Exception:  # A weak proxy, or a subclass that forbids a look.
-        return False
+    return _seen(lambda: "_dynamo_static_input_type" in tensor.__dict__, False)
 
 
 def tensors_of_caches() -> list[torch.Tensor]:

@@ -73,11 +73,6 @@ class Change:
     allocated: tuple[Block, ...] = ()
     reuse: bool = False
 
-    @property
-    def delta(self) -> int:
-        """Signed change in bytes."""
-        return sum(b.nbytes for b in self.allocated) - sum(b.nbytes for b in self.freed)
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:

@@ -7,16 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from .breakdown import (
-    Breakdown,
-    ModuleNode,
-    Named,
-    Share,
-    View,
-    break_down,
-    module_parts,
-    module_tree,
-)
+from .breakdown import Breakdown as Breakdown
+from .breakdown import ModuleNode as ModuleNode
+from .breakdown import Named, break_down
+from .breakdown import Share as Share
+from .breakdown import View as View
+from .breakdown import module_parts as module_parts
+from .breakdown import module_tree as module_tree
 from .live import LiveItem, LiveSet
 from .model import (
     AllocationProgram,
@@ -32,18 +29,6 @@ from .model import (
     SourceFrame,
     Storage,
 )
-
-__all__ = [
-    "Attribution",
-    "Breakdown",
-    "Coverage",
-    "ModuleNode",
-    "Share",
-    "Site",
-    "View",
-    "module_parts",
-    "module_tree",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,8 +328,9 @@ class _Decider:
         last = bisect.bisect_right(self._batches, block.mark) - 1
         if last < 0 or at.modules or at.line is None or block.frames[0] != at.line:
             return False
-        returned = self._marks[self._batches[last]].batch
-        return block.requested in returned and _copies(at.line)
+        if block.requested not in self._marks[self._batches[last]].batch:
+            return False
+        return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
 
 
 def _is_of_model(at: Where) -> bool:
@@ -374,11 +375,7 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
 
 
 _COPY = re.compile(r"\.(to|cuda)\(")
-
-
-def _copies(line: SourceFrame) -> bool:
-    """Whether the text of a line asks for a copy on a device."""
-    return _COPY.search(linecache.getline(line.file, line.line)) is not None
+"""In the text of a line that asks for a copy on a device."""
 
 
 def _pools(peak: Peak) -> list[PoolShare]:

@@ -28,7 +28,7 @@ knows them. Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -99,7 +99,7 @@ def of_averages(
     known: Known = {}
     for module in modules:
         if isinstance(module, torch.optim.swa_utils.AveragedModel):
-            for tensor in _tensors_of(module):
+            for tensor in (*module.parameters(), *module.buffers()):
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
     if not trained:
         return known
@@ -122,11 +122,6 @@ def of_averages(
             for tensor in module.parameters():
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
     return known
-
-
-def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def is_written_often(tensor: torch.Tensor) -> bool:

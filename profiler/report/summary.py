@@ -280,7 +280,10 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "modules": module_tree(views[View.MODULE]),
         "saved": _saved_activations(timeline, attribution),
         "table": _graph_rows(timeline),
-        "coverage": _coverage(timeline, attribution),
+        # Of what all programs allocate.
+        "coverage": sum(
+            (attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage()
+        ),
     }
 
 
@@ -372,11 +375,6 @@ def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[Sav
             )
         out += merged.values()
     return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
-
-
-def _coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
-    """How much of what all programs allocate is attributed."""
-    return sum((attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage())
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:

@@ -44,7 +44,7 @@ EMPTY = (
     "before they are made",
     "the allocator cudaMallocAsync keeps neither",
 )
-"""Notes on a snapshot without a device."""
+"""Notes on a snapshot without a device: why that may be, and what to do."""
 
 
 def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
@@ -57,7 +57,8 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     Raises:
         SnapshotInvalidError: its numbers add up to more than 64 bits.
     """
-    accounts = [_account(snapshot, device) for device in snapshot.devices] or [_nothing()]
+    nothing = DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
+    accounts = [_account(snapshot, device) for device in snapshot.devices] or [nothing]
     for account in accounts:
         try:  # Its sums can be beyond what the types of the model hold.
             msgspec.convert(msgspec.to_builtins(account), DeviceAccount)
@@ -67,11 +68,6 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     return Profile(
         accounts=sorted(accounts, key=lambda a: -a.reserved), created_ns=_taken_at(snapshot)
     )
-
-
-def _nothing() -> DeviceAccount:
-    """Of a snapshot without a device: it says why that may be, and what to do."""
-    return DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
 
 
 def _taken_at(snapshot: Snapshot) -> int:

@@ -45,7 +45,8 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
         yield _compiled(p, show)
         if p.grows:
             yield _grows(p.grows, show, "Memory grows")
-        yield _findings(p)
+        columns = (Column("", Unit.BYTES), Column(""), TEXT)
+        yield of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
 def _name(p: Present) -> str:
@@ -112,11 +113,6 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
         for g in found
     ]
     return of_rows(title, (TEXT,), rows, most=_MOST_GROWTH, lines=True, tone=Tone.WARN)
-
-
-def _findings(p: Present) -> Section:
-    columns = (Column("", Unit.BYTES), Column(""), TEXT)
-    return of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:

@@ -33,8 +33,8 @@ from memprof.profiler.report.format import (
     format_share,
     shorten_path,
 )
+from memprof.profiler.report.page import printable, style_of
 from memprof.profiler.report.summary import Summary
-from memprof.profiler.report.terminal import printable, style_of
 
 
 def troubled() -> Profile:

@@ -7,26 +7,10 @@ from dataclasses import replace
 
 from ...model import BEFORE, AccountRow, DeviceAccount, Failure
 from .. import failure as words
+from ..columns import ASKED_FOR, BLOCKS, BYTES, LINE, MODULE, Cell, Column, Unit, share
 from ..device_peak import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..format import format_ns, shorten_path
-from ..section import (
-    ASKED_FOR,
-    BLOCKS,
-    BYTES,
-    LINE,
-    MODULE,
-    Cell,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    of_rows,
-    share,
-)
+from ..section import Foot, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 6
 """Uses of memory in a short text."""

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...breakdown import View
+from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Unit, alike, below, share
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import (
-    BYTES,
-    CATEGORY,
-    LINE,
-    MODULE,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Unit,
-    alike,
-    below,
-    share,
-)
+from ..section import Foot, Note, Section, Show, Table
 from .about import module_name
 
 _MOST = 300

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
+from ..columns import Cell, Column, Unit, alike
 from ..format import format_bytes
-from ..section import EVERY, Cell, Column, Note, Section, Table, Tone, Unit, alike, of_rows
+from ..section import EVERY, Note, Section, Table, Tone, of_rows
 
 _TITLES = {
     "peak": "peak of known live memory",

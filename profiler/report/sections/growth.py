@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...model import Growth, GrowthSource
+from ..columns import Column, Unit, alike
 from ..failure import place
-from ..section import Column, Note, Section, Show, Table, Tone, Unit, alike
+from ..section import Note, Section, Show, Table, Tone
 
 _MOST, _SHORT = 5, 3
 """Findings of a report, and of a short one; ``memprof leaks`` has all."""

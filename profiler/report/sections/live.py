@@ -6,26 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
+from ..columns import BYTES, CATEGORY, LINE, MODULE, Cell, Column, Unit, alike, below, share
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import (
-    BYTES,
-    CATEGORY,
-    EVERY,
-    LINE,
-    MODULE,
-    Cell,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    alike,
-    below,
-    share,
-)
+from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
 from ..summary import Summary
 from .about import VIEW_TITLES, module_name
 from .trees import why_no_addresses

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...ranks import Imbalance, RankSummary
+from ..columns import Column, Unit, alike
 from ..format import format_ns
-from ..section import EVERY, Column, Note, Section, Show, Table, Tone, Unit, alike
+from ..section import EVERY, Note, Section, Show, Table, Tone
 
 
 def of_ranks(s: RankSummary, show: Show) -> Section:

@@ -8,25 +8,10 @@ from collections.abc import Iterator, Sequence
 from ...following import Writer
 from ...model import Growth
 from ...running_job import Present
+from ..columns import BYTES, CATEGORY, TEXT, Cell, Column, Unit, alike, share
 from ..failure import place
 from ..format import format_ns
-from ..section import (
-    BYTES,
-    CATEGORY,
-    EVERY,
-    TEXT,
-    Cell,
-    Column,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    alike,
-    of_rows,
-    share,
-)
+from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
 
 _MOST_GROWTH = 3
 

@@ -17,8 +17,9 @@ from ...model import (
     TensorInfo,
     TrackerRecord,
 )
+from ..columns import BYTES, Cell, Column, Unit, alike, share
 from ..format import format_ns, format_share
-from ..section import BYTES, Cell, Column, Note, Section, Show, Table, Tone, Unit, alike, share
+from ..section import Note, Section, Show, Table, Tone
 
 _BRIEF = 5
 """Operations of a short text."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ...model import LedgerKind, Profile
 from ...trees import REST, RecordedNode, pool_rest
-from ..section import Column, Foot, Note, Section, Show, Table, Unit, alike
+from ..columns import Column, Unit, alike
+from ..section import Foot, Note, Section, Show, Table
 from ..summary import Summary
 
 _REASONS = 3

@@ -20,12 +20,7 @@ from typing import Any
 import msgspec
 
 from ._json import to_json
-from .errors import (
-    ProfileError,
-    ProfileInvalidError,
-    ProfileTruncatedError,
-    ProfileVersionError,
-)
+from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError, ProfileVersionError
 from .frames import Damage, Frame, Kind, frames
 from .model import FORMAT, SCHEMA_VERSION, CallColumns, Profile
 from .model.limits import Int

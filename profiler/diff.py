@@ -40,14 +40,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
-from .devices import (
-    devices_of,
-    known_devices,
-    main_device,
-    most_called,
-    no_such_device,
-    timelines,
-)
+from .devices import devices_of, known_devices, main_device, most_called, no_such_device, timelines
 from .diff_model import Change, ProfileDiff, Quantity, SavedChange, changes, place_of
 from .diff_parts import (
     account_quantities,

@@ -25,10 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import (
-    ProfileTooLargeError,
-    ProfileUnreadableError,
-)
+from .errors import ProfileTooLargeError, ProfileUnreadableError
 from .sizes import parse_size
 from .writing import why
 

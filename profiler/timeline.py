@@ -53,15 +53,7 @@ from ._call_pairs import Forwards, Pairing
 from ._persistent import Persistent
 from ._programs import CarriedItem, Key, PreparedProgram, partner_keys, prepare_programs
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
-from .model import (
-    EventKind,
-    GraphKind,
-    GraphRecord,
-    LedgerEntry,
-    LedgerKind,
-    LiveStorage,
-    Profile,
-)
+from .model import EventKind, GraphKind, GraphRecord, LedgerEntry, LedgerKind, LiveStorage, Profile
 
 WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
 """Why calls were not observed that another one stands for."""

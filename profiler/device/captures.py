@@ -26,13 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from memprof.profiler.model import (
-    CapturedGraph,
-    CaptureRow,
-    Fate,
-    GraphPool,
-    SharedBytes,
-)
+from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
 from .account import name_of_pool, rows_of, source_of
 from .replay import Block, Replay

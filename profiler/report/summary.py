@@ -27,13 +27,7 @@ from ..model import (
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
 from ..timeline import WARM_UPS, Timeline
-from ..trees import (
-    GraphedFunction,
-    RecordedNode,
-    graphed_functions,
-    pool_bytes,
-    recorded_nodes,
-)
+from ..trees import GraphedFunction, RecordedNode, graphed_functions, pool_bytes, recorded_nodes
 from .device_peak import DevicePeak, device_peak
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 

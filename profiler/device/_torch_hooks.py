@@ -48,15 +48,23 @@ def replace(
     return undo
 
 
-def _before(do: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For ``replace``: ``do`` is called with the same arguments before the function."""
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _beside(
+    before: Callable[..., object] = _nothing, after: Callable[..., object] = _nothing
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For ``replace``: what is called with the same arguments before and after the function."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def both(*args: Any, **kwargs: Any) -> Any:
-            do(*args, **kwargs)
-            return original(*args, **kwargs)
+        def all_of_them(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            result = original(*args, **kwargs)
+            after(*args, **kwargs)
+            return result
 
-        return both
+        return all_of_them
 
     return around
 
@@ -79,16 +87,7 @@ def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
 def around_clearing_of_workspaces(before: Callable[[], None], after: Callable[[], Any]) -> Undo:
     """Call ``before`` and ``after`` when Python code has cuBLAS's workspaces given back, as it does
     around a capture."""
-
-    def around(clear: Callable[[], None]) -> Callable[[], None]:
-        def between() -> None:
-            before()
-            clear()
-            after()
-
-        return between
-
-    return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
+    return replace([torch._C], "_cuda_clearCublasWorkspaces", _beside(before, after))
 
 
 def wrap_captures(
@@ -107,25 +106,18 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     def hook(module: torch.nn.Module, name: str, value: Any) -> None:
         do(module)
 
-    # Copies and what was pickled get theirs at once.
-    def around(set_state: Callable[..., None]) -> Callable[..., None]:
-        def with_state(self: torch.nn.Module, state: Any) -> None:
-            set_state(self, state)
-            do(self)
-
-        return with_state
-
     handles = [
         torch.nn.modules.module.register_module_parameter_registration_hook(hook),
         torch.nn.modules.module.register_module_buffer_registration_hook(hook),
     ]
-    undo = replace([torch.nn.Module], "__setstate__", around)
+    # Copies and what was pickled get theirs at once.
+    undo = replace([torch.nn.Module], "__setstate__", _beside(after=lambda self, _: do(self)))
     return _all(*(handle.remove for handle in handles), undo)
 
 
 def on_optimizer(do: Callable[[], None]) -> Undo:
     """Call ``do`` when an optimizer is made."""
-    return replace([torch.optim.Optimizer], "__init__", _before(lambda *_, **__: do()))
+    return replace([torch.optim.Optimizer], "__init__", _beside(lambda *_, **__: do()))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
@@ -140,14 +132,14 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
             given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
         do(given)
 
-    around = _before(lambda *args: do(args))
+    around = _beside(lambda *args: do(args))
     undone = [replace([module.CheckpointFunction], "forward", around)]
     if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
         name += "_impl" if hasattr(module, f"{name}_impl") else ""
-        undone.append(replace([module], name, _before(with_all)))
+        undone.append(replace([module], name, _beside(with_all)))
     return _all(*undone)
 
 

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
 from .claims import claim_here_or_beside, is_locked, put_in_place
 from .errors import ProfileExistsError, ProfileNotWritableError
 
 StrPath = str | os.PathLike[str]
+Output = IO[bytes]
 
 _O_BINARY: int = getattr(os, "O_BINARY", 0)
 
@@ -99,6 +103,24 @@ def replacing_all(
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+@contextlib.contextmanager
+def output(path: StrPath) -> Iterator[Output]:
+    """A binary file that takes the path's place when the block ends well, see ``replacing``. A
+    path that ends in ``.gz`` is compressed.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses.
+    """
+    with replacing(path, "the export") as fd, open(fd, "wb", closefd=False) as file:
+        if os.fspath(path).endswith(".gz"):
+            # Level 4: half the time of 6, a tenth more bytes.
+            zipped = gzip.GzipFile("", "wb", 4, file, mtime=0)
+            with zipped, io.BufferedWriter(zipped, 1 << 20) as buffered:
+                yield buffered
+        else:
+            yield file
 
 
 class _Replacement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,19 +80,16 @@ def device_totals() -> list[DeviceTotals]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     with contextlib.suppress(RuntimeError):
-        return list(_totals())
-    return []
-
-
-def _totals() -> Iterator[DeviceTotals]:
-    for device in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        reserved, allocated = (
-            stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
-        )
-        if most := reserved.get("peak", 0):
-            yield DeviceTotals(
-                *(f"cuda:{device}", torch.cuda.get_device_properties(device).total_memory),
-                *(allocated.get("current", 0), reserved.get("current", 0)),
-                *(allocated.get("peak", 0), most),
+        found = []
+        for device in range(torch.cuda.device_count()):
+            stats = torch.cuda.memory_stats_as_nested_dict(device)
+            reserved, allocated = (
+                stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
             )
+            if highest := reserved.get("peak", 0):
+                total = torch.cuda.get_device_properties(device).total_memory
+                now = allocated.get("current", 0), reserved.get("current", 0)
+                most_of_each = allocated.get("peak", 0), highest
+                found.append(DeviceTotals(f"cuda:{device}", total, *now, *most_of_each))
+        return found
+    return []

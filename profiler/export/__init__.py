@@ -13,7 +13,7 @@ from .._json import to_json
 from ..devices import devices_of
 from ..errors import ProfileWithoutTimeError
 from ..model import Profile
-from .files import output
+from ..writing import output
 from .walk import Part
 
 __all__ = ["FORMATS", "check_has_time", "devices_of", "export_paths", "export_profile"]

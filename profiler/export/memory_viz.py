@@ -30,9 +30,9 @@ from typing import Any
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
+from ..writing import Output
 from . import pickle_stream as pk
 from .address_space import AddressSpace, Segment
-from .files import Output
 from .placed import Pool
 from .walk import Block, Part, Walk
 

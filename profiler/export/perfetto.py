@@ -19,7 +19,7 @@ from ..devices import devices_of
 from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
-from .files import Output
+from ..writing import Output
 from .walk import Part, Walk
 
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000

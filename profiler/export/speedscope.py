@@ -14,7 +14,7 @@ from typing import Any
 from ..devices import devices_of
 from ..model import Profile
 from ..timeline import Timeline
-from .files import Output
+from ..writing import Output
 from .stacks import Frame, Stack, Stacks, account_stacks, data_flow_stacks, peak_between
 from .walk import Part
 

@@ -160,16 +160,8 @@ def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
     """``profile`` without what contradicts itself, if anything is left of it."""
     repair(profile, notes)
     profile.left_out += notes.lines()
-    parts = (
-        profile.graphs,
-        len(profile.calls),
-        profile.ledger,
-        profile.tracker,
-        profile.dataflow,
-        profile.accounts,
-        profile.graph_pools,
-    )
-    if notes and not any(parts):
+    rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
+    if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
         raise ProfileInvalidError(
             name,
             f"not a valid profile, and nothing of it can be used: {profile.left_out[0]}; see "

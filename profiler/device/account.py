@@ -181,29 +181,24 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
     return replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
+@dataclass
 class _Decider:
-    """Note [How a purpose is decided]."""
+    """Note [How a purpose is decided]. The fields are arguments of ``explain``."""
 
-    def __init__(
-        self,
-        marks: Sequence[Mark],
-        last: int | None,
-        cut_off: bool,
-        now: bool,
-        workspaces: Collection[int],
-        passing: Collection[int],
-    ) -> None:
-        self._marks = marks
-        self._passing = passing
-        self._workspaces = workspaces
+    _marks: Sequence[Mark]
+    _last: int | None
+    _cut_off: bool
+    _now: bool
+    _workspaces: Collection[int]
+    _passing: Collection[int]
+
+    def __post_init__(self) -> None:
+        marks, now = self._marks, self._now
         self._batches = [i for i, m in enumerate(marks) if m.batch]
         self._checkpointed: dict[int, list[int]] = {}
         for i, mark in enumerate(marks):
             for address in mark.checkpointed:
                 self._checkpointed.setdefault(address, []).append(i)
-        self._last = last
-        self._cut_off = cut_off
-        self._now = now
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -205,22 +206,16 @@ def passing_workspace_sizes(device: int) -> set[int]:
     return {int(size()), *workspace_sizes(device)}
 
 
-def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:
+def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
     """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
 
     It is called by the thread that asked, without the allocator's lock, before the error is raised
     and after all that the allocator does to avoid it, with the device, the bytes that it tried to
     get, those that it may have and those that are free. It must not raise. Only where CUDA has
-    started.
-
-    Returns:
-        False if this torch, or the allocator in use, has no such observers.
+    started; never where this torch, or the allocator in use, has no such observers.
     """
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return True
 
 
 def segments_now() -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -290,11 +285,6 @@ def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)
     return -1 if node is None else _seen(lambda: int(node._sequence_nr()), -1)
-
-
-def node_name(node: Any) -> str:
-    """The name of an operation of autograd, such as ``MulBackward0``."""
-    return str(type(node).__name__)
 
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:

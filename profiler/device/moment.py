@@ -118,7 +118,7 @@ def _asked_by(f: Failure, operation: object, describe: Describe | None) -> Failu
     if compiled is not None and compiled.frame is not None:
         frame = compiled.frame
     # A backward runs in threads of autograd's own, and Python waits in another one.
-    name = compat.node_name(operation) if operation is not None else ""
+    name = type(operation).__name__ if operation is not None else ""
     called_from = _line_of_backward() if name else None
     if frame is not None and at.generated is None and frame == called_from:
         frame = None

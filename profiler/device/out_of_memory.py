@@ -140,7 +140,7 @@ class OutOfMemoryReports:
 def _place(event: OutOfMemoryEvent) -> Place:
     """What tells one failing place from another, without looking far."""
     operation = compat.current_operation()
-    name = compat.node_name(operation) if operation is not None else ""
+    name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())
     lines = ((frame.f_code.co_filename, line) for frame, line in stack)
     return event.device, tuple(at for at in lines if not is_internal(at[0])), name

@@ -9,8 +9,9 @@ from memprof.cudagraph_trees.account.attribution import PoolParts, explain_block
 from memprof.cudagraph_trees.account.history import managers
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import path_to
+from memprof.profiler.report.columns import Column, Unit
 from memprof.profiler.report.format import format_bytes, shorten_path
-from memprof.profiler.report.section import Column, Foot, Section, Table, Unit
+from memprof.profiler.report.section import Foot, Section, Table
 from memprof.profiler.report.text import render
 
 from .cpu_arena.replay import POOL

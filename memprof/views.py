@@ -17,10 +17,10 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.section import EVERY, Section
+from memprof.profiler.report.page import printable, style_of
+from memprof.profiler.report.section import EVERY, Section, Show
 from memprof.profiler.report.sections.ranks import of_ranks
-from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.text import render_diff, render_profile, render_ranks
+from memprof.profiler.report.text import render, render_diff
 from memprof.profiler.snapshot.named import read_named_snapshot
 from memprof.profiler.writing import check_writable
 
@@ -211,11 +211,10 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
     """
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
-        said: Iterable[Section] = [of_ranks(found, format_bytes)]
         data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
-        said = sections.of_profile(found, format_bytes, EVERY)
         data = found.figures()
+    said = _sections(found, format_bytes, EVERY)
     return {**data, "sections": [s.plain(without="") for s in said if s]}
 
 
@@ -225,10 +224,13 @@ def report_text(profiles: Sequence[Profile], style: Style, device: str | None = 
     Raises:
         ValueError: there is nothing on ``device``.
     """
-    found = report_data(profiles, device)
+    return render(_sections(report_data(profiles, device), style.show, style.top), style)
+
+
+def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Iterable[Section]:
     if isinstance(found, RankSummary):
-        return render_ranks(found, style)
-    return render_profile(found, style)
+        return [of_ranks(found, show)]
+    return sections.of_profile(found, show, snapshots)
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:

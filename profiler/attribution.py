@@ -4,19 +4,16 @@ line, graph."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from .breakdown import (
-    Breakdown,
-    ModuleNode,
-    Named,
-    Share,
-    View,
-    break_down,
-    module_parts,
-    module_tree,
-)
+from .breakdown import Breakdown as Breakdown
+from .breakdown import ModuleNode as ModuleNode
+from .breakdown import Named, break_down
+from .breakdown import Share as Share
+from .breakdown import View as View
+from .breakdown import module_parts as module_parts
+from .breakdown import module_tree as module_tree
 from .live import LiveItem, LiveSet
 from .model import (
     AllocationProgram,
@@ -32,18 +29,6 @@ from .model import (
     SourceFrame,
     Storage,
 )
-
-__all__ = [
-    "Attribution",
-    "Breakdown",
-    "Coverage",
-    "ModuleNode",
-    "Share",
-    "Site",
-    "View",
-    "module_parts",
-    "module_tree",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,22 @@ class Attribution:
     def named(self, site: Site, view: View) -> Named:
         """The part of ``view`` that a site belongs to, as (key, graph, note) of its ``Share``;
         None if it is in the remainder, for the reason ``site.why.get(view, "unknown")``."""
-        return _NAMERS[view](self, site)
+        match view:
+            case View.CATEGORY:
+                unknown = site.category is Category.UNKNOWN
+                return None if unknown else (site.category.value, None, "")
+            case View.MODULE:
+                return _by_module(site)
+            case View.NODE:
+                if site.node is None:
+                    return None
+                return site.node, site.graph, site.op or site.fqn or ""
+            case View.LINE:
+                return _by_line(site)
+            case View.GRAPH:
+                if site.outside or View.GRAPH in site.why:
+                    return _outside(site)
+                return self.label(site.graph), site.graph, ""
 
     def coverage(self, graph: GraphRecord, program: AllocationProgram) -> Coverage:
         """How much of what one call allocates is attributed."""
@@ -238,7 +238,7 @@ class Attribution:
             category=storage.category,
             node=value.name if value else storage.name or None,
             module=module,
-            fqn=_fqn(value),
+            fqn=value.fqn if value else None,
             outside=outside,
             why=why,
         )
@@ -306,48 +306,17 @@ def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
     return Site(graph=graph, category=storage.category, why=why)
 
 
-def _fqn(value: GraphValue | None) -> str | None:
-    return value.fqn if value else None
-
-
-def _by_category(_: Attribution, site: Site) -> Named:
-    if site.category is Category.UNKNOWN:
-        return None
-    return site.category.value, None, ""
-
-
-def _by_module(_: Attribution, site: Site) -> Named:
+def _by_module(site: Site) -> Named:
     if site.module is not None:
         return site.module, None, ""
-    if site.outside and View.MODULE not in site.why:
-        return f"({site.outside})", None, ""
-    return None
+    return None if View.MODULE in site.why else _outside(site)
 
 
-def _by_node(_: Attribution, site: Site) -> Named:
-    if site.node is None:
-        return None
-    return site.node, site.graph, site.op or site.fqn or ""
-
-
-def _by_line(_: Attribution, site: Site) -> Named:
+def _by_line(site: Site) -> Named:
     if site.frame is not None:
         return site.frame.location, None, site.frame.code.strip()
+    return _outside(site)
+
+
+def _outside(site: Site) -> Named:
     return (f"({site.outside})", None, "") if site.outside else None
-
-
-def _by_graph(attribution: Attribution, site: Site) -> Named:
-    if site.outside:
-        return f"({site.outside})", None, ""
-    if View.GRAPH in site.why:
-        return None
-    return attribution.label(site.graph), site.graph, ""
-
-
-_NAMERS: dict[View, Callable[[Attribution, Site], Named]] = {
-    View.CATEGORY: _by_category,
-    View.MODULE: _by_module,
-    View.NODE: _by_node,
-    View.LINE: _by_line,
-    View.GRAPH: _by_graph,
-}

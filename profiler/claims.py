@@ -52,14 +52,9 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
     return True
 
 
-def locked_by_another(path: str) -> bool:
-    """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
-    False where there is no such file, or this cannot be found out."""
-    return is_locked(path) is True
-
-
 def is_locked(path: str) -> bool | None:
-    """Whether a lock on the file at ``path`` is held; None where that cannot be found out."""
+    """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
+    None where there is no such file, or this cannot be found out."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
     except OSError:

@@ -20,18 +20,13 @@ from typing import Any
 import msgspec
 
 from ._json import to_json
-from .errors import (
-    ProfileError,
-    ProfileInvalidError,
-    ProfileTruncatedError,
-    ProfileVersionError,
-)
+from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError, ProfileVersionError
 from .frames import Damage, Frame, Kind, frames
 from .model import FORMAT, SCHEMA_VERSION, CallColumns, Profile
 from .model.limits import Int
 from .reading import Budget
 from .repair import Notes
-from .salvage import UNREADABLE, salvage
+from .salvage import UNREADABLE, raw_fields, salvage
 from .tracker.fold import Entry, TrackerFold
 
 _MOST_BAD = 1_000
@@ -182,9 +177,9 @@ class Document:
         if frame.kind == Kind.HEADER:
             self._header(payload)
         elif frame.kind == Kind.FIELDS:
-            self._fields.update(_object(payload))
+            self._fields.update(raw_fields(payload))
         elif frame.kind == Kind.GRAPH:
-            self._graph(_object(payload))
+            self._graph(raw_fields(payload))
         elif frame.kind == Kind.LEDGER:
             self._entries(msgspec.json.decode(payload, type=_Ledger))
         elif frame.kind == Kind.CALLS:
@@ -196,7 +191,7 @@ class Document:
             self._complete = True
 
     def _header(self, payload: bytes) -> None:
-        found = _object(payload)
+        found = raw_fields(payload)
 
         def plain(name: str) -> Any:
             try:
@@ -279,7 +274,7 @@ class Document:
         try:
             found = msgspec.json.decode(data, type=Profile)
         except UNREADABLE:
-            found = salvage(_object(data), self.left_out)
+            found = salvage(raw_fields(data), self.left_out)
         found.calls = calls
         if self._tracker is not None:
             record, lost = self._tracker.record()
@@ -292,11 +287,6 @@ class Document:
             logged = len(calls) + calls.dropped
             found.released = {k: min(n, logged) for k, n in found.released.items()}
         return found
-
-
-def _object(payload: bytes) -> dict[str, msgspec.Raw]:
-    # Raw: the structure is checked and no value is built, which matters for large files.
-    return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
 
 
 def _check_version(version: Any, written_by: Any, path: str | None) -> None:

@@ -40,17 +40,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .attribution import Attribution, Site, View
-from .devices import (
-    devices_of,
-    known_devices,
-    main_device,
-    most_called,
-    no_such_device,
-    timelines,
-)
-from .diff_accounts import account_quantities
+from .devices import devices_of, known_devices, main_device, most_called, no_such_device, timelines
 from .diff_model import Change, ProfileDiff, Quantity, SavedChange, changes, place_of
 from .diff_parts import (
+    account_quantities,
     dataflow_notes,
     dataflow_quantities,
     operation_quantities,
@@ -91,7 +84,10 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         NothingToCompare: they have no part in common.
         ValueError: nothing in one of them has memory on ``device``.
     """
-    _check_device(before, after, device)
+    for profile in (before, after):
+        known = known_devices(profile)
+        if device is not None and known and device not in known:
+            raise no_such_device(device, known)
     devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []
@@ -119,13 +115,6 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes), tuple(saved))
 
 
-def _check_device(before: Profile, after: Profile, device: str | None) -> None:
-    for profile in (before, after):
-        known = sorted({*known_devices(profile), *(a.device for a in profile.accounts)})
-        if device is not None and known and device not in known:
-            raise no_such_device(device, known)
-
-
 def _compiled(
     before: Profile, after: Profile, device: str | None
 ) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
@@ -148,14 +137,12 @@ def _compiled(
             _measure(f.get(name) or Timeline(profile, name), name)
             for f, profile, name in zip(found, (before, after), names, strict=True)
         )
-        quantities += [_quantity(name, a[name], b[name], of) for name in a]
+        for name, old in a.items():
+            new = b[name]
+            views = {view: changes(old.views[view], new.views[view]) for view in old.views}
+            quantities.append(Quantity(name, old.total, new.total, views, of))
         saved += saved_changes(kept, keeps, names[1])
     return (mains[0], mains[1]), quantities, saved
-
-
-def _quantity(name: str, a: _Measured, b: _Measured, device: str) -> Quantity:
-    views = {view: changes(a.views[view], b.views[view]) for view in a.views}
-    return Quantity(name, a.total, b.total, views, device)
 
 
 def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Saved]:

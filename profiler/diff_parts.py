@@ -1,4 +1,5 @@
-"""What grew of the parts that are not compiled code: the tracker's record and the data flow.
+"""What grew of the parts that are not compiled code: the tracker's record, the data flow, and all
+that was reserved on a device.
 
 Note [What is compared of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -31,8 +32,11 @@ from collections.abc import Callable, Collection, Iterator
 
 from .diff_model import Quantity, changes, place_of
 from .model import (
+    BEFORE,
+    AccountRow,
     DataFlowDevice,
     DataFlowStorage,
+    DeviceAccount,
     DeviceMemory,
     DeviceSummary,
     OperationSummary,
@@ -228,3 +232,45 @@ def _module(storage: DataFlowStorage) -> str:
 def _place(storage: DataFlowStorage) -> str:
     op = (storage.op or "?").removeprefix("aten::")
     return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
+
+
+def account_quantities(
+    before: Profile, after: Profile, device: str | None = None
+) -> Iterator[Quantity]:
+    """The reserved peak of each device that both profiles have an account of.
+
+    Args:
+        before, after: the profiles.
+        device: of this one alone.
+    """
+    old, new = ({a.device: a for a in p.accounts} for p in (before, after))
+    for name in (n for n in new if n in old and device in (None, n)):
+        pair = old[name], new[name]
+        views = {
+            "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
+            "module": changes(*(_bytes(a, lambda r: r.modules or "(no module)") for a in pair)),
+            "node": changes(*(_bytes(a, _place_of_row) for a in pair)),
+        }
+        yield Quantity("reserved", pair[0].reserved, pair[1].reserved, views, name)
+
+
+def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[str]:
+    """All that is reserved, blocks by ``key``."""
+    found: Counter[str] = Counter()
+    for row in account.rows:
+        found[key(row)] += row.nbytes
+    found["(rounding)"] += account.rounding
+    found["(freed, in use by a stream)"] += account.awaiting
+    for pool in account.pools:
+        found["(free)" if pool.name == "general" else "(free, private pools)"] += pool.free
+    found["(not explained)"] += account.unexplained
+    return found
+
+
+def _place_of_row(row: AccountRow) -> str:
+    # Not the nodes: names of FX count from the start of the graph.
+    if row.frame is not None:
+        return place_of(row.frame)
+    if row.holder:
+        return row.holder
+    return f"({BEFORE})" if row.detail == BEFORE else "(autograd)"

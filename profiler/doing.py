@@ -1,4 +1,5 @@
-"""What memprof itself is about on a thread, for whoever has to explain what happens there."""
+"""What a thread is about, for whoever has to explain what happens there: what memprof itself does,
+and of what the CUDA graphs are that are captured."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Doing:
 
 
 class _OfThread(threading.local):
-    now: Doing | None = None
+    doing: Doing | None = None
+    graphs = ""
 
 
 _here = _OfThread()
@@ -31,13 +33,31 @@ _here = _OfThread()
 @contextmanager
 def doing(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
     """Within it ``current`` says so on this thread."""
-    before, _here.now = _here.now, Doing(what, pool)
+    before, _here.doing = _here.doing, Doing(what, pool)
     try:
         yield
     finally:
-        _here.now = before
+        _here.doing = before
 
 
 def current() -> Doing | None:
     """What memprof does on this thread, None if the program itself runs."""
-    return _here.now
+    return _here.doing
+
+
+@contextmanager
+def name_graphs(name: str) -> Iterator[None]:
+    """Give a name to the CUDA graphs that this thread captures inside, such as ``batch 64``.
+
+    It is shown where somebody watches (``memprof.watch_graphs``), and costs nothing where not.
+    """
+    before, _here.graphs = _here.graphs, name
+    try:
+        yield
+    finally:
+        _here.graphs = before
+
+
+def capture_name() -> str:
+    """The innermost name on this thread, empty if there is none."""
+    return _here.graphs

@@ -69,9 +69,7 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     """The profile that the content of a file holds.
 
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
-        ProfileTooLargeError: it holds none; ``path`` is named in the message.
-        ProfileMergedError: it holds several.
+        ProfileMergedError: it holds several; others as ``decode_profiles``.
     """
     way_out = "say whose is meant (on the command line --rank), or use `read_profiles`"
     return single_profile(decode_profiles(data, path), path, way_out)
@@ -162,16 +160,8 @@ def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
     """``profile`` without what contradicts itself, if anything is left of it."""
     repair(profile, notes)
     profile.left_out += notes.lines()
-    parts = (
-        profile.graphs,
-        len(profile.calls),
-        profile.ledger,
-        profile.tracker,
-        profile.dataflow,
-        profile.accounts,
-        profile.graph_pools,
-    )
-    if notes and not any(parts):
+    rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
+    if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
         raise ProfileInvalidError(
             name,
             f"not a valid profile, and nothing of it can be used: {profile.left_out[0]}; see "

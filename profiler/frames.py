@@ -32,12 +32,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .reading import Budget
+from .reading import Budget, unpacked
 
 MAGIC = b"\x93mpf"
 _HEAD = struct.Struct("<4sB3xIIII")
 _NUMBERS = struct.Struct("<BIII")
-_PIECE = 1 << 20
 _VAIN = 4
 """Times the bytes of a file whose checksums may be taken in vain."""
 _MOST_DAMAGED = 1_000
@@ -161,21 +160,7 @@ def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str
     if _check(kind, process, number, packed) != check:
         return None, "its checksum is another", end
     try:
-        payload = _unpacked(packed, budget)
-    except zlib.error as e:
+        payload, _ = unpacked(packed, budget)
+    except (zlib.error, EOFError) as e:
         return None, str(e), end
     return Frame(at, kind, process, number, payload), "", end
-
-
-def _unpacked(packed: memoryview, budget: Budget) -> bytes:
-    unpacker = zlib.decompressobj()
-    pieces: list[bytes] = []
-    rest: bytes | memoryview = packed
-    while not unpacker.eof:
-        piece = unpacker.decompress(rest, _PIECE)
-        rest = unpacker.unconsumed_tail
-        if not piece and not rest and not unpacker.eof:
-            raise zlib.error("its payload ends early")
-        budget.spend(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from .model import CapturedGraph, CaptureRow, Fate, GraphPool
 
@@ -58,17 +59,7 @@ def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:
         graphs: the numbers, ascending.
         of: numbers of all graphs that there are, ascending.
     """
-    return ", ".join(f"#{a}" if a == b else f"#{a}-{b}" for a, b in _runs(graphs, of))
-
-
-def _runs(graphs: Sequence[int], of: Sequence[int]) -> Iterator[tuple[int, int]]:
     place = {number: i for i, number in enumerate(of)}
-    first = last = None
-    for n in graphs:
-        if first is None or last is None or place[n] != place[last] + 1:
-            if first is not None and last is not None:
-                yield first, last
-            first = n
-        last = n
-    if first is not None and last is not None:
-        yield first, last
+    runs = groupby(enumerate(graphs), key=lambda pair: place[pair[1]] - pair[0])
+    ranges = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"#{r[0]}-{r[-1]}" if len(r) > 1 else f"#{r[0]}" for r in ranges)

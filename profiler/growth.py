@@ -33,7 +33,9 @@ _ORDER = list(GrowthSource)
 
 def growth(profile: Profile) -> list[Growth]:
     """What is held across steps and grows, most a step first."""
-    every = [*profile.growth, *_of_dataflow(profile), *_of_tracker(profile)]
+    every = [*profile.growth, *_of_tracker(profile)]
+    for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
+        every += _of_device(device_flow)
     best = {
         device: min(_ORDER.index(g.source) for g in every if g.device == device)
         for device in {g.device for g in every}
@@ -55,11 +57,6 @@ def looked(profile: Profile) -> list[str]:
     if profile.tracker is not None:
         words.append(f"{len(profile.tracker.snapshots):,} snapshots of the tracker")
     return words
-
-
-def _of_dataflow(profile: Profile) -> Iterator[Growth]:
-    for device in profile.dataflow.devices if profile.dataflow is not None else ():
-        yield from _of_device(device)
 
 
 def _of_device(device: DataFlowDevice) -> Iterator[Growth]:

@@ -81,7 +81,8 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
     window = end - begin + 1
     made = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
     longest = window / 2
-    if len(made) < TIMES or _gap([begin - 1, *made, end + 1]) - 1 > longest:
+    edges = itertools.pairwise([begin - 1, *made, end + 1])
+    if len(made) < TIMES or max(b - a for a, b in edges) - 1 > longest:
         return None
     later = sum(held[s] for s in made[1:])
     turned_over = 0
@@ -101,7 +102,3 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
             break
         since = step
     return Rate(a_step, since)
-
-
-def _gap(numbers: list[int]) -> int:
-    return max(b - a for a, b in itertools.pairwise(numbers))

@@ -79,7 +79,6 @@ class BytesOverTime:
     """Known live bytes, one entry a call, in log order.
 
     Attributes:
-        start_ns, end_ns: as in ``CallColumns``.
         entry: bytes when the call begins, its inputs included.
         peak: the most bytes at an instant of the call.
         exit: bytes when it has returned, before its arguments and results are dropped.
@@ -87,8 +86,6 @@ class BytesOverTime:
             in timeline.py.
     """
 
-    start_ns: list[int]
-    end_ns: list[int]
     entry: Sequence[int]
     peak: Sequence[int]
     exit: Sequence[int]

@@ -19,20 +19,19 @@ from __future__ import annotations
 
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import (
-    ProfileTooLargeError,
-    ProfileUnreadableError,
-)
+from .errors import ProfileTooLargeError, ProfileUnreadableError
 from .sizes import parse_size
 from .writing import why
 
 StrPath = str | os.PathLike[str]
 
+_PIECE = 1 << 20
 LIMIT = 1 << 30
 FREE = 64 << 20
 RATIO = 400
@@ -129,6 +128,32 @@ def _too_large(path: StrPath | None, what: str, limit: float) -> ProfileTooLarge
         f"{what}, and memprof reads at most {int(limit):,}; if you trust it, set "
         f"{LIMIT_VARIABLE}, e.g. to {max(int(limit) * 8 >> 30, 1)}GiB or none",
     )
+
+
+def unpacked(
+    packed: bytes | memoryview, budget: Budget, wbits: int = zlib.MAX_WBITS
+) -> tuple[bytes, int]:
+    """What ``zlib`` has packed, and how many bytes follow the end of it.
+
+    Raises:
+        zlib.error: it is damaged.
+        EOFError: it ends early.
+        ProfileTooLargeError: it is too much.
+    """
+    unpacker = zlib.decompressobj(wbits)
+    view, at, rest = memoryview(packed), 0, b""
+    pieces: list[bytes] = []
+    while not unpacker.eof:
+        if not rest:  # A piece at a time: what is not consumed yet is copied with each part.
+            rest = bytes(view[at : at + _PIECE])
+            at += len(rest)
+        piece = unpacker.decompress(rest, _PIECE)
+        rest = unpacker.unconsumed_tail
+        if not (piece or rest or at < len(view) or unpacker.eof):
+            raise EOFError("its payload ends early")
+        budget.spend(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces), len(unpacker.unused_data) + len(view) - at
 
 
 class Budget:

@@ -100,7 +100,7 @@ def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
             return _elements(inner[0], raw, at, notes)
         for one in (kind, *inner):
             if one in _BY_FIELD:
-                return _object(one, _fields(raw), at, notes)
+                return _object(one, raw_fields(raw), at, notes)
         raise
 
 
@@ -119,8 +119,10 @@ def _elements(kind: type, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
     return out
 
 
-def _fields(raw: msgspec.Raw) -> dict[str, msgspec.Raw]:
-    return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+def raw_fields(payload: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """The fields of an object, not decoded: the structure is checked and no value is built, which
+    matters for large files."""
+    return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
 
 
 def _left_out(part: str, at: str, e: Exception, notes: Notes) -> None:

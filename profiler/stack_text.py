@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .model import SourceFrame
@@ -24,24 +25,11 @@ def parse_stack_trace(text: str | None) -> tuple[SourceFrame, ...]:
     A frame whose source could not be read has an empty ``code``.
     """
     frames: list[SourceFrame] = []
-    pending: re.Match[str] | None = None
-
-    def close(code: str) -> None:
-        nonlocal pending
-        if pending is not None:
-            frames.append(
-                SourceFrame(pending["file"], int(pending["line"]), pending["function"], code)
-            )
-            pending = None
-
     for line in (text or "").splitlines():
-        found = _FRAME.match(line)
-        if found:
-            close("")
-            pending = found
-        elif pending is not None and line.strip() and not _MARKS.match(line):
-            close(line.strip())
-    close("")
+        if found := _FRAME.match(line):
+            frames.append(SourceFrame(found["file"], int(found["line"]), found["function"]))
+        elif frames and not frames[-1].code and line.strip() and not _MARKS.match(line):
+            frames[-1] = replace(frames[-1], code=line.strip())
     return tuple(frames)
 
 

@@ -47,21 +47,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ._call_pairs import Forwards, Pairing
 from ._persistent import Persistent
 from ._programs import CarriedItem, Key, PreparedProgram, partner_keys, prepare_programs
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
-from .model import (
-    EventKind,
-    GraphKind,
-    GraphRecord,
-    LedgerEntry,
-    LedgerKind,
-    LiveStorage,
-    Profile,
-)
+from .model import EventKind, GraphKind, GraphRecord, LedgerEntry, LedgerKind, LiveStorage, Profile
 
 WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
 """Why calls were not observed that another one stands for."""
@@ -212,15 +204,8 @@ class Timeline:
 
     def bytes_over_time(self) -> BytesOverTime:
         """Known live bytes of every call."""
-        columns = (
-            [getattr(s, name) for s in self._steps] for name in ("entry", "peak", "exit", "between")
-        )
-        calls = self.profile.calls
-        return BytesOverTime(
-            calls.start_ns,
-            calls.end_ns,
-            *(_column(c, self._step_of_call) for c in columns),
-        )
+        columns = ([getattr(s, f.name) for s in self._steps] for f in fields(BytesOverTime))
+        return BytesOverTime(*(_column(c, self._step_of_call) for c in columns))
 
     def unobserved(self) -> list[UnobservedCalls]:
         """Calls without a program, by graph, with the reason."""
@@ -344,20 +329,13 @@ class Timeline:
         rest = private + self._persistent.nbytes(epoch, taken) + _nbytes(moving)
         moving = self._moving(self._states[after], epoch, whole=False)
         between = self._private_bytes(waiting) + self._persistent.nbytes(epoch) + _nbytes(moving)
-        if unit == _NONE:
-            return _Step(state, epoch, unit, forwards, after, rest, rest, rest, between)
-        u = self.units[unit]
-        return _Step(
-            state,
-            epoch,
-            unit,
-            forwards,
-            after,
-            rest + u.program.entry_bytes,
-            rest + u.peak_bytes,
-            rest + u.exit_bytes,
-            between,
-        )
+        entry = peak = exit = rest
+        if unit != _NONE:
+            u = self.units[unit]
+            entry += u.program.entry_bytes
+            peak += u.peak_bytes
+            exit += u.exit_bytes
+        return _Step(state, epoch, unit, forwards, after, entry, peak, exit, between)
 
     def _private_bytes(self, waiting: Counter[int]) -> int:
         return sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)

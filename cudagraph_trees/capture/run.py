@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from memprof.profiler.capture_names import name_graphs
+from memprof.profiler.doing import name_graphs
 
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Output, Pool, TensorSpec

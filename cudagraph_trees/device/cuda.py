@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.capture_names import name_graphs
+from memprof.profiler.doing import name_graphs
 
 from .. import _torch_compat as compat
 from .. import native

@@ -18,7 +18,7 @@ from memprof.profiler._text import visible, visible_json
 from memprof.profiler.file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
-from memprof.profiler.report.terminal import printable
+from memprof.profiler.report.page import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -19,7 +19,7 @@ from memprof.profiler.advice import advise as find
 from memprof.profiler.frames import MAGIC
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
 from memprof.simulate.parent import Settings
 from memprof.simulate.standard_input import StandardInput

@@ -12,7 +12,7 @@ from memprof.profiler._text import visible
 from memprof.profiler.diff import NothingToCompare, ProfileDiff, compare
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 from memprof.profiler.report.text import render_diff
 from memprof.profiler.sizes import parse_size
 from memprof.views import report_style

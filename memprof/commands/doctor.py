@@ -7,7 +7,7 @@ import sys
 import click
 
 from memprof.doctor import examine, render_doctor
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 
 from ._common import json_option, print_json, print_text
 

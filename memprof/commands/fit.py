@@ -23,7 +23,7 @@ from memprof.fit.text import progress, render, render_budget
 from memprof.fit.tries import Plan, Tries
 from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
 from memprof.profiler._text import visible
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 from memprof.simulate.parent import Settings
 from memprof.simulate.standard_input import StandardInput
 from memprof.simulate.torch_config import BadSetting, parse_setting

@@ -8,8 +8,9 @@ from dataclasses import replace
 import click
 
 from memprof.profiler.growth import growth, looked
-from memprof.profiler.report.terminal import style_of
-from memprof.profiler.report.text import render_growth
+from memprof.profiler.report.page import style_of
+from memprof.profiler.report.sections.growth import of_growth
+from memprof.profiler.report.text import render
 
 from ._common import exact_option, file_argument, print_json, print_line, print_text, read
 
@@ -34,7 +35,8 @@ def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
     if as_json:
         print_json(found)
     elif found:
-        print_text(render_growth(found, replace(style_of(sys.stdout), exact=exact), len(found)))
+        style = replace(style_of(sys.stdout), exact=exact)
+        print_text(render([of_growth(found, style.show, len(found))], style))
     elif seen:
         print_line(f"Nothing grows, by {', '.join(seen)}.")
     else:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from memprof.profiler.report import render_ledger
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 
 from ._common import file_argument, print_text, read
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import click
 
 from memprof.profiler.file import read_profiles
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (

@@ -13,7 +13,7 @@ import click
 from memprof.profiler._text import visible
 from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.terminal import style_of
+from memprof.profiler.report.page import style_of
 from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadCommand, parse
 from memprof.simulate.job import jobs_of

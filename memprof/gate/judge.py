@@ -9,8 +9,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.profiler.diff_accounts import account_quantities
 from memprof.profiler.diff_model import Change, place_of
+from memprof.profiler.diff_parts import account_quantities
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Profile

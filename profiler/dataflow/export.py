@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 
 from memprof.profiler.export import export_profile
-from memprof.profiler.export.files import output
 from memprof.profiler.export.parquet import pyarrow
 from memprof.profiler.model import Profile
 from memprof.profiler.report.html import report_page, write_page
-from memprof.profiler.writing import write_whole
+from memprof.profiler.writing import output, write_whole
 
 from .categories import CATEGORIES
 from .columns import Ints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -9,11 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd.graph
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memprof.profiler.model import SourceFrame
@@ -22,6 +24,8 @@ from memprof.profiler.process_hooks import collector_paused
 from ._torch_hooks import Undo, replace
 
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
+_T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000_000
 """Of the allocator's history on one device between two drains."""
@@ -98,17 +102,6 @@ def keep_counting() -> Undo:
     return forget
 
 
-def is_built() -> bool:
-    """Whether this build of torch has CUDA."""
-    built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return built
-
-
-def has_history() -> bool:
-    """Whether the allocator in use keeps a history: torch's own does, cudaMallocAsync does not."""
-    return torch.cuda.get_allocator_backend() == "native"
-
-
 def on_cuda_start(do: Callable[[], None]) -> None:
     """Call ``do`` once CUDA has started in this process, now if it has."""
     torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]
@@ -145,11 +138,6 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
     return [t for name in names for t in plain_tensors(getattr(tensor, name))]
-
-
-def current_device() -> int:
-    """The number of the device that this thread uses."""
-    return torch.cuda.current_device()
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:
@@ -218,22 +206,16 @@ def passing_workspace_sizes(device: int) -> set[int]:
     return {int(size()), *workspace_sizes(device)}
 
 
-def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> bool:
+def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
     """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
 
     It is called by the thread that asked, without the allocator's lock, before the error is raised
     and after all that the allocator does to avoid it, with the device, the bytes that it tried to
     get, those that it may have and those that are free. It must not raise. Only where CUDA has
-    started.
-
-    Returns:
-        False if this torch, or the allocator in use, has no such observers.
+    started; never where this torch, or the allocator in use, has no such observers.
     """
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return True
 
 
 def segments_now() -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -252,11 +234,6 @@ def frames_of_generated(file: str, line: int) -> list[SourceFrame]:
     return frames[::-1]
 
 
-def captures() -> bool:
-    """Whether the calling thread's current stream is being captured."""
-    return bool(torch.cuda.is_current_stream_capturing())
-
-
 def without_torch_function() -> Any:
     """Context in which attributes of tensor subclasses are torch's own, on this thread."""
     return torch._C.DisableTorchFunctionSubclass()
@@ -264,9 +241,6 @@ def without_torch_function() -> Any:
 
 def is_stand_in(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no memory of its own: the compiler's placeholders."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
@@ -289,43 +263,33 @@ def current_operation() -> Any:
     return torch._C._current_autograd_node()
 
 
+def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
+    """What a look at an object gives; subclasses and weak proxies may forbid one."""
+    try:
+        return look()
+    except Exception:
+        return otherwise
+
+
 def node_of(tensor: torch.Tensor) -> Any:
     """The operation of autograd that made a tensor, None if none did."""
-    try:
-        return tensor.grad_fn
-    except Exception:  # A view whose base was written to meanwhile.
-        return None
+    return _seen(lambda: tensor.grad_fn, None)  # Not of a view whose base was written to meanwhile.
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The gradient that a leaf of autograd's graphs has, None if it has none."""
-    try:
-        return tensor.grad if tensor.requires_grad and tensor.is_leaf else None
-    except Exception:  # Subclasses that forbid a look.
-        return None
+    return _seen(lambda: tensor.grad if tensor.requires_grad and tensor.is_leaf else None, None)
 
 
 def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)
-    try:
-        return -1 if node is None else int(node._sequence_nr())
-    except Exception:
-        return -1
-
-
-def node_name(node: Any) -> str:
-    """The name of an operation of autograd, such as ``MulBackward0``."""
-    return str(type(node).__name__)
+    return -1 if node is None else _seen(lambda: int(node._sequence_nr()), -1)
 
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
     """The operations that an operation of autograd leads to."""
-    try:
-        found: Sequence[tuple[Any, int]] = node.next_functions
-    except Exception:
-        return ()
-    return found
+    return _seen(lambda: node.next_functions, ())
 
 
 @functools.cache
@@ -359,18 +323,12 @@ def saved_by(node: Any) -> list[torch.Tensor]:
 
 def writes_to(tensor: torch.Tensor) -> int | None:
     """How often a tensor was written to, by torch's count; None where nobody counts."""
-    try:
-        return int(tensor._version)
-    except Exception:  # Made in inference mode.
-        return None
+    return _seen(lambda: int(tensor._version), None)  # Not of one made in inference mode.
 
 
 def is_marked_static(tensor: torch.Tensor) -> bool:
     """Whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
-    try:
-        return "_dynamo_static_input_type" in tensor.__dict__
-    except Exception:  # A weak proxy, or a subclass that forbids a look.
-        return False
+    return _seen(lambda: "_dynamo_static_input_type" in tensor.__dict__, False)
 
 
 def tensors_of_caches() -> list[torch.Tensor]:

@@ -48,6 +48,37 @@ def replace(
     return undo
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _beside(
+    before: Callable[..., object] = _nothing, after: Callable[..., object] = _nothing
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For ``replace``: what is called with the same arguments before and after the function."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def all_of_them(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            result = original(*args, **kwargs)
+            after(*args, **kwargs)
+            return result
+
+        return all_of_them
+
+    return around
+
+
+def _all(*undone: Undo) -> Undo:
+    """Takes all of these back."""
+
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
 def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
     """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
     return replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
@@ -56,16 +87,7 @@ def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
 def around_clearing_of_workspaces(before: Callable[[], None], after: Callable[[], Any]) -> Undo:
     """Call ``before`` and ``after`` when Python code has cuBLAS's workspaces given back, as it does
     around a capture."""
-
-    def around(clear: Callable[[], None]) -> Callable[[], None]:
-        def between() -> None:
-            before()
-            clear()
-            after()
-
-        return between
-
-    return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
+    return replace([torch._C], "_cuda_clearCublasWorkspaces", _beside(before, after))
 
 
 def wrap_captures(
@@ -74,14 +96,8 @@ def wrap_captures(
 ) -> Undo:
     """Replace the two methods by which everything in Python captures a CUDA graph."""
     graph = [torch.cuda.CUDAGraph]
-    undo_begin = replace(graph, "capture_begin", around_begin)
-    undo_end = replace(graph, "capture_end", around_end)
-
-    def undo() -> None:
-        undo_begin()
-        undo_end()
-
-    return undo
+    begin = replace(graph, "capture_begin", around_begin)
+    return _all(begin, replace(graph, "capture_end", around_end))
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
@@ -90,39 +106,18 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     def hook(module: torch.nn.Module, name: str, value: Any) -> None:
         do(module)
 
-    # Copies and what was pickled get theirs at once.
-    def around(set_state: Callable[..., None]) -> Callable[..., None]:
-        def with_state(self: torch.nn.Module, state: Any) -> None:
-            set_state(self, state)
-            do(self)
-
-        return with_state
-
     handles = [
         torch.nn.modules.module.register_module_parameter_registration_hook(hook),
         torch.nn.modules.module.register_module_buffer_registration_hook(hook),
     ]
-    undo = replace([torch.nn.Module], "__setstate__", around)
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-        undo()
-
-    return remove
+    # Copies and what was pickled get theirs at once.
+    undo = replace([torch.nn.Module], "__setstate__", _beside(after=lambda self, _: do(self)))
+    return _all(*(handle.remove for handle in handles), undo)
 
 
 def on_optimizer(do: Callable[[], None]) -> Undo:
     """Call ``do`` when an optimizer is made."""
-
-    def around(original: Callable[..., None]) -> Callable[..., None]:
-        def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            do()
-            original(self, *args, **kwargs)
-
-        return init
-
-    return replace([torch.optim.Optimizer], "__init__", around)
+    return replace([torch.optim.Optimizer], "__init__", _beside(lambda *_, **__: do()))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
@@ -130,37 +125,22 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
     in either way of ``torch.utils.checkpoint``, by eager code."""
     module: Any = importlib.import_module("torch.utils.checkpoint")
 
-    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def with_arguments(*args: Any) -> Any:
-            do(args)
-            return forward(*args)
+    def with_all(*args: Any, **kwargs: Any) -> None:
+        # From 2.15 on those of the function are a tuple and a dict among these.
+        given: list[Any] = []
+        for a in (*args, *kwargs.values()):
+            given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
+        do(given)
 
-        return with_arguments
-
-    def around_generator(generator: Callable[..., Any]) -> Callable[..., Any]:
-        def with_all_arguments(*args: Any, **kwargs: Any) -> Any:
-            # From 2.15 on those of the function are a tuple and a dict among these.
-            given: list[Any] = []
-            for a in (*args, *kwargs.values()):
-                given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
-            do(given)
-            return generator(*args, **kwargs)
-
-        return with_all_arguments
-
+    around = _beside(lambda *args: do(args))
     undone = [replace([module.CheckpointFunction], "forward", around)]
     if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
         name += "_impl" if hasattr(module, f"{name}_impl") else ""
-        undone.append(replace([module], name, around_generator))
-
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo
+        undone.append(replace([module], name, _beside(with_all)))
+    return _all(*undone)
 
 
 def on_batch(do: Callable[[Any], None]) -> Undo:

@@ -37,12 +37,16 @@ from __future__ import annotations
 import bisect
 import linecache
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
     AccountRow,
+    CaptureRow,
+    DeviceAccount,
     FailedRequest,
     PoolShare,
     Purpose,
@@ -62,12 +66,20 @@ class Explained:
     rounding: int
     awaiting: int
     pools: list[PoolShare]
-    step: int
-    phase: str
+    step: int = 0
+    phase: str = ""
+
+    def put_into(self, account: DeviceAccount) -> None:
+        """Make these the parts of an account that says how much was reserved."""
+        for field in fields(self):
+            setattr(account, field.name, getattr(self, field.name))
+        account.unexplained = account.reserved - account.explained
 
 
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
+
+_Row = TypeVar("_Row", AccountRow, CaptureRow)
 
 Decide = Callable[[Block], AccountRow]
 """The row that a block belongs to, as one of no bytes and no blocks."""
@@ -127,30 +139,39 @@ def explain(
 
 def add_up(peak: Peak, row_of: Decide) -> Explained:
     """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
-    grouped: dict[AccountRow, list[int]] = {}
-    rounding = awaiting = 0
-    for block in peak.blocks:
-        if block.address in peak.awaiting:
-            awaiting += block.size
-            continue
-        rounding += block.size - block.requested
+    live = [b for b in peak.blocks if b.address not in peak.awaiting]
+    rounding = sum(b.size - b.requested for b in live)
+    awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
+    rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    return Explained(rows, rounding, awaiting, _pools(peak))
+
+
+def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
+    """Blocks of one row together, in no order.
+
+    Args:
+        blocks: of an instant, or whatever.
+        row_of: the row of a block, as one of no bytes and no blocks.
+    """
+    grouped: dict[_Row, list[int]] = {}
+    for block in blocks:
         of_alike = grouped.setdefault(row_of(block), [0, 0])
         of_alike[0] += block.requested
         of_alike[1] += 1
-    rows = [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
-    rows.sort(key=lambda r: (-r.nbytes, r.purpose.value))
-    return Explained(rows, rounding, awaiting, _pools(peak), 0, "")
+    return [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first."""
-    found: dict[tuple[object, ...], FailedRequest] = {}
-    for nbytes, frames in replay.out_of_memory:
-        at = where(frames)
-        key = (nbytes, at.line, at.modules)
-        count = found[key].count + 1 if key in found else 1
-        found[key] = FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line), count)
-    return list(found.values())
+    asked = ((nbytes, where(frames)) for nbytes, frames in replay.out_of_memory)
+    return counted_requests(
+        FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line)) for nbytes, at in asked
+    )
+
+
+def counted_requests(requests: Iterable[FailedRequest]) -> list[FailedRequest]:
+    """Those alike together, in order of the first."""
+    return [replace(request, count=n) for request, n in Counter(requests).items()]
 
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
@@ -160,29 +181,24 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
     return replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
+@dataclass
 class _Decider:
-    """Note [How a purpose is decided]."""
+    """Note [How a purpose is decided]. The fields are arguments of ``explain``."""
 
-    def __init__(
-        self,
-        marks: Sequence[Mark],
-        last: int | None,
-        cut_off: bool,
-        now: bool,
-        workspaces: Collection[int],
-        passing: Collection[int],
-    ) -> None:
-        self._marks = marks
-        self._passing = passing
-        self._workspaces = workspaces
+    _marks: Sequence[Mark]
+    _last: int | None
+    _cut_off: bool
+    _now: bool
+    _workspaces: Collection[int]
+    _passing: Collection[int]
+
+    def __post_init__(self) -> None:
+        marks, now = self._marks, self._now
         self._batches = [i for i, m in enumerate(marks) if m.batch]
         self._checkpointed: dict[int, list[int]] = {}
         for i, mark in enumerate(marks):
             for address in mark.checkpointed:
                 self._checkpointed.setdefault(address, []).append(i)
-        self._last = last
-        self._cut_off = cut_off
-        self._now = now
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]
@@ -307,8 +323,9 @@ class _Decider:
         last = bisect.bisect_right(self._batches, block.mark) - 1
         if last < 0 or at.modules or at.line is None or block.frames[0] != at.line:
             return False
-        returned = self._marks[self._batches[last]].batch
-        return block.requested in returned and _copies(at.line)
+        if block.requested not in self._marks[self._batches[last]].batch:
+            return False
+        return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
 
 
 def _is_of_model(at: Where) -> bool:
@@ -353,11 +370,7 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
 
 
 _COPY = re.compile(r"\.(to|cuda)\(")
-
-
-def _copies(line: SourceFrame) -> bool:
-    """Whether the text of a line asks for a copy on a device."""
-    return _COPY.search(linecache.getline(line.file, line.line)) is not None
+"""In the text of a line that asks for a copy on a device."""
 
 
 def _pools(peak: Peak) -> list[PoolShare]:

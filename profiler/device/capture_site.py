@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import traceback
 from dataclasses import dataclass
 from types import CodeType
 
@@ -38,9 +39,8 @@ class CaptureSite:
 def capture_site() -> CaptureSite:
     """Who captures now, on this thread."""
     maker, name = "capture_begin", ""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code, line = frame.f_code, frame.f_lineno
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
         found, of = _maker(code, line)
         if found:
             maker, name = found, of or name
@@ -51,9 +51,6 @@ def capture_site() -> CaptureSite:
             text = linecache.getline(code.co_filename, line).strip()
             where = SourceFrame(code.co_filename, line, code.co_name, text)
             return CaptureSite(maker, where, name)
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return CaptureSite(maker, None, name)
 
 

@@ -26,18 +26,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from memprof.profiler.model import (
-    CapturedGraph,
-    CaptureRow,
-    Fate,
-    GraphPool,
-    SharedBytes,
-    SourceFrame,
-)
+from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
-from .account import name_of_pool, source_of
+from .account import name_of_pool, rows_of, source_of
 from .replay import Block, Replay
-from .sharing import Range, clipped, merged, shares, total
+from .sharing import Range, clipped, has, merged, shares, total
 from .whatif import Request, reserved_without
 from .where import where
 
@@ -122,19 +115,25 @@ class _Pool:
     id: tuple[int, int] | None
     captures: Sequence[Capture]
     now: Sequence[Range]
+    _segments: Sequence[Range] = ()
+    """At the instant at which it is described."""
     _instant: int | None = None
-    """Number of the mark at which it is described; None for the end."""
+    """Number of the mark of that; None for the end."""
+    _blocks: Sequence[tuple[CapturedGraph, Sequence[Block]]] = ()
+    """Of each capture, those that are its graph's."""
+    _mine: Sequence[Block] = ()
+    """All that were in the pool."""
     _workspaces: set[int] = field(default_factory=set)
     """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream, for
     autograd's own threads, which have handles of their own and no Python, and for all others."""
 
     def described(self) -> GraphPool:
-        segments = self.now
+        self._segments = self.now
         deleted = [c.deleted_ns is not None for c in self.captures]
         gone = bool(deleted) and all(deleted)
         if gone:
             last = max(self.captures, key=_ended_at)
-            segments = last.segments
+            self._segments = last.segments
             deleted = [
                 c.deleted_ns is not None and c.deleted_ns < _ended_at(last) for c in self.captures
             ]
@@ -143,24 +142,24 @@ class _Pool:
         pool = GraphPool(
             self.device.name,
             name_of_pool(self.id) if self.id is not None else "none",
-            reserved=total(segments),
-            segments=len(segments),
+            reserved=total(self._segments),
+            segments=len(self._segments),
             most_reserved=max([at_end, *(c.after for c in self.captures)]),
             at_end=at_end,
             gone=gone,
         )
-        by_capture = [self._blocks_of(c) for c in self.captures]
         begins = [c.begin for c in self.captures]
-        mine = [b for b in self.device.blocks if self._is_mine(b, begins, segments)]
-        self._find_workspaces(mine)
-        pool.graphs = [
-            self._graph(c, blocks, dead)
-            for c, blocks, dead in zip(self.captures, by_capture, deleted, strict=True)
-        ]
+        self._mine = [b for b in self.device.blocks if self._is_mine(b, begins)]
+        self._find_workspaces()
+        self._blocks = [(c.graph, self._blocks_of(c)) for c in self.captures]
+        for c, (graph, blocks), dead in zip(self.captures, self._blocks, deleted, strict=True):
+            graph.deleted = dead
+            self._add(c, graph, blocks)
+            pool.graphs.append(graph)
         pool.grew_outside = pool.reserved - sum(g.grew for g in pool.graphs)
-        self._share(pool, segments, by_capture)
-        self._outside(pool, segments, mine, by_capture)
-        self._costs(pool, segments, mine, by_capture)
+        self._share(pool)
+        self._outside(pool)
+        self._costs(pool)
         streams = {g.stream for g in pool.graphs if g.requests}
         if len(streams) > 1:
             pool.notes.append(
@@ -173,20 +172,20 @@ class _Pool:
         of_all, marks = self.device.blocks, self.device.marks
         end = len(marks) if c.end is None else bisect.bisect_left(marks, c.end)
         during = of_all[bisect.bisect_left(marks, c.begin) : end]
-        return [b for b in during if _is_in(c.segments, b)]
+        return [b for b in during if has(c.segments, b.address)]
 
-    def _is_mine(self, block: Block, begins: Sequence[int], last: Sequence[Range]) -> bool:
+    def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
         """Whether a block was in the pool: its segment may have been another one's before."""
         at = bisect.bisect_right(begins, block.mark) - 1
         if at >= 0 and block.mark < _end(self.captures[at]):
-            return _is_in(self.captures[at].segments, block)
+            return has(self.captures[at].segments, block.address)
         # In between it was in the pool if its segment was when the next capture began.
-        after = self.captures[at + 1].found if at + 1 < len(begins) else last
-        return _is_in(after, block)
+        after = self.captures[at + 1].found if at + 1 < len(begins) else self._segments
+        return has(after, block.address)
 
-    def _find_workspaces(self, blocks: Sequence[Block]) -> None:
+    def _find_workspaces(self) -> None:
         seen: set[tuple[int, int, bool]] = set()
-        for b in blocks:
+        for b in self._mine:
             if b.requested not in self.device.workspaces or self._is_held(b) or not self._lives(b):
                 continue
             key = b.stream, b.requested, where(b.frames).line is None
@@ -194,9 +193,8 @@ class _Pool:
                 seen.add(key)
                 self._workspaces.add(id(b))
 
-    def _graph(self, c: Capture, blocks: Sequence[Block], deleted: bool) -> CapturedGraph:
-        g = c.graph
-        g.deleted = deleted
+    def _add(self, c: Capture, g: CapturedGraph, blocks: Sequence[Block]) -> None:
+        """Say what a capture asked for, and what became of it."""
         g.grew = c.after - total(c.found)
         g.requests = len(blocks)
         g.asked = sum(b.requested for b in blocks)
@@ -209,9 +207,8 @@ class _Pool:
         at_peak = _most_at_once(blocks)
         g.peak = sum(b.size for b in at_peak)
         g.rounding = g.peak - sum(b.requested for b in at_peak)
-        g.at_peak = rows_of(at_peak, lambda b: fates[id(b)])
-        g.left = rows_of(left, lambda b: fates[id(b)])
-        return g
+        g.at_peak = capture_rows(at_peak, lambda b: fates[id(b)])
+        g.left = capture_rows(left, lambda b: fates[id(b)])
 
     def _fate(self, block: Block, end: float) -> Fate:
         freed = block.freed_after
@@ -231,13 +228,11 @@ class _Pool:
             return False
         return block.first_of(self.device.held) is not None
 
-    def _share(
-        self, pool: GraphPool, segments: Sequence[Range], by_capture: Sequence[Sequence[Block]]
-    ) -> None:
+    def _share(self, pool: GraphPool) -> None:
         """Say which graphs use which bytes."""
         uses = {
-            g.number: clipped(merged(_range(b) for b in blocks), segments)
-            for g, blocks in zip(pool.graphs, by_capture, strict=True)
+            g.number: clipped(merged(map(_range, blocks)), self._segments)
+            for g, blocks in self._blocks
             if not g.deleted
         }
         found = shares(uses)
@@ -246,27 +241,15 @@ class _Pool:
         for g in pool.graphs:
             g.alone = found.get((g.number,), 0)
 
-    def _outside(
-        self,
-        pool: GraphPool,
-        segments: Sequence[Range],
-        mine: Sequence[Block],
-        by_capture: Sequence[Sequence[Block]],
-    ) -> None:
+    def _outside(self, pool: GraphPool) -> None:
         """Say what is there beside what captures asked for."""
-        captured = {id(b) for blocks in by_capture for b in blocks}
-        there = mine if self._instant is not None else self.device.replay.live
-        outside = [
-            b for b in there if id(b) not in captured and _is_in(segments, b) and self._lives(b)
-        ]
-        pool.outside = rows_of(outside, lambda b: self._fate(b, -1))
-        of_graphs = [
-            _range(b)
-            for g, blocks in zip(pool.graphs, by_capture, strict=True)
-            if not g.deleted
-            for b in blocks
-        ]
-        either = clipped(merged([*of_graphs, *map(_range, outside)]), segments)
+        captured = {id(b) for _, blocks in self._blocks for b in blocks}
+        there = self._mine if self._instant is not None else self.device.replay.live
+        there = [b for b in there if has(self._segments, b.address) and self._lives(b)]
+        outside = [b for b in there if id(b) not in captured]
+        pool.outside = capture_rows(outside, lambda b: self._fate(b, -1))
+        of_graphs = [b for g, blocks in self._blocks if not g.deleted for b in blocks]
+        either = clipped(merged(map(_range, [*of_graphs, *outside])), self._segments)
         used = sum(s.nbytes for s in pool.shares) + pool.other_shares
         pool.live_outside = total(either) - used
         pool.unused = pool.reserved - total(either)
@@ -278,21 +261,15 @@ class _Pool:
         freed = block.freed_after
         return block.mark < self._instant and (freed is None or freed >= self._instant)
 
-    def _costs(
-        self,
-        pool: GraphPool,
-        segments: Sequence[Range],
-        mine: Sequence[Block],
-        by_capture: Sequence[Sequence[Block]],
-    ) -> None:
+    def _costs(self, pool: GraphPool) -> None:
         """Say what the pool would be without each capture; see Note [Playing the allocator]."""
         of = {
             id(b): g.number
-            for g, blocks in zip(pool.graphs, by_capture, strict=True)
+            for g, blocks in self._blocks
             for b in blocks
             if id(b) not in self._workspaces  # The next capture would have asked for it.
         }
-        starts = [begin for begin, _ in segments]
+        starts = [begin for begin, _ in self._segments]
         rounded = self.device.replay.rounded
         requests = [
             Request(
@@ -301,7 +278,7 @@ class _Pool:
                 starts[bisect.bisect_right(starts, b.address) - 1],
                 of.get(id(b), 0),
             )
-            for b in mine
+            for b in self._mine
             if self._instant is None or b.mark < self._instant
         ]
         if reserved_without(requests) != pool.reserved:
@@ -312,7 +289,7 @@ class _Pool:
                 )
             return
         steps = 0
-        for g, c, blocks in zip(pool.graphs, self.captures, by_capture, strict=True):
+        for c, (g, blocks) in zip(self.captures, self._blocks, strict=True):
             # Without a capture that left the pool as it was, all others find what they found.
             if not g.grew and all(self._fate(b, _end(c)) is Fate.SCRATCH for b in blocks):
                 g.cost = 0
@@ -337,14 +314,6 @@ def _range(block: Block) -> Range:
     return block.address, block.address + block.size
 
 
-def _is_in(segments: Sequence[Range], block: Block) -> bool:
-    at = bisect.bisect_right(segments, (block.address, _LAST)) - 1
-    return at >= 0 and block.address < segments[at][1]
-
-
-_LAST = 1 << 64
-
-
 def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     """What was there when most bytes were, of the blocks of one capture in order."""
     ends: list[tuple[int, int]] = []
@@ -360,15 +329,12 @@ def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 
-def rows_of(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
+def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
     """Blocks of one fate and one place in the program together, most bytes first."""
-    found: dict[tuple[Fate, str, SourceFrame | None, str, bool], list[int]] = {}
-    for b in blocks:
+
+    def row_of(b: Block) -> CaptureRow:
         at = where(b.frames)
-        modules = " > ".join(at.modules)
-        key = fate(b), modules, source_of(at.line), at.nodes, at.generated is not None
-        of = found.setdefault(key, [0, 0])
-        of[0] += b.requested
-        of[1] += 1
-    rows = [CaptureRow(key[0], n, count, *key[1:]) for key, (n, count) in found.items()]
-    return sorted(rows, key=lambda r: (-r.nbytes, r.fate.value))
+        modules, compiled = " > ".join(at.modules), at.generated is not None
+        return CaptureRow(fate(b), 0, 0, modules, source_of(at.line), at.nodes, compiled)
+
+    return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))

@@ -1,8 +1,9 @@
-"""Free ranges of a segment, found by either end."""
+"""Free ranges of addresses, found by either end, or by their size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Container, Iterator
 
 
 class FreeRanges:
@@ -32,10 +33,11 @@ class FreeRanges:
             del self._begins[address + size]
         return size
 
-    def give(self, address: int, size: int) -> None:
-        """Note a range, as one with those that it touches."""
-        size += self.take(address + size) or 0
-        before = self._begins.get(address)
+    def give(self, address: int, size: int, borders: Container[int] = ()) -> None:
+        """Note a range, as one with those that it touches but at ``borders``."""
+        if address + size not in borders:
+            size += self.take(address + size) or 0
+        before = None if address in borders else self._begins.get(address)
         if before is not None:
             size += self.take(before) or 0
             address = before
@@ -49,3 +51,27 @@ class FreeRanges:
     def around(self, address: int, end: int) -> int | None:
         """Where a range begins that has all of another one; None if none has. It looks at all."""
         return next((a for a, n in self if a <= address and end <= a + n), None)
+
+
+class BestFit(FreeRanges):
+    """Free ranges of which the smallest that is large enough is handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ordered: list[tuple[int, int]] = []
+
+    def best(self, size: int) -> int | None:
+        """Where the smallest range of at least so many bytes begins, the lowest address first;
+        None if there is none."""
+        at = bisect.bisect_left(self._ordered, (size, 0))
+        return self._ordered[at][1] if at < len(self._ordered) else None
+
+    def add(self, address: int, size: int) -> None:
+        super().add(address, size)
+        bisect.insort(self._ordered, (size, address))
+
+    def take(self, address: int) -> int | None:
+        size = super().take(address)
+        if size is not None:
+            del self._ordered[bisect.bisect_left(self._ordered, (size, address))]
+        return size

@@ -18,7 +18,6 @@ each layer for each batch size.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import sys
@@ -27,7 +26,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from memprof.profiler.capture_names import capture_name
+import torch
+
+from memprof.profiler.doing import capture_name
 from memprof.profiler.model import CapturedGraph, GraphPool
 
 from . import _torch_compat as compat
@@ -35,7 +36,7 @@ from . import _torch_hooks as hooks
 from .capture_site import capture_site
 from .captures import Capture, Device, describe
 from .replay import Block
-from .sharing import Range, merged
+from .sharing import Range, has, merged
 from .watch import Watch
 
 
@@ -76,7 +77,7 @@ class GraphWatch:
 
     def made(self, device: int, block: Block) -> None:
         """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
-        if not self._open and not self._is_known(device, block.address):
+        if not self._open and not has(self._ranges.get(device, ()), block.address):
             return
         # The same few stacks, by thousands: as they come each is a list of its own.
         key = tuple((f["filename"], f["line"], f["name"]) for f in block.raw_frames)
@@ -137,11 +138,6 @@ class GraphWatch:
             c.segments = tuple(sorted(ranges))
             self._pools.add((c.device, c.pool))
 
-    def _is_known(self, device: int, address: int) -> bool:
-        ranges = self._ranges.get(device, ())
-        at = bisect.bisect_right(ranges, (address, 1 << 64)) - 1
-        return at >= 0 and address < ranges[at][1]
-
     def _around_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
             capture = self._guarded(self._before, graph, args, kwargs)
@@ -183,7 +179,7 @@ class GraphWatch:
 
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         assert self._watch is not None
-        device = compat.current_device()
+        device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         site = capture_site()
         record = CapturedGraph(

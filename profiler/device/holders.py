@@ -128,9 +128,8 @@ class Holders:
                 self._add(tensor)
             self._above: dict[int, list[torch.Tensor]] = {}
             for node, root in _operations(tensors, also, self._above):
-                name = compat.node_name(node)
                 for saved in compat.saved_by(node):
-                    self._add(saved, root, name)
+                    self._add(saved, root, type(node).__name__)
         self.held = [self._found[a] for a in sorted(self._found)]
         self._addresses = [h.address for h in self.held]
 

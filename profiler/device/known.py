@@ -28,8 +28,7 @@ knows them. Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -38,8 +37,6 @@ from memprof.profiler.model import Purpose
 
 from . import _torch_compat as compat
 from .written import Written
-
-log = logging.getLogger("memprof")
 
 Known = dict[int, Purpose]
 """Purposes of storages, by the address of their first byte."""
@@ -102,7 +99,7 @@ def of_averages(
     known: Known = {}
     for module in modules:
         if isinstance(module, torch.optim.swa_utils.AveragedModel):
-            for tensor in _tensors_of(module):
+            for tensor in (*module.parameters(), *module.buffers()):
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
     if not trained:
         return known
@@ -125,11 +122,6 @@ def of_averages(
             for tensor in module.parameters():
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
     return known
-
-
-def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def is_written_often(tensor: torch.Tensor) -> bool:
@@ -176,12 +168,6 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_process(written: Written | None = None) -> Look:
-    """All of the above, of everything in the process that the collector knows."""
-    modules, optimizers = modules_and_optimizers()
-    return of_all(modules, optimizers, written)
-
-
 def of_all(
     modules: Iterable[torch.nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
@@ -203,9 +189,5 @@ def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
 
 
 def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)
+    for address, _ in compat.memory_of(tensor, "cuda"):
+        known.setdefault(address, purpose)

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -80,10 +81,13 @@ def account_of(
             # The history may be somebody else's by now; what lies there is known without it.
             log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
     if account is None:
-        account = unwatched_account(event.device, segments, settings, known.of_process(), otherwise)
+        look = known.of_all(*known.modules_and_optimizers())
+        account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
-    pool = doing.pool if doing is not None else None if compat.captures() else (0, 0)
+    pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
+    if doing is not None:
+        pool = doing.pool
     total = account.total
     stream = torch.cuda.current_stream(event.device).cuda_stream
     request = Request(
@@ -114,7 +118,7 @@ def _asked_by(f: Failure, operation: object, describe: Describe | None) -> Failu
     if compiled is not None and compiled.frame is not None:
         frame = compiled.frame
     # A backward runs in threads of autograd's own, and Python waits in another one.
-    name = compat.node_name(operation) if operation is not None else ""
+    name = type(operation).__name__ if operation is not None else ""
     called_from = _line_of_backward() if name else None
     if frame is not None and at.generated is None and frame == called_from:
         frame = None
@@ -129,13 +133,12 @@ def _asked_by(f: Failure, operation: object, describe: Describe | None) -> Failu
     )
 
 
-def _frames(frame: types.FrameType | None) -> Iterator[SourceFrame]:
+def _frames(frame: types.FrameType) -> Iterator[SourceFrame]:
     """A stack, innermost first, with the program's own frames behind those of generated code."""
-    while frame is not None:
-        code = frame.f_code
-        yield SourceFrame(code.co_filename, frame.f_lineno, code.co_name)
-        yield from compat.frames_of_generated(code.co_filename, frame.f_lineno)
-        frame = frame.f_back
+    for at, line in traceback.walk_stack(frame):
+        code = at.f_code
+        yield SourceFrame(code.co_filename, line, code.co_name)
+        yield from compat.frames_of_generated(code.co_filename, line)
 
 
 def _line_of_backward() -> SourceFrame | None:

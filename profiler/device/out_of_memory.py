@@ -18,6 +18,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 
@@ -139,14 +140,10 @@ class OutOfMemoryReports:
 def _place(event: OutOfMemoryEvent) -> Place:
     """What tells one failing place from another, without looking far."""
     operation = compat.current_operation()
-    name = compat.node_name(operation) if operation is not None else ""
-    lines = []
-    frame = sys._getframe().f_back
-    while frame is not None:
-        if not is_internal(frame.f_code.co_filename):
-            lines.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return event.device, tuple(lines), name
+    name = type(operation).__name__ if operation is not None else ""
+    stack = traceback.walk_stack(sys._getframe())
+    lines = ((frame.f_code.co_filename, line) for frame, line in stack)
+    return event.device, tuple(at for at in lines if not is_internal(at[0])), name
 
 
 REPORTS = OutOfMemoryReports()

@@ -32,7 +32,7 @@ from .account import Otherwise, explain
 from .holders import Holders
 from .marks import Mark, Phase
 from .replay import Block, Replay
-from .totals import most_requested, named, outside, peaks
+from .totals import most, named, outside
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
@@ -55,7 +55,7 @@ def present_accounts() -> list[DeviceAccount]:
     if not used:
         return []
     segments, settings = compat.segments_now()
-    look = known.of_process()
+    look = known.of_all(*known.modules_and_optimizers())
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
@@ -132,10 +132,8 @@ def unwatched_account(
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
     stats = torch.cuda.memory_stats(device)
-    _, account.most_allocated = peaks(stats)
-    account.most_requested = most_requested(stats)
-    account.rows = [replace(r, detail="") for r in explained.rows]
-    account.rounding, account.awaiting = explained.rounding, explained.awaiting
-    account.pools = explained.pools
-    account.unexplained = account.reserved - account.explained
+    account.most_allocated = most(stats, "allocated")
+    account.most_requested = most(stats, "requested")
+    explained.put_into(account)
+    account.rows = [replace(r, detail="") for r in account.rows]
     return account

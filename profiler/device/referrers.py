@@ -291,16 +291,14 @@ def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
         names = {id(v): f".{n}" for n, v in attributes.items() if id(v) in held}
         for key in held:
             inner = id(attributes) == key
-            yield key, "" if inner else names.get(key, _of_object(holder))
+            silent = inner or _is(holder, _SILENT)
+            unnamed = "" if silent else f" in a {type(holder).__name__}"
+            yield key, "" if inner else names.get(key, unnamed)
 
 
 def _is(x: Any, kinds: type | tuple[type, ...]) -> bool:
     """Whether an object is of a class, without asking the object, as ``isinstance`` does."""
     return issubclass(type(x), kinds)
-
-
-def _of_object(holder: Any) -> str:
-    return "" if _is(holder, _SILENT) else f" in a {type(holder).__name__}"
 
 
 _SILENT = (

@@ -77,11 +77,6 @@ class Block:
     ended: int | None = None
     stream: int = 0
 
-    @property
-    def gone(self) -> bool:
-        """Whether it can be handed out again."""
-        return self.ended is not None
-
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
         return 0 < self.event <= (self.ended or 0) - events // LONG
@@ -90,11 +85,6 @@ class Block:
     def frames(self) -> tuple[SourceFrame, ...]:
         """The program at that time, innermost first."""
         return frames_of(self.raw_frames)
-
-    @property
-    def awaiting(self) -> bool:
-        """The program let go of it while another stream may still use it."""
-        return self.freed_after is not None and not self.gone
 
     def first_of(self, addresses: Sequence[int]) -> int | None:
         """The first of sorted addresses that lies in it; None if none does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,6 +14,12 @@ Range = tuple[int, int]
 def total(ranges: Iterable[Range]) -> int:
     """Bytes of ranges that do not overlap."""
     return sum(end - begin for begin, end in ranges)
+
+
+def has(ranges: Sequence[Range], address: int) -> bool:
+    """Whether an address lies in one of some ranges, which ascend and do not overlap."""
+    at = bisect.bisect_right(ranges, (address, math.inf)) - 1
+    return at >= 0 and address < ranges[at][1]
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

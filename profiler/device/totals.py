@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,15 +20,15 @@ def named(device: int, steps: int = 0) -> DeviceAccount:
     )
 
 
+def most(stats: dict[str, Any], what: str) -> int:
+    """The most bytes ``reserved``, ``allocated`` (handed out), ``requested`` (that blocks had been
+    asked for) or ``active``, by the allocator's statistics."""
+    return int(stats.get(f"{what}_bytes.all.peak", 0))
+
+
 def peaks(stats: dict[str, Any]) -> tuple[int, int]:
-    """The most bytes reserved, and handed out, by the allocator's statistics."""
-    return stats.get("reserved_bytes.all.peak", 0), stats.get("allocated_bytes.all.peak", 0)
-
-
-def most_requested(stats: dict[str, Any]) -> int:
-    """The most bytes that blocks had been asked for, by the allocator's statistics."""
-    found: int = stats.get("requested_bytes.all.peak", 0)
-    return found
+    """The most bytes reserved, and handed out."""
+    return most(stats, "reserved"), most(stats, "allocated")
 
 
 def counted(steps: int) -> list[DeviceAccount]:
@@ -69,8 +68,7 @@ def counters() -> dict[str, dict[str, int]]:
     for device in range(torch.cuda.device_count()):
         stats = torch.cuda.memory_stats(device)
         found[f"cuda:{device}"] = {
-            name: int(stats.get(f"{name}_bytes.all.peak", 0))
-            for name in ("allocated", "reserved", "active")
+            name: most(stats, name) for name in ("allocated", "reserved", "active")
         }
     return found
 
@@ -82,19 +80,16 @@ def device_totals() -> list[DeviceTotals]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     with contextlib.suppress(RuntimeError):
-        return list(_totals())
-    return []
-
-
-def _totals() -> Iterator[DeviceTotals]:
-    for device in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        reserved, allocated = (
-            stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
-        )
-        if most := reserved.get("peak", 0):
-            yield DeviceTotals(
-                *(f"cuda:{device}", torch.cuda.get_device_properties(device).total_memory),
-                *(allocated.get("current", 0), reserved.get("current", 0)),
-                *(allocated.get("peak", 0), most),
+        found = []
+        for device in range(torch.cuda.device_count()):
+            stats = torch.cuda.memory_stats_as_nested_dict(device)
+            reserved, allocated = (
+                stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
             )
+            if highest := reserved.get("peak", 0):
+                total = torch.cuda.get_device_properties(device).total_memory
+                now = allocated.get("current", 0), reserved.get("current", 0)
+                most_of_each = allocated.get("peak", 0), highest
+                found.append(DeviceTotals(f"cuda:{device}", total, *now, *most_of_each))
+        return found
+    return []

@@ -83,7 +83,8 @@ def _hook(do: Callable[..., None]) -> Callable[..., None]:
 
 def has_cuda() -> bool:
     """Whether there can be a device to watch, with this build of torch."""
-    return compat.is_built()
+    built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return built
 
 
 class Watch:
@@ -278,11 +279,10 @@ class Watch:
     @_hook
     def _start(self) -> None:
         self._started = True
-        if not compat.has_history():
+        allocator = torch.cuda.get_allocator_backend()
+        if allocator != "native":  # cudaMallocAsync
             if self._guest:
-                self.why_not = (
-                    f"the allocator {torch.cuda.get_allocator_backend()} keeps no history"
-                )
+                self.why_not = f"the allocator {allocator} keeps no history"
             return
         if self._guest and compat.history_enabled():
             self.why_not = (

@@ -31,11 +31,8 @@ def account_of(
     """
     account = named(device, steps)
     account.reserved = reserved
-    account.step, account.phase = explained.step, explained.phase
-    account.rows, account.pools = explained.rows, explained.pools
-    account.rounding, account.awaiting = explained.rounding, explained.awaiting
+    explained.put_into(account)
     account.failed = failed_requests(replay)
-    account.unexplained = reserved - account.explained
     if replay.strange:
         account.notes.append(
             f"{replay.strange:,} of {replay.events:,} events of the allocator's history "

@@ -17,9 +17,11 @@ expandable segments, ``max_split_size``, or where several streams' frees were pu
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from .free_ranges import BestFit
 from .replay import SMALL, Block, is_cut
 
 _SMALL_SEGMENT = 2 << 20
@@ -55,63 +57,39 @@ class SimulatedPool:
 
     def __init__(self) -> None:
         self.reserved = 0
-        # (stream, whether small): free blocks as (size, address), ascending.
-        self._free: dict[tuple[int, bool], list[tuple[int, int]]] = {}
-        self._end_of: dict[int, int] = {}  # free block by its first address: the one after it
-        self._begin_of: dict[int, int] = {}  # and the other way round
+        # By stream, and whether it is for small requests.
+        self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
         self._segments: list[tuple[int, int]] = []
-        self._used: dict[int, tuple[int, int, tuple[int, bool]]] = {}
+        self._borders: set[int] = set()
+        self._used: dict[int, tuple[BestFit, int, int]] = {}
 
     def add_segment(self, address: int, size: int, stream: int, small: bool) -> None:
         """Have a segment, all of it free."""
         self.reserved += size
         bisect.insort(self._segments, (address, address + size))
-        self._put((stream, small), address, address + size)
+        self._borders.add(address)
+        self._free[stream, small].add(address, size)
 
     def serve(self, request: Request) -> None:
         """Hand out a block."""
         of, size = (request.block.stream, request.size <= SMALL), request.size
-        free = self._free.setdefault(of, [])
-        at = bisect.bisect_left(free, (size, 0))
-        if at == len(free):
-            whole = _segment_size(size)
-            self.add_segment(self._place(request.segment, whole), whole, *of)
-            at = bisect.bisect_left(free, (size, 0))
-        whole, address = free[at]
-        self._take(of, whole, address)
-        if is_cut(whole - size, size):
-            self._put(of, address + size, address + whole)
-            whole = size
-        self._used[id(request.block)] = address, address + whole, of
+        free = self._free[of]
+        address = free.best(size)
+        if address is None:
+            whole = segment_size(size)
+            address = self._place(request.segment, whole)
+            self.add_segment(address, whole, *of)
+        there = free.take(address) or 0
+        if is_cut(there - size, size):
+            free.add(address + size, there - size)
+            there = size
+        self._used[id(request.block)] = free, address, there
 
     def let_go(self, block: Block) -> None:
         """Take a block back that was handed out; of any other one nothing is known."""
-        found = self._used.pop(id(block), None)
-        if found is None:
-            return
-        begin, end, of = found
-        after = self._end_of.get(end)
-        if after is not None and not self._is_border(end):
-            self._take(of, after - end, end)
-            end = after
-        before = self._begin_of.get(begin)
-        if before is not None and not self._is_border(begin):
-            self._take(of, begin - before, before)
-            begin = before
-        self._put(of, begin, end)
-
-    def _is_border(self, address: int) -> bool:
-        at = bisect.bisect_left(self._segments, (address, 0))
-        return at < len(self._segments) and self._segments[at][0] == address
-
-    def _put(self, of: tuple[int, bool], begin: int, end: int) -> None:
-        bisect.insort(self._free.setdefault(of, []), (end - begin, begin))
-        self._end_of[begin], self._begin_of[end] = end, begin
-
-    def _take(self, of: tuple[int, bool], size: int, begin: int) -> None:
-        free = self._free[of]
-        del free[bisect.bisect_left(free, (size, begin))]
-        del self._end_of[begin], self._begin_of[begin + size]
+        if id(block) in self._used:
+            free, address, size = self._used.pop(id(block))
+            free.give(address, size, self._borders)
 
     def _place(self, address: int, size: int) -> int:
         """Where a new segment lies: at ``address`` if nothing is there, else above all."""
@@ -123,7 +101,8 @@ class SimulatedPool:
         return self._segments[-1][1]
 
 
-def _segment_size(size: int) -> int:
+def segment_size(size: int) -> int:
+    """Bytes of the segment that the allocator gets for a request of a rounded size."""
     if size <= SMALL:
         return _SMALL_SEGMENT
     if size < _OWN_SEGMENT:

@@ -18,7 +18,7 @@ import linecache
 import os
 import re
 import sys
-import types
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,10 @@ def is_internal(file: str) -> bool:
 
 def line_of_caller() -> SourceFrame | None:
     """The innermost line of the program on this thread's stack; None if it has none."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
         if not is_internal(code.co_filename):
-            return SourceFrame(code.co_filename, frame.f_lineno, code.co_name)
-        frame = frame.f_back
+            return SourceFrame(code.co_filename, line, code.co_name)
     return None
 
 

@@ -13,8 +13,8 @@ from .._json import to_json
 from ..devices import devices_of
 from ..errors import ProfileWithoutTimeError
 from ..model import Profile
-from .files import output
-from .walk import call_range
+from ..writing import output
+from .walk import Part
 
 __all__ = ["FORMATS", "check_has_time", "devices_of", "export_paths", "export_profile"]
 
@@ -63,12 +63,13 @@ def export_profile(
         check_has_time(profiles, f"{format} shows memory over time")
     if format != "perfetto" and len(profiles) != 1:
         raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
-    call_range(profiles[0], first, last)
+    part = Part(devices, first, last)
+    part.calls(profiles[0])
     # The writers are imported when they are needed: the command line starts without them.
     if format == "parquet":
         from .parquet import write_parquet
 
-        write_parquet(profiles[0], path, devices, first, last)
+        write_parquet(profiles[0], path, part)
         return
     with output(path) as file:
         if format == "json":
@@ -76,19 +77,19 @@ def export_profile(
         elif format == "perfetto":
             from .perfetto import write_perfetto
 
-            write_perfetto(profiles, file, devices, first, last)
+            write_perfetto(profiles, file, part)
         elif format == "memory-viz":
             from .memory_viz import write_memory_viz
 
-            write_memory_viz(profiles[0], file, devices, first, last)
+            write_memory_viz(profiles[0], file, part)
         elif format == "speedscope":
             from .speedscope import write_speedscope
 
-            write_speedscope(profiles[0], file, devices, first, last)
+            write_speedscope(profiles[0], file, part)
         else:
             from .speedscope import write_collapsed
 
-            write_collapsed(profiles[0], file, devices, first, last, allocated=allocated)
+            write_collapsed(profiles[0], file, part, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

@@ -30,33 +30,24 @@ from typing import Any
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
-from ..timeline import Timeline
+from ..writing import Output
 from . import pickle_stream as pk
 from .address_space import AddressSpace, Segment
-from .files import Output
 from .placed import Pool
-from .walk import Block, Walk
+from .walk import Block, Part, Walk
 
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
 
 
-def write_memory_viz(
-    profile: Profile,
-    file: Output,
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
-) -> None:
+def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
     """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
-    index = device_index(devices)
+    index = device_index(part.devices)
     sites = _Sites(profile)
     traces = {
-        index[d]: _Trace(
-            profile, sites, Walk(Timeline(profile, d), first, last), index[d], Pool(profile, d)
-        )
-        for d in devices
+        index[d]: _Trace(profile, sites, part.walk(profile, d), index[d], Pool(profile, d))
+        for d in part.devices
     }
     file.write(pk.START + pk.DICT + pk.MARK)
     # A key of ours, which no reader looks at: the strings that every event repeats.

@@ -17,9 +17,8 @@ from ..attribution import Attribution
 from ..call_modes import call_modes
 from ..errors import ProfileNotWritableError
 from ..model import Profile, SourceFrame
-from ..timeline import Timeline
 from ..writing import replacing_all
-from .walk import AFTER, Moment, Walk
+from .walk import AFTER, Moment, Part, Walk
 
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
@@ -68,13 +67,7 @@ TABLES = ("calls", "events", "blocks", "snapshots", "operations", "account")
 Rows = Iterator[tuple[Any, ...]]
 
 
-def write_parquet(
-    profile: Profile,
-    folder: str | os.PathLike[str],
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
-) -> list[str]:
+def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) -> list[str]:
     """Write the tables into a folder, which is made where it is not there; all or none. See
     ``export_profile``.
 
@@ -85,7 +78,7 @@ def write_parquet(
         ProfileNotWritableError: also if a sum of the profile's figures does not fit 64 bits.
     """
     pa, _ = pyarrow()
-    walks = {d: Walk(Timeline(profile, d), first, last) for d in devices}
+    walks = {d: part.walk(profile, d) for d in part.devices}
     tables = {
         "calls": (CALLS, _calls(profile, walks)),
         "events": (EVENTS, _events(walks)),
@@ -93,7 +86,7 @@ def write_parquet(
         "blocks": (BLOCKS, _blocks(profile, walks)),
         "snapshots": (SNAPSHOTS, _snapshots(profile)),
         "operations": (OPERATIONS, _operations(profile)),
-        "account": (ACCOUNT, _account(profile, devices)),
+        "account": (ACCOUNT, _account(profile, part.devices)),
     }
     paths = table_paths(folder)
     made = not os.path.exists(folder)

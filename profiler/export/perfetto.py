@@ -19,8 +19,8 @@ from ..devices import devices_of
 from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
-from .files import Output
-from .walk import Walk, call_range
+from ..writing import Output
+from .walk import Part, Walk
 
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
@@ -29,20 +29,14 @@ _Sums = Mapping[Category, int]
 """Live bytes."""
 
 
-def write_perfetto(
-    profiles: Sequence[Profile],
-    file: Output,
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
-) -> None:
+def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> None:
     """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
     Several share the clock of 1970; those that do not know it (older memprof) begin together. What
     is not of calls (operations, snapshots, the ledger) is written whole.
     """
     for profile in profiles:
-        call_range(profile, first, last)
+        part.calls(profile)
     traces = [_Trace(p, rank if len(profiles) > 1 else None) for rank, p in enumerate(profiles)]
     base = 0
     if all(p.perf_origin_ns for p in profiles):
@@ -59,7 +53,8 @@ def write_perfetto(
     separator = ""
     for trace in traces:
         known = devices_of(trace.profile)
-        for line in trace.lines([d for d in devices if d in known], first, last):
+        devices = [d for d in part.devices if d in known]
+        for line in trace.lines(part._replace(devices=devices)):
             file.write(f"{separator}{line}".encode())
             separator = ",\n"
     file.write(b"\n]}\n")
@@ -96,13 +91,13 @@ class _Trace:
             for snapshot in tracker.snapshots[:1]:
                 yield snapshot.time_ns
 
-    def lines(self, devices: Sequence[str], first: int | None, last: int | None) -> Iterator[str]:
+    def lines(self, part: Part) -> Iterator[str]:
         yield from self._names()
-        timelines = {d: Timeline(self.profile, d) for d in devices}
+        walks = {d: part.walk(self.profile, d) for d in part.devices}
         if len(self.profile.calls):
-            yield from self._calls(timelines, first, last)
-        for device, timeline in timelines.items():
-            yield from self._memory(device, timeline, first, last)
+            yield from self._calls(walks, part.calls(self.profile))
+        for device, walk in walks.items():
+            yield from self._memory(device, walk)
         for entry in self.profile.ledger if self.profile.perf_origin_ns else ():
             yield self._mark(entry)
         if self.profile.dataflow is not None:
@@ -126,14 +121,12 @@ class _Trace:
 
     # What there is
 
-    def _calls(
-        self, timelines: dict[str, Timeline], first: int | None, last: int | None
-    ) -> Iterator[str]:
+    def _calls(self, walks: dict[str, Walk], shown: range) -> Iterator[str]:
         calls = self.profile.calls
         labels = {g.id: g.label for g in self.profile.graphs}
         modes = call_modes(self.profile)
-        over_time = {d: t.bytes_over_time() for d, t in timelines.items()}
-        for k in call_range(self.profile, first, last):
+        over_time = {d: w.timeline.bytes_over_time() for d, w in walks.items()}
+        for k in shown:
             mode = "" if modes[k] is CallMode.RUN else f" ({modes[k].value})"
             args: dict[str, Any] = {
                 "call": k + 1,
@@ -149,18 +142,16 @@ class _Trace:
             start, end = calls.start_ns[k], calls.end_ns[k]
             yield self._slice(name, "compiled call", thread, start, end, args)
 
-    def _memory(
-        self, device: str, timeline: Timeline, first: int | None, last: int | None
-    ) -> Iterator[str]:
+    def _memory(self, device: str, walk: Walk) -> Iterator[str]:
         # A counter's line but for its time, and the sum, are constants of a kind of call.
         inside: dict[int, tuple[_Sums, list[list[str]], _Sums]] = {}
         between: dict[tuple[int, int], list[str]] = {}
         now: _Sums = {}
         previous = -1
-        for call, start, width in Walk(timeline, first, last).spans():
-            kind = timeline.kind(call)
+        for call, start, width in walk.spans():
+            kind = walk.timeline.kind(call)
             if kind not in inside:
-                sums = list(_sums_in(timeline, call))
+                sums = list(_sums_in(walk.timeline, call))
                 lines = [self._changed(device, *pair) for pair in pairwise(sums)]
                 inside[kind] = sums[0], lines, sums[-1]
             entry, templates, after = inside[kind]

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from ..devices import devices_of
 from ..model import Profile
 from ..timeline import Timeline
-from .files import Output
+from ..writing import Output
 from .stacks import Frame, Stack, Stacks, account_stacks, data_flow_stacks, peak_between
-from .walk import call_range
+from .walk import Part
 
 
-def write_speedscope(
-    profile: Profile,
-    file: Output,
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
-) -> None:
+def write_speedscope(profile: Profile, file: Output, part: Part) -> None:
     """Write two profiles a device, see ``export_profile``: bytes live at the peak, and allocated by
     all calls; with them those live at the peak of the data flow, and reserved in an account."""
     frames: dict[Frame, int] = {}
@@ -46,8 +39,8 @@ def write_speedscope(
             }
         )
 
-    calls = call_range(profile, first, last)
-    for device in devices if calls else ():
+    calls = part.calls(profile)
+    for device in part.devices if calls else ():
         timeline = Timeline(profile, device)
         stacks = Stacks(timeline)
         at = peak_between(timeline, calls)
@@ -58,7 +51,7 @@ def write_speedscope(
     for of in profile.dataflow.devices if profile.dataflow is not None else ():
         add(f"{of.device}: live at the peak of the data-flow profile", data_flow_stacks(of))
     for account in profile.accounts:
-        if account.device in devices and not account.present:
+        if account.device in part.devices and not account.present:
             when = "at the snapshot" if account.snapshot else "at the peak"
             add(f"{account.device}: reserved {when}", account_stacks(account))
     if not profiles:
@@ -74,25 +67,17 @@ def write_speedscope(
     file.write(json.dumps(document, separators=(",", ":")).encode())
 
 
-def write_collapsed(
-    profile: Profile,
-    file: Output,
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
-    *,
-    allocated: bool = False,
-) -> None:
+def write_collapsed(profile: Profile, file: Output, part: Part, *, allocated: bool = False) -> None:
     """Write collapsed stacks of what is live at the peak, or of all that calls have ``allocated``,
     freed since or not; see ``export_profile``.
 
     The first frame is the device. A device that no compiled code used has what was reserved in its
     account.
     """
-    calls = call_range(profile, first, last)
+    calls = part.calls(profile)
     compiled = devices_of(profile) if calls else []
     accounts = {a.device: a for a in profile.accounts if not a.present}
-    for device in devices:
+    for device in part.devices:
         if device in compiled:
             sums = _at_peak_or_allocated(Timeline(profile, device), calls, allocated)
         elif device in accounts and not allocated:

@@ -22,8 +22,9 @@ is, and in its first description, until nothing describes it any longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..live import LiveItem
 from ..model import Profile, Storage
@@ -72,11 +73,6 @@ class Change:
     allocated: tuple[Block, ...] = ()
     reuse: bool = False
 
-    @property
-    def delta(self) -> int:
-        """Signed change in bytes."""
-        return sum(b.nbytes for b in self.allocated) - sum(b.nbytes for b in self.freed)
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -118,6 +114,27 @@ def call_range(profile: Profile, first: int | None = None, last: int | None = No
         has = f"has calls 0 to {n - 1}" if n else "has none"
         raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
     return range(begin, end + 1)
+
+
+class Part(NamedTuple):
+    """What of a profile is exported.
+
+    Attributes:
+        devices: whose memory.
+        first, last: calls of the log, both included; None is its end.
+    """
+
+    devices: Sequence[str]
+    first: int | None = None
+    last: int | None = None
+
+    def calls(self, profile: Profile) -> range:
+        """See ``call_range``."""
+        return call_range(profile, self.first, self.last)
+
+    def walk(self, profile: Profile, device: str) -> Walk:
+        """Changes of the memory of one of the devices."""
+        return Walk(Timeline(profile, device), self.first, self.last)
 
 
 class Walk:

@@ -1,128 +1,75 @@
 """memprof's data model: plain data, no torch, no I/O."""
 
-from .captures import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
-from .category import Category
-from .dataflow import (
-    DataFlowColumns,
-    DataFlowDevice,
-    DataFlowFailure,
-    DataFlowLeak,
-    DataFlowStorage,
-)
-from .device import (
-    BEFORE,
-    AccountRow,
-    DeviceAccount,
-    FailedRequest,
-    HostRead,
-    Outside,
-    PoolShare,
-    Purpose,
-)
-from .failure import Failure, Relief, WhyNot
-from .graph import GraphKind, GraphRecord, GraphValue, Role, Statement, StatementKind
-from .growth import Growth, GrowthPart, GrowthSource
-from .ledger import LedgerEntry, LedgerKind, TreeCause, TreeDetail
-from .placement import PlacedBlock, Placement
-from .process import Process
-from .profile import FORMAT, SCHEMA_VERSION, CallColumns, Machine, Profile
-from .program import AllocationProgram, Event, EventKind, LiveStorage, Origin, Storage
-from .provenance import BufferProvenance, Evidence, NodeProvenance, SourceFrame
-from .totals import DeviceTotals
-from .tracker import (
-    DeviceMemory,
-    DeviceSummary,
-    Lane,
-    LaneKind,
-    MemoryColumns,
-    MemorySnapshot,
-    OperationColumns,
-    OperationSummary,
-    OperatorRecord,
-    OperatorShapes,
-    OperatorStatistics,
-    PoolMemory,
-    RunState,
-    SnapshotKind,
-    Source,
-    Span,
-    TensorInfo,
-    TrackerMetadata,
-    TrackerRecord,
-)
-
-__all__ = [
-    "BEFORE",
-    "FORMAT",
-    "SCHEMA_VERSION",
-    "AccountRow",
-    "AllocationProgram",
-    "BufferProvenance",
-    "CallColumns",
-    "CaptureRow",
-    "CapturedGraph",
-    "Category",
-    "DataFlowColumns",
-    "DataFlowDevice",
-    "DataFlowFailure",
-    "DataFlowLeak",
-    "DataFlowStorage",
-    "DeviceAccount",
-    "DeviceMemory",
-    "DeviceSummary",
-    "DeviceTotals",
-    "Event",
-    "EventKind",
-    "Evidence",
-    "FailedRequest",
-    "Failure",
-    "Fate",
-    "GraphKind",
-    "GraphPool",
-    "GraphRecord",
-    "GraphValue",
-    "Growth",
-    "GrowthPart",
-    "GrowthSource",
-    "HostRead",
-    "Lane",
-    "LaneKind",
-    "LedgerEntry",
-    "LedgerKind",
-    "LiveStorage",
-    "Machine",
-    "MemoryColumns",
-    "MemorySnapshot",
-    "NodeProvenance",
-    "OperationColumns",
-    "OperationSummary",
-    "OperatorRecord",
-    "OperatorShapes",
-    "OperatorStatistics",
-    "Origin",
-    "Outside",
-    "PlacedBlock",
-    "Placement",
-    "PoolMemory",
-    "PoolShare",
-    "Process",
-    "Profile",
-    "Purpose",
-    "Relief",
-    "Role",
-    "RunState",
-    "SharedBytes",
-    "SnapshotKind",
-    "Source",
-    "SourceFrame",
-    "Span",
-    "Statement",
-    "StatementKind",
-    "Storage",
-    "TensorInfo",
-    "TrackerMetadata",
-    "TrackerRecord",
-    "TreeCause",
-    "TreeDetail",
-    "WhyNot",
-]
+from .captures import CapturedGraph as CapturedGraph
+from .captures import CaptureRow as CaptureRow
+from .captures import Fate as Fate
+from .captures import GraphPool as GraphPool
+from .captures import SharedBytes as SharedBytes
+from .category import Category as Category
+from .dataflow import DataFlowColumns as DataFlowColumns
+from .dataflow import DataFlowDevice as DataFlowDevice
+from .dataflow import DataFlowFailure as DataFlowFailure
+from .dataflow import DataFlowLeak as DataFlowLeak
+from .dataflow import DataFlowStorage as DataFlowStorage
+from .device import BEFORE as BEFORE
+from .device import AccountRow as AccountRow
+from .device import DeviceAccount as DeviceAccount
+from .device import FailedRequest as FailedRequest
+from .device import HostRead as HostRead
+from .device import Outside as Outside
+from .device import PoolShare as PoolShare
+from .device import Purpose as Purpose
+from .failure import Failure as Failure
+from .failure import Relief as Relief
+from .failure import WhyNot as WhyNot
+from .graph import GraphKind as GraphKind
+from .graph import GraphRecord as GraphRecord
+from .graph import GraphValue as GraphValue
+from .graph import Role as Role
+from .graph import Statement as Statement
+from .graph import StatementKind as StatementKind
+from .growth import Growth as Growth
+from .growth import GrowthPart as GrowthPart
+from .growth import GrowthSource as GrowthSource
+from .ledger import LedgerEntry as LedgerEntry
+from .ledger import LedgerKind as LedgerKind
+from .ledger import TreeCause as TreeCause
+from .ledger import TreeDetail as TreeDetail
+from .placement import PlacedBlock as PlacedBlock
+from .placement import Placement as Placement
+from .process import Process as Process
+from .profile import FORMAT as FORMAT
+from .profile import SCHEMA_VERSION as SCHEMA_VERSION
+from .profile import CallColumns as CallColumns
+from .profile import Machine as Machine
+from .profile import Profile as Profile
+from .program import AllocationProgram as AllocationProgram
+from .program import Event as Event
+from .program import EventKind as EventKind
+from .program import LiveStorage as LiveStorage
+from .program import Origin as Origin
+from .program import Storage as Storage
+from .provenance import BufferProvenance as BufferProvenance
+from .provenance import Evidence as Evidence
+from .provenance import NodeProvenance as NodeProvenance
+from .provenance import SourceFrame as SourceFrame
+from .totals import DeviceTotals as DeviceTotals
+from .tracker import DeviceMemory as DeviceMemory
+from .tracker import DeviceSummary as DeviceSummary
+from .tracker import Lane as Lane
+from .tracker import LaneKind as LaneKind
+from .tracker import MemoryColumns as MemoryColumns
+from .tracker import MemorySnapshot as MemorySnapshot
+from .tracker import OperationColumns as OperationColumns
+from .tracker import OperationSummary as OperationSummary
+from .tracker import OperatorRecord as OperatorRecord
+from .tracker import OperatorShapes as OperatorShapes
+from .tracker import OperatorStatistics as OperatorStatistics
+from .tracker import PoolMemory as PoolMemory
+from .tracker import RunState as RunState
+from .tracker import SnapshotKind as SnapshotKind
+from .tracker import Source as Source
+from .tracker import Span as Span
+from .tracker import TensorInfo as TensorInfo
+from .tracker import TrackerMetadata as TrackerMetadata
+from .tracker import TrackerRecord as TrackerRecord

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..model import DeviceAccount, Failure, SourceFrame, WhyNot
 from .format import format_bytes, shorten_path
-
-_Show = Callable[[int], str]
+from .section import Show
 
 
 def place(frame: SourceFrame | None) -> str:
@@ -15,7 +14,7 @@ def place(frame: SourceFrame | None) -> str:
     return f"{shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
 
 
-def asked(f: Failure, show: _Show) -> str:
+def asked(f: Failure, show: Show) -> str:
     """How much was asked for."""
     if f.requested:
         return show(f.requested)
@@ -42,7 +41,7 @@ def asker(f: Failure) -> str:
     return " ".join(parts)
 
 
-def why(a: DeviceAccount, f: Failure, show: _Show) -> str:
+def why(a: DeviceAccount, f: Failure, show: Show) -> str:
     """Why the request did not fit, in a sentence without its stop."""
     wanted, free = show(f.wanted), show(f.device_free)
     limit = show(f.limit or a.total)

@@ -1,4 +1,4 @@
-"""A page of text under construction: lines, sections, tables of fixed width.
+"""A page of text under construction, with tables of fixed width, and what a stream can show of it.
 
 Whatever is put on a page passes ``visible``, see Note [What may reach a terminal]: those who write
 here need not think of it, and styles come from the page alone."""
@@ -6,8 +6,10 @@ here need not think of it, and styles come from the page alone."""
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.cells import cell_len
@@ -59,6 +61,31 @@ class Style:
 
 PLAIN = Style()
 """For what is no terminal: 100 characters a line, no colour."""
+
+
+def style_of(out: TextIO) -> Style:
+    """How text for ``out`` should look: as wide as COLUMNS says, else as the terminal, else
+    100; colour on terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
+    terminal = bool(getattr(out, "isatty", bool)())
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width):
+        columns = int(width)
+    else:
+        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if terminal else 0
+    return Style(
+        width=columns or DEFAULT_WIDTH,
+        color=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+        ascii_only=printable("·…─", out) != "·…─",
+    )
+
+
+def printable(text: str, out: TextIO) -> str:
+    """``text`` with what ``out`` cannot encode as escapes: paths and code may hold anything."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    try:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    except LookupError:
+        return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
 class _Table(Table):

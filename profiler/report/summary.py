@@ -27,13 +27,7 @@ from ..model import (
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
 from ..timeline import WARM_UPS, Timeline
-from ..trees import (
-    GraphedFunction,
-    RecordedNode,
-    graphed_functions,
-    pool_bytes,
-    recorded_nodes,
-)
+from ..trees import GraphedFunction, RecordedNode, graphed_functions, pool_bytes, recorded_nodes
 from .device_peak import DevicePeak, device_peak
 from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
 
@@ -280,7 +274,10 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "modules": module_tree(views[View.MODULE]),
         "saved": _saved_activations(timeline, attribution),
         "table": _graph_rows(timeline),
-        "coverage": _coverage(timeline, attribution),
+        # Of what all programs allocate.
+        "coverage": sum(
+            (attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage()
+        ),
     }
 
 
@@ -372,11 +369,6 @@ def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[Sav
             )
         out += merged.values()
     return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
-
-
-def _coverage(timeline: Timeline, attribution: Attribution) -> Coverage:
-    """How much of what all programs allocate is attributed."""
-    return sum((attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage())
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import cast
@@ -10,15 +10,14 @@ from typing import cast
 from rich.text import Text
 
 from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, GraphPool, Growth, Profile, SourceFrame, TrackerRecord
-from ..ranks import RankSummary
+from ..model import DeviceAccount, Profile, SourceFrame
 from . import sections
+from .columns import Cell, Column, Unit
 from .device_peak import DevicePeak
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .section import EVERY, Cell, Column, Section, Table, Tone, Unit
+from .section import EVERY, Section, Table, Tone
 from .sections.diff import of_diff
-from .sections.ranks import of_ranks
 from .summary import Summary
 
 SCREEN = 44
@@ -35,20 +34,10 @@ def render_text(summary: Summary, style: Style = PLAIN) -> str:
     return render(sections.of_report(summary, style.show), style)
 
 
-def render_profile(summary: Summary, style: Style = PLAIN) -> str:
-    """All that there is to say of a profile, as text, ending in a newline."""
-    return render(sections.of_profile(summary, style.show, style.top), style)
-
-
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
     """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
     dates if it is of more than one day."""
     return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
-
-
-def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
-    """A tracker's record as text, ending in a newline."""
-    return render(sections.tracker.of_tracker(record, style.show, style.top), style)
 
 
 def render_accounts(
@@ -56,21 +45,6 @@ def render_accounts(
 ) -> str:
     """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
     return render(sections.account.of_accounts(accounts, style.show, peaks), style)
-
-
-def render_growth(found: Sequence[Growth], style: Style = PLAIN, most: int = 5) -> str:
-    """What grows, as text, ending in a newline; "" if nothing does."""
-    return render([sections.growth.of_growth(found, style.show, most)], style) if found else ""
-
-
-def render_graph_pools(pools: Iterable[GraphPool], style: Style = PLAIN) -> str:
-    """Pools of CUDA graphs as text, ending in a newline."""
-    return render((sections.graph_pools.of_graph_pool(p, style.show) for p in pools), style)
-
-
-def render_ranks(summary: RankSummary, style: Style = PLAIN) -> str:
-    """The comparison of ranks as text."""
-    return render([of_ranks(summary, style.show)], style)
 
 
 def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from memprof.profiler.device.where import is_generated
 
 from ..errors import SnapshotInvalidError
-from ..export.files import output
 from ..model import Category
 from ..reading import StrPath
+from ..writing import output
 from .names import CodeNames, Name
 from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
 

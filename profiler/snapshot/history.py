@@ -25,29 +25,9 @@ from .shape import Json, Snapshot
 _NO_MARKS = ((0, 0),)
 
 
-@dataclass(slots=True)
-class Followed:
-    """The history of a device.
-
-    Attributes:
-        peak: its fullest instant, Note [The instant that decides].
-        most_allocated: bytes of blocks, the most at any instant of it.
-        events: that were followed.
-        strange: events that contradict the others or the snapshot.
-        agrees: whether it leads to what the snapshot has.
-        failed: (bytes, frames) of requests that the device could not serve.
-    """
-
-    peak: Peak
-    most_allocated: int
-    events: int
-    strange: int
-    agrees: bool
-    failed: list[tuple[int, Sequence[Json]]]
-
-
-def follow(snapshot: Snapshot, device: int) -> Followed:
-    """Follow the history of a device that has one."""
+def follow(snapshot: Snapshot, device: int) -> tuple[Replay, Peak]:
+    """A device's history, followed to its end, and the fullest instant of it: Note [The instant
+    that decides]."""
     segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     begin = _beginning(segments, trace, Replay(snapshot.settings))
     # In two passes: what is there at a peak that a later one surpasses is of no use.
@@ -59,15 +39,7 @@ def follow(snapshot: Snapshot, device: int) -> Followed:
     until.assign_pools(begin)
     until.feed(trace[: whole.peak.event], _NO_MARKS)
     until.assign_pools(segments)
-    peak = until.now()
-    return Followed(
-        peak,
-        whole.most_allocated,
-        len(trace),
-        whole.strange,
-        (whole.reserved, whole.allocated_bytes) == totals(segments),
-        [(e["size"], e.get("frames") or ()) for e in trace if e["action"] == "oom"],
-    )
+    return whole, until.now()
 
 
 def totals(segments: Sequence[Json]) -> tuple[int, int]:

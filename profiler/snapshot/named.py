@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import ProfileForeignError
 from ..file import read_profiles
-from ..model import DeviceAccount, Profile
+from ..model import Profile
 from ..reading import StrPath
 from ..report.format import format_bytes
 from .enrich import enrich
@@ -33,7 +33,8 @@ def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
     found = profile_of(snapshot, os.fspath(path))
     for pool in replayed(snapshot, profiles):
         for account in found.accounts:
-            _note(account, pool)
+            if account.device == f"cuda:{pool.device}":
+                account.notes.append(in_words(pool))
     return found
 
 
@@ -55,11 +56,6 @@ def read_names(paths: Sequence[StrPath]) -> list[Profile]:
             )
         found += profiles
     return found
-
-
-def _note(account: DeviceAccount, pool: Replayed) -> None:
-    if account.device == f"cuda:{pool.device}":
-        account.notes.append(in_words(pool))
 
 
 def in_words(pool: Replayed) -> str:

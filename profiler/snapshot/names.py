@@ -81,10 +81,6 @@ class CodeNames:
                     of_file = self._graphs.setdefault(_file(graph.code_path), [])
                     of_file.append((graph, attribution))
 
-    def __len__(self) -> int:
-        """Files that are known."""
-        return len(self._graphs)
-
     def knows(self, file: str) -> bool:
         """Whether a file is one of theirs, in whatever folder."""
         return _file(file) in self._graphs

@@ -68,16 +68,7 @@ _NAMED = {
     **dict.fromkeys(b"TU", "makes a text of Python 2"),
 }
 
-
-def _table() -> bytes:
-    lengths = bytearray(256)
-    for op, argument in _FIXED.items():
-        if op[0] not in _COUNTED:
-            lengths[op[0]] = 1 + argument
-    return bytes(lengths)
-
-
-_LENGTHS = _table()
+_LENGTHS = bytes(0 if op in _COUNTED else 1 + _FIXED.get(bytes([op]), -1) for op in range(256))
 """By opcode: its bytes with its argument; 0 where it has to be looked at."""
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from ..errors import SnapshotRefusedError
 from ..process_hooks import collector_paused
-from ..reading import Budget, StrPath, read_file
+from ..reading import Budget, StrPath, read_file, unpacked
 from .opcodes import Refused, Truncated, Unpickler, check
 from .shape import Snapshot
 
 _PROTO = b"\x80"
 _GZIP = b"\x1f\x8b"
-_STEP = 1 << 20
 
 
 def is_pickle(data: bytes) -> bool:
@@ -86,23 +85,12 @@ def _loaded(data: bytes, name: str | None) -> Any:
 
 
 def _unpacked(data: bytes, name: str | None) -> bytes:
-    budget = Budget(len(data), name)
-    unpacker = zlib.decompressobj(wbits=31)
-    parts: list[bytes] = []
-    at, rest = 0, b""
     try:
-        while not unpacker.eof:
-            if not rest:  # A piece at a time: what is not consumed yet is copied with each part.
-                rest = data[at : at + _STEP]
-                at += len(rest)
-            part = unpacker.decompress(rest, _STEP)
-            rest = unpacker.unconsumed_tail
-            budget.spend(len(part))
-            parts.append(part)
-            if not part and not rest and at == len(data) and not unpacker.eof:
-                raise SnapshotRefusedError(name, "a truncated gzip file: copy it again")
+        found, more = unpacked(data, Budget(len(data), name), 31)
+    except EOFError as e:
+        raise SnapshotRefusedError(name, "a truncated gzip file: copy it again") from e
     except zlib.error as e:
         raise SnapshotRefusedError(name, f"a damaged gzip file: {e}") from e
-    if more := len(unpacker.unused_data) + len(data) - at:
+    if more:
         raise SnapshotRefusedError(name, f"{more:,} bytes follow the end of its gzip data")
-    return b"".join(parts)
+    return found

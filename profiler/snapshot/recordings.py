@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memprof.profiler.device.account import name_of_pool
+from memprof.profiler.device.sharing import clipped, merged, total
 
 from ..model import Placement, Profile
 from .shape import Json, Snapshot
@@ -61,7 +62,8 @@ def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[Replayed]:
         ]
         if not here:
             continue
-        ranges = [(b.address, b.nbytes) for _, placement in here for b in placement.blocks]
+        used = ((b.address, b.address + b.nbytes) for _, p in here for b in p.blocks)
+        reserved = ((s["address"], s["address"] + s["total_size"]) for s in segments)
         blocks = [b for s in segments for b in s["blocks"]]
         found.append(
             Replayed(
@@ -69,7 +71,7 @@ def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[Replayed]:
                 name_of_pool((pool[0], pool[1])),
                 sum(s["total_size"] for s in segments),
                 sum(b["size"] for b in blocks if b["state"] == "inactive"),
-                _covered(ranges, segments),
+                total(clipped(merged(used), merged(reserved))),
                 tuple(dict.fromkeys(label for label, _ in here)),
             )
         )
@@ -81,14 +83,3 @@ def _lies_in(placement: Placement, segments: Sequence[Json]) -> bool:
     return bool(placement.segments) and all(
         sizes.get(address, 0) >= nbytes for address, nbytes in placement.segments
     )
-
-
-def _covered(ranges: Iterable[tuple[int, int]], segments: Sequence[Json]) -> int:
-    """Bytes of segments that are in any of some ranges."""
-    total, end = 0, 0
-    bounds = [(s["address"], s["address"] + s["total_size"]) for s in segments]
-    for address, nbytes in sorted(ranges):
-        begin = max(address, end)
-        end = max(end, address + nbytes)
-        total += sum(max(0, min(end, b) - max(begin, a)) for a, b in bounds)
-    return total

@@ -10,12 +10,11 @@ secret that a report is not to show.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from memprof.profiler.device.account import add_up
+from memprof.profiler.device.account import add_up, counted_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
 from memprof.profiler.device.where import is_generated, user_line
 from memprof.profiler.model import (
@@ -45,7 +44,7 @@ EMPTY = (
     "before they are made",
     "the allocator cudaMallocAsync keeps neither",
 )
-"""Notes on a snapshot without a device."""
+"""Notes on a snapshot without a device: why that may be, and what to do."""
 
 
 def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
@@ -58,7 +57,8 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     Raises:
         SnapshotInvalidError: its numbers add up to more than 64 bits.
     """
-    accounts = [_account(snapshot, device) for device in snapshot.devices] or [_nothing()]
+    nothing = DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
+    accounts = [_account(snapshot, device) for device in snapshot.devices] or [nothing]
     for account in accounts:
         try:  # Its sums can be beyond what the types of the model hold.
             msgspec.convert(msgspec.to_builtins(account), DeviceAccount)
@@ -68,11 +68,6 @@ def profile_of(snapshot: Snapshot, path: str | None = None) -> Profile:
     return Profile(
         accounts=sorted(accounts, key=lambda a: -a.reserved), created_ns=_taken_at(snapshot)
     )
-
-
-def _nothing() -> DeviceAccount:
-    """Of a snapshot without a device: it says why that may be, and what to do."""
-    return DeviceAccount("cuda:0", snapshot=True, notes=[*EMPTY])
 
 
 def _taken_at(snapshot: Snapshot) -> int:
@@ -96,31 +91,22 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
 
 
 def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
-    added = add_up(peak, rows.row)
-    account = DeviceAccount(
-        f"cuda:{device}",
-        reserved=peak.reserved,
-        allocated=peak.allocated,
-        most_allocated=peak.allocated,
-        rows=added.rows,
-        rounding=added.rounding,
-        awaiting=added.awaiting,
-        pools=added.pools,
-    )
-    account.unexplained = account.reserved - account.explained
+    account = DeviceAccount(f"cuda:{device}", reserved=peak.reserved)
+    account.allocated = account.most_allocated = peak.allocated
+    add_up(peak, rows.row).put_into(account)
     return account
 
 
 def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
-    found = follow(snapshot, device)
-    peak = _of_peak(device, found.peak, _Rows())
-    account.most_allocated = peak.most_allocated = max(found.most_allocated, account.allocated)
-    account.failed = _failed(found.failed)
-    peak.notes.append(f"after event {found.peak.event:,} of {found.events:,} of the history")
-    if found.strange or not found.agrees:
-        reserved, allocated = totals(snapshot.of_device(device))
+    whole, instant = follow(snapshot, device)
+    peak = _of_peak(device, instant, _Rows())
+    account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
+    account.failed = _failed(snapshot.trace_of(device))
+    peak.notes.append(f"after event {instant.event:,} of {whole.events:,} of the history")
+    reserved, allocated = totals(snapshot.of_device(device))
+    if whole.strange or (whole.reserved, whole.allocated_bytes) != (reserved, allocated):
         peak.notes.append(
-            f"{found.strange:,} events contradict the others or the snapshot "
+            f"{whole.strange:,} events contradict the others or the snapshot "
             f"({reserved:,} B reserved, {allocated:,} B allocated), as they do where the history "
             "was off for a while: sizes may be off"
         )
@@ -148,17 +134,17 @@ def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
     return notes
 
 
-def _failed(requests: Sequence[tuple[int, Sequence[Json]]]) -> list[FailedRequest]:
+def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
     """Requests that failed, those of one line together, in order of the first."""
-    found: dict[tuple[object, ...], FailedRequest] = {}
     lines: dict[int, SourceFrame | None] = {}  # Of stacks, which many requests have together.
-    for nbytes, frames in requests:
-        if id(frames) not in lines:
-            lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
-        line = lines[id(frames)]
-        one = found.get((nbytes, line), FailedRequest(nbytes, "", line, 0))
-        found[nbytes, line] = replace(one, count=one.count + 1)
-    return list(found.values())
+    found = []
+    for e in trace:
+        if e["action"] == "oom":
+            frames = e.get("frames") or ()
+            if id(frames) not in lines:
+                lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
+            found.append(FailedRequest(e["size"], "", lines[id(frames)]))
+    return counted_requests(found)
 
 
 class _Rows:

@@ -49,7 +49,7 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
           const [top, bottom] = lanes.extent([lane, i]);
           const middle = lane.start[i] + lane.duration[i] / 2;
           return {x: box.left + view.x(middle), y: box.top + (top + bottom) / 2 - lanes.scroll,
-                  name: model.name(lane, i)};
+                  name: lane.label[i]};
         }""",
         index,
     )
@@ -108,8 +108,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
         assert part in text
     # An operation says what it changed.
     index = page.evaluate(
-        "memprof.chart.model.order.findIndex(([l, i]) => "
-        "memprof.chart.model.name(l, i) === 'backward')"
+        "memprof.chart.model.order.findIndex(([l, i]) => l.label[i] === 'backward')"
     )
     x, y, _ = place_of(page, index)
     page.mouse.move(x, y)

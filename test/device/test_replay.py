@@ -147,7 +147,8 @@ def test_marks_lie_between_the_right_events() -> None:
     first = next(iter(replay.live))
     replay.feed(history.events[2:], [(0, 0), (1, 0), (1, 1)])
     (second,) = replay.live
-    assert (first.mark, first.freed_after, first.gone) == (0, 1, True)
+    assert (first.mark, first.freed_after) == (0, 1)
+    assert first.ended is not None
     assert second.mark == 2
 
 
@@ -225,7 +226,7 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
     assert first is kept
     assert third is not again
     assert [f.line for f in third.frames] == [3]
-    assert (lost.gone, lost.freed_after, again.gone) == (True, 0, True)
+    assert (lost.freed_after, lost.ended is None, again.ended is None) == (0, False, False)
     assert replay.peak.allocated == 6 * MIB
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from framing import findings
+from rendering import render_tracker_record
 
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
@@ -26,12 +27,9 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_ledger, render_text, summarize
 from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.text import (
-    render_accounts,
-    render_diff,
-    render_ranks,
-    render_tracker_record,
-)
+from memprof.profiler.report.page import PLAIN
+from memprof.profiler.report.sections.ranks import of_ranks
+from memprof.profiler.report.text import render, render_accounts, render_diff
 from memprof.profiler.snapshot.enrich import enrich, write_snapshot
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
@@ -94,7 +92,7 @@ def show(profiles: list[Profile]) -> None:
         pages(profile)
         exports(profile)
         encode_profile(profile)
-    check_text(render_ranks(compare_ranks(profiles)))
+    check_text(render([of_ranks(compare_ranks(profiles), PLAIN.show)]))
     check_json(visible_json(to_json(compare_ranks(profiles)).decode()))
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "all.memprof")

@@ -33,9 +33,9 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import Style, summarize
+from memprof.profiler.report import Style
 from memprof.profiler.report.page import PLAIN
-from memprof.profiler.report.text import render_profile
+from memprof.views import report_text
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> str:
 
 def whole(style: Style = PLAIN) -> str:
     profile = training()
-    return render_profile(summarize(profile), style)
+    return report_text([profile], style)
 
 
 class TestHelp(TestCase):

@@ -22,6 +22,7 @@ from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.export.perfetto import write_perfetto
 from memprof.profiler.export.speedscope import write_speedscope
+from memprof.profiler.export.walk import Part
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
     Category,
@@ -115,7 +116,7 @@ def everything() -> Profile:
 
 def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_perfetto([everything()], file, ["cpu"])
+    write_perfetto([everything()], file, Part(["cpu"]))
     rows = query(
         file.getvalue(),
         "select 'counter', t.name, count(*), max(c.value) from counter c join counter_track t "
@@ -146,7 +147,7 @@ def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
 
 def test_perfetto_shows_the_ledger_of_each_rank_on_a_track_of_its_own(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_perfetto([everything(), everything()], file, ["cpu"])
+    write_perfetto([everything(), everything()], file, Part(["cpu"]))
     rows = query(
         file.getvalue(),
         "select p.pid, t.name, group_concat(distinct s.name) from slice s "
@@ -203,7 +204,7 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
 
 def test_speedscope_accepts_the_file() -> None:
     file = io.BytesIO()
-    write_speedscope(everything(), file, ["cpu"])
+    write_speedscope(everything(), file, Part(["cpu"]))
     document = json.loads(file.getvalue())
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [

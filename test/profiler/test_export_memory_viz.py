@@ -17,12 +17,13 @@ from profile_builder import MIB, training
 from memprof.profiler.export import devices_of, pickle_stream
 from memprof.profiler.export.address_space import AddressSpace
 from memprof.profiler.export.memory_viz import device_index, write_memory_viz
+from memprof.profiler.export.walk import Part
 from memprof.profiler.model import Category, PlacedBlock, Placement, Profile
 
 
 def snapshot(profile: Profile) -> dict[str, Any]:
     file = io.BytesIO()
-    write_memory_viz(profile, file, devices_of(profile))
+    write_memory_viz(profile, file, Part(devices_of(profile)))
     loaded = pickle.loads(file.getvalue())
     assert isinstance(loaded, dict)
     return loaded
@@ -97,7 +98,7 @@ def test_memory_viz_in_javascript_knows_all_opcodes_and_finds_an_unknown_categor
         "TUPLE3"
     )
     file = io.BytesIO()
-    write_memory_viz(training(), file, ["cpu"])
+    write_memory_viz(training(), file, Part(["cpu"]))
     used = {op.name for op, _, _ in pickletools.genops(file.getvalue())}
     assert used <= {*known.split()}
     # Without one event of category "unknown" that script throws.

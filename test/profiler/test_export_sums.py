@@ -22,7 +22,7 @@ from memprof.profiler.export.parquet import write_parquet
 from memprof.profiler.export.perfetto import write_perfetto
 from memprof.profiler.export.speedscope import write_collapsed, write_speedscope
 from memprof.profiler.export.stacks import Stacks
-from memprof.profiler.export.walk import AFTER, Walk
+from memprof.profiler.export.walk import AFTER, Change, Part, Walk
 from memprof.profiler.model import Profile
 from memprof.profiler.timeline import Timeline
 
@@ -40,13 +40,19 @@ def instants(timeline: Timeline) -> Instants:
     return out
 
 
+def delta(change: Change) -> int:
+    return sum(b.nbytes for b in change.allocated) - sum(b.nbytes for b in change.freed)
+
+
 def times(walk: Walk) -> dict[tuple[int, int], int]:
     return {(m.call, m.instant): m.time_ns for m in walk}
 
 
 def written(writer: Any, profile: Profile, *args: Any, **options: Any) -> bytes:
     file = io.BytesIO()
-    writer([profile] if writer is write_perfetto else profile, file, ["cpu"], *args, **options)
+    writer(
+        [profile] if writer is write_perfetto else profile, file, Part(["cpu"], *args), **options
+    )
     return file.getvalue()
 
 
@@ -72,7 +78,7 @@ def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile
     # the shared stream
     live, found, allocated = 0, {}, Counter[int]()
     for moment in Walk(timeline):
-        live += moment.change.delta
+        live += delta(moment.change)
         found[moment.call, moment.instant] = live
         allocated.update(b.memory for b in moment.change.allocated)
         allocated.subtract(b.memory for b in moment.change.freed)
@@ -133,7 +139,7 @@ def test_tables_agree_with_the_timeline(profile: Profile) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tables = {
             Path(path).stem: pq.read_table(path).to_pylist()
-            for path in write_parquet(profile, folder, ["cpu"])
+            for path in write_parquet(profile, folder, Part(["cpu"]))
         }
     live = 0
     found = dict(expected)
@@ -199,7 +205,7 @@ def test_a_part_of_the_log() -> None:
     expected = instants(timeline)
     live = 0
     for moment in Walk(timeline, 3, 5):
-        live += moment.change.delta
+        live += delta(moment.change)
         assert live == expected[moment.call, moment.instant]
     assert (moment.call, moment.instant) == (5, AFTER)
     snapshot = pickle.loads(written(write_memory_viz, profile, 3, 5))

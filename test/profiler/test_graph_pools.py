@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 from framing import findings
+from rendering import render_graph_pools
 
-from memprof.profiler.capture_names import capture_name, name_graphs
+from memprof.profiler.doing import capture_name, name_graphs
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.graph_pools import left_behind, numbers
 from memprof.profiler.model import (
@@ -20,7 +21,6 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 from memprof.profiler.model.limits import LARGEST
-from memprof.profiler.report.text import render_graph_pools
 
 MIB = 1 << 20
 LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")

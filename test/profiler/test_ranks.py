@@ -17,7 +17,7 @@ from memprof.profiler.file import read_profiles, write_profile
 from memprof.profiler.model import LedgerEntry, LedgerKind, Process, Profile
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import Style
-from memprof.profiler.report.text import render_ranks
+from memprof.views import report_text
 
 
 def rank(r: int, world: int = 4, profile: Profile | None = None) -> Profile:
@@ -58,7 +58,7 @@ def test_ranks_are_compared() -> None:
 
 
 def test_numbers_of_ranks_are_whole_on_a_narrow_terminal() -> None:
-    lines = render_ranks(compare_ranks(job()), Style(width=80)).splitlines()
+    lines = report_text(job(), Style(width=80)).splitlines()
     head = next(n for n, line in enumerate(lines) if "median step" in line)
     for r, line in enumerate(lines[head + 2 : head + 6]):
         assert f"{30 if r == 2 else 26}.0 MiB" in line
@@ -130,7 +130,7 @@ def test_ranks_without_calls() -> None:
 class TestLook(TestCase):
     def test_text(self) -> None:
         self.assertExpectedInline(
-            render_ranks(compare_ranks(job()), Style(ascii_only=True)),
+            report_text(job(), Style(ascii_only=True)),
             """\
 4 of 4 ranks
   The report of one rank: memprof report FILE --rank N
@@ -185,7 +185,7 @@ def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     assert (result.exit_code, result.output) == (0, f"{out}: 4 profiles, of 4 ranks\n")
     assert read_profiles(out) == sorted(job(), key=lambda p: p.process.rank if p.process else 0)
     # AND the report compares ranks, or is one rank's
-    assert invoke("report", out).output == render_ranks(compare_ranks(job()))
+    assert invoke("report", out).output == report_text(job(), Style())
     assert json.loads(invoke("report", out, "--json").output)["rows"][2]["peak"] == 30 * MIB
     one = invoke("report", out, "--rank", "2")
     assert "rank 2 of 4 (local rank 2, host node1, process 102)" in one.output

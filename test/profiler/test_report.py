@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from expecttest import TestCase
 from profile_builder import MIB, ProgramBuilder, calls, node, training
+from rendering import render_tracker_record
 
 from memprof.profiler.attribution import View
 from memprof.profiler.model import (
@@ -32,9 +33,8 @@ from memprof.profiler.report.format import (
     format_share,
     shorten_path,
 )
+from memprof.profiler.report.page import printable, style_of
 from memprof.profiler.report.summary import Summary
-from memprof.profiler.report.terminal import printable, style_of
-from memprof.profiler.report.text import render_tracker_record
 
 
 def troubled() -> Profile:

@@ -20,7 +20,8 @@ from memprof.profiler.report import Style, sections, summarize
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.section import EVERY, Section
-from memprof.profiler.report.text import SCREEN, render_profile
+from memprof.profiler.report.text import SCREEN
+from memprof.views import report_text
 
 IN_ANOTHER_FORM = (
     "Live at the peak",  # the page shows the live set of any instant
@@ -101,8 +102,8 @@ def test_json_has_every_section(tmp_path: Path) -> None:
 
 def test_a_short_text_is_a_part_of_the_whole() -> None:
     profile = full()
-    whole = render_profile(summarize(profile), Style(top=EVERY))
-    short = render_profile(summarize(profile), Style(top=5, short=True))
+    whole = report_text([profile], Style(top=EVERY))
+    short = report_text([profile], Style(top=5, short=True))
     said, _, more = short.rpartition("\nMore in the whole report ")
     titles = [s.title for s in sections.of_profile(summarize(profile), format_bytes, 5)]
     assert len(said.splitlines()) < len(whole.splitlines()) / 2
@@ -112,13 +113,13 @@ def test_a_short_text_is_a_part_of_the_whole() -> None:
 
 def test_a_short_text_of_all_that_there_can_be_fits_a_screen() -> None:
     profile = full()
-    short = render_profile(summarize(profile), Style(top=5, short=True))
+    short = report_text([profile], Style(top=5, short=True))
     assert len(short.splitlines()) <= SCREEN
     for heading in ("Memory grows", "What is reserved at the peak", "What to change"):
         assert heading in short
     # Nothing goes where there is room.
     profile = Profile(tracker=profile.tracker)
-    small = render_profile(summarize(profile), Style(top=5, short=True))
+    small = report_text([profile], Style(top=5, short=True))
     assert "Memory over time" in small
     assert small.rstrip().endswith("words")
 

@@ -468,7 +468,7 @@ def test_gzip_is_unpacked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-    monkeypatch.setattr(reading, "_STEP", 100)
+    monkeypatch.setattr("memprof.profiler.reading._PIECE", 100)
     monkeypatch.setattr(zlib, "decompressobj", Unpacker)
     found = reading._unpacked(packed, None)
     assert pickle.loads(found) == value

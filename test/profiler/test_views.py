@@ -18,9 +18,10 @@ from memprof.profiler.errors import (
 )
 from memprof.profiler.file import write_profile, write_profiles
 from memprof.profiler.model import Process, TrackerRecord
-from memprof.profiler.report import Style, html, summarize
-from memprof.profiler.report.text import render_diff, render_profile
+from memprof.profiler.report import Style, html
+from memprof.profiler.report.text import render_diff
 from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.views import report_text
 
 
 @pytest.fixture
@@ -33,11 +34,11 @@ def test_a_file_prints_its_report(path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("COLUMNS", raising=False)  # libraries of other tests set it
     out = io.StringIO()
     memprof.load(path).report(file=out, full=True)
-    whole = render_profile(summarize(training()))
+    whole = report_text([training()], Style())
     assert out.getvalue() == whole
     memprof.load(path).report(file=out)
     short = Style(top=5, short=True)
-    assert out.getvalue() == whole + render_profile(summarize(training()), short)
+    assert out.getvalue() == whole + report_text([training()], short)
     with pytest.raises(ValueError, match="top is 0"):
         memprof.load(path).report(top=0)
     with pytest.raises(ValueError, match="no memory on 'cuda:7'; devices in it: cpu"):

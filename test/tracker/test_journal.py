@@ -14,7 +14,7 @@ from framing import findings, framed, packed, records_of, split
 from fuzz.hostile_tracker import BAD_ENTRIES
 
 from memprof.profiler._json import to_json
-from memprof.profiler.claims import locked_by_another
+from memprof.profiler.claims import is_locked
 from memprof.profiler.errors import (
     ProfileError,
     ProfileNotWritableError,
@@ -282,7 +282,7 @@ def test_it_is_written_anew_when_too_long(tmp_path: Path, monkeypatch: pytest.Mo
     assert 5_000 < max(sizes) <= 10_000
     assert journal.size == (tmp_path / "j").stat().st_size
     # AND nobody else writes to the new one
-    assert locked_by_another(str(tmp_path / "j"))
+    assert is_locked(str(tmp_path / "j"))
     journal.close()
     found = read_profile(tmp_path / "j")
     assert found.left_out == []
@@ -395,7 +395,7 @@ def test_the_end_puts_the_whole_file_in_the_place_of_the_growing_one(tmp_path: P
     assert journal.finish(encode_profile(profile()))
     journal.close()
     assert read_profile(tmp_path / "j").complete
-    assert not locked_by_another(str(tmp_path / "j"))
+    assert not is_locked(str(tmp_path / "j"))
     assert [p.name for p in tmp_path.iterdir()] == ["j"]
 
 

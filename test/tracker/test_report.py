@@ -7,6 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from expecttest import TestCase
+from rendering import render_tracker_record
 
 from memprof.cli import main
 from memprof.profiler.file import encode_profile
@@ -31,7 +32,6 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.text import render_tracker_record
 
 MIB = 1 << 20
 SECOND = 10**9

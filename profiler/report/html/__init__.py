@@ -4,8 +4,7 @@
 knows, as plain data; ``assets/`` draws it. No module here needs torch.
 """
 
-from .diff_page import write_diff
 from .page import Page, build_page, write_page
-from .report_page import report_page, write_report
+from .pages import report_page, write_diff, write_report
 
 __all__ = ["Page", "build_page", "report_page", "write_diff", "write_page", "write_report"]

@@ -7,8 +7,9 @@ from datetime import datetime, timezone
 
 from ...advice import Finding
 from ...attribution import View
+from ..columns import LINE, MODULE, TEXT, Column, Unit
 from ..format import format_bytes, format_ns, format_share
-from ..section import LINE, MODULE, TEXT, Column, Note, Section, Show, Table, Tone, Unit, of_rows
+from ..section import Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
 VIEW_TITLES = {

@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ...model import BEFORE, AccountRow, DeviceAccount, Failure, PoolShare
+from ...model import BEFORE, AccountRow, DeviceAccount, Failure
 from .. import failure as words
+from ..columns import ASKED_FOR, BLOCKS, BYTES, LINE, MODULE, Cell, Column, Unit, share
 from ..device_peak import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..format import format_ns, shorten_path
-from ..section import (
-    ASKED_FOR,
-    BLOCKS,
-    BYTES,
-    LINE,
-    MODULE,
-    Cell,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    of_rows,
-    share,
-)
+from ..section import Foot, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 6
 """Uses of memory in a short text."""
@@ -95,12 +79,11 @@ def _pools(a: DeviceAccount) -> Section:
         Column("segments", Unit.COUNT, adds=True),
         Column("pool"),
     )
-    rows = [(p.reserved, p.free, p.largest_free, _pieces(p), p.segments, p.name) for p in a.pools]
+    rows = []
+    for p in a.pools:
+        pieces = f"{(p.free - p.largest_free) / p.free:.0%}" if p.free else None
+        rows.append((p.reserved, p.free, p.largest_free, pieces, p.segments, p.name))
     return of_rows(f"Pools {_when(a)}", columns, rows)
-
-
-def _pieces(p: PoolShare) -> str | None:
-    return f"{(p.free - p.largest_free) / p.free:.0%}" if p.free else None
 
 
 def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
@@ -157,9 +140,11 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
         ]
     else:
         reserved = f"{show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"
+        gone = a.most_allocated - a.allocated if a.present else 0
+        more = f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
         notes = [
             Note(f"Peak reserved on {a.device}: {reserved}"),
-            Note(f"{show(a.most_allocated)} allocated at most{_more_than_now(a, show)}"),
+            Note(f"{show(a.most_allocated)} allocated at most{more}"),
         ]
     if a.outside:
         notes.append(Note(f"{show(a.needed)} with what is outside of torch's allocator"))
@@ -174,11 +159,6 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
     ]
     table = Table(columns, failed, rest="more requests could not be served", lines=True)
     return tuple(notes), (table,) if failed else ()
-
-
-def _more_than_now(a: DeviceAccount, show: Show) -> str:
-    gone = a.most_allocated - a.allocated if a.present else 0
-    return f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
 
 
 def _in_phase(a: DeviceAccount) -> str:

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...breakdown import View
+from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Unit, alike, below, share
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import (
-    BYTES,
-    CATEGORY,
-    LINE,
-    MODULE,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Unit,
-    below,
-    share,
-)
+from ..section import Foot, Note, Section, Show, Table
 from .about import module_name
 
 _MOST = 300
@@ -100,8 +87,7 @@ def _unknown(p: DataFlowPeak) -> Table:
 def _leaks(p: DataFlowPeak) -> Table:
     columns = (
         Column("bytes", Unit.BYTES),
-        Column("made in step", Unit.COUNT),
-        Column("steps it outlived", Unit.COUNT),
+        *alike(Unit.COUNT, "made in step", "steps it outlived"),
         *(CATEGORY, Column("made by", Unit.CODE), below(MODULE), below(LINE)),
     )
     rows = [

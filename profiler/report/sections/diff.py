@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
+from ..columns import Cell, Column, Unit, alike
 from ..format import format_bytes
-from ..section import EVERY, Cell, Column, Note, Section, Table, Tone, Unit, of_rows
+from ..section import EVERY, Note, Section, Table, Tone, of_rows
 
 _TITLES = {
     "peak": "peak of known live memory",
@@ -46,8 +47,7 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
         for view, changes in q.views.items():
             columns = (
                 Column("change", Unit.CHANGE, adds=True),
-                Column("before", Unit.BYTES),
-                Column("after", Unit.BYTES),
+                *alike(Unit.BYTES, "before", "after"),
                 Column(view, Unit.CODE),
             )
             cells = [(c.change, c.before, c.after, c.key) for c in changes]
@@ -69,12 +69,10 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             if kind is SavedKind.OPERATOR:
                 shown = ["after"]
             columns = (
-                *(Column(s if len(shown) > 1 else "bytes", Unit.BYTES, adds=True) for s in shown),
+                *alike(Unit.BYTES, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
                 Column("tensors", Unit.COUNT),
                 Column("type"),
-                Column("operator", Unit.CODE),
-                Column("module", Unit.CODE),
-                Column("line", Unit.CODE),
+                *alike(Unit.CODE, "operator", "module", "line"),
             )
             where = "" if device == diff.devices[1] else f", {device}"
             said = " → ".join(format_bytes(sums[s]) for s in shown)
@@ -90,8 +88,7 @@ def _row(c: SavedChange, shown: list[str]) -> tuple[Cell, ...]:
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
     columns = (
         Column(""),
-        Column("before", Unit.BYTES),
-        Column("after", Unit.BYTES),
+        *alike(Unit.BYTES, "before", "after"),
         Column("change", Unit.CHANGE),
         Column("", Unit.FIGURE),
     )

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from ...graph_pools import label, left_behind, numbers
 from ...model import CapturedGraph, CaptureRow, GraphPool
-from ..section import (
-    ASKED_FOR,
-    BLOCKS,
-    BYTES,
-    Cell,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    of_rows,
-    share,
-)
+from ..columns import ASKED_FOR, BLOCKS, BYTES, Cell, Column, Unit, share
+from ..section import Foot, Note, Section, Show, Table, Tone, of_rows
 
 _NOWHERE = "(no Python was running)"
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...model import Growth, GrowthSource
+from ..columns import Column, Unit, alike
 from ..failure import place
-from ..section import Column, Note, Section, Show, Table, Tone, Unit
+from ..section import Note, Section, Show, Table, Tone
 
 _MOST, _SHORT = 5, 3
 """Findings of a report, and of a short one; ``memprof leaks`` has all."""
@@ -37,8 +38,7 @@ def _finding(number: int, g: Growth, show: Show) -> Section:
     columns = (
         Column("", Unit.BYTES, adds=True),
         Column("blocks", Unit.COUNT, adds=True),
-        Column("", Unit.CODE),
-        Column("", Unit.CODE),
+        *alike(Unit.CODE, "", ""),
         Column("", Unit.FRAME),
     )
     rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]

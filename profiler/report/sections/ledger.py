@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...model import GraphRecord, LedgerEntry, Profile
 from ...trees import pool_growth, short_reason
-from ..section import EVERY, Column, Note, Section, Show, Table, Tone, Unit
+from ..columns import Column, Unit
+from ..section import EVERY, Note, Section, Show, Table, Tone
 from ..summary import Summary
 
 _NAMED = 3

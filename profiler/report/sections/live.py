@@ -6,25 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
+from ..columns import BYTES, CATEGORY, LINE, MODULE, Cell, Column, Unit, alike, below, share
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import (
-    BYTES,
-    CATEGORY,
-    EVERY,
-    LINE,
-    MODULE,
-    Cell,
-    Column,
-    Foot,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    below,
-    share,
-)
+from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
 from ..summary import Summary
 from .about import VIEW_TITLES, module_name
 from .trees import why_no_addresses
@@ -134,16 +118,16 @@ def of_instant(profile: Profile) -> Iterator[Section]:
     yield Section("addresses", "Address map", (Note(said),))
 
 
+def _below(*titles: str) -> tuple[Column, ...]:
+    return alike(Unit.CODE, *titles, below=True)
+
+
 def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
     """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
     names = {
         View.CATEGORY: (CATEGORY,),
         View.MODULE: (MODULE,),
-        View.NODE: (
-            Column("FX node", Unit.CODE),
-            Column("graph", Unit.CODE, below=True),
-            Column("operator or name", Unit.CODE, below=True),
-        ),
+        View.NODE: (Column("FX node", Unit.CODE), *_below("graph", "operator or name")),
         View.LINE: (Column("source line", Unit.PATH), Column("code", Unit.CODE, below=True)),
         View.GRAPH: (Column("graph", Unit.CODE),),
     }
@@ -153,15 +137,12 @@ def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
 def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
 
-    def code(*names: str) -> tuple[Column, ...]:
-        return tuple(Column(name, Unit.CODE, below=True) for name in names)
-
     storage = (Column("copies", Unit.COUNT), Column("storage", Unit.CODE), below(CATEGORY))
     address = (Column("address", Unit.ADDRESS), BYTES, Column("what", Unit.CODE), below(CATEGORY))
     return {view.value: Table(live_columns(view)) for view in View} | {
-        "storage": Table((BYTES, share(0), *storage, *code("graph", "FX node", "name"))),
+        "storage": Table((BYTES, share(0), *storage, *_below("graph", "FX node", "name"))),
         "addresses": Table(
-            (*address, *code("module", "made by", "source line")),
+            (*address, *_below("module", "made by", "source line")),
             empty="Nothing is there at this instant.",
         ),
     }

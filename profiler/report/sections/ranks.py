@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...ranks import Imbalance, RankSummary
+from ..columns import Column, Unit, alike
 from ..format import format_ns
-from ..section import EVERY, Column, Note, Section, Show, Table, Tone, Unit
+from ..section import EVERY, Note, Section, Show, Table, Tone
 
 
 def of_ranks(s: RankSummary, show: Show) -> Section:
@@ -16,13 +17,9 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         Column("of the highest", Unit.SHARE, whole=highest, only="page"),
         Column("steps", Unit.COUNT),
         Column("median step", Unit.NS),
-        Column("graphs", Unit.COUNT),
-        Column("calls", Unit.COUNT),
-        Column("recompiled", Unit.COUNT),
-        Column("skips", Unit.COUNT),
+        *alike(Unit.COUNT, "graphs", "calls", "recompiled", "skips"),
         Column("device"),
-        Column("host", below=True),
-        Column("pid", below=True),
+        *alike(Unit.TEXT, "host", "pid", below=True),
         Column("state", below=True, only="page"),
     )
     rows = [
@@ -36,8 +33,7 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         Column("figure", Unit.CATEGORY),
         Column("lowest", Unit.FIGURE),
         Column("rank", Unit.COUNT),
-        Column("mean", Unit.FIGURE),
-        Column("highest", Unit.FIGURE),
+        *alike(Unit.FIGURE, "mean", "highest"),
         Column("rank", Unit.COUNT),
         Column("above the mean", Unit.FIGURE),
     )

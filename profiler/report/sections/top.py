@@ -8,24 +8,10 @@ from collections.abc import Iterator, Sequence
 from ...following import Writer
 from ...model import Growth
 from ...running_job import Present
+from ..columns import BYTES, CATEGORY, TEXT, Cell, Column, Unit, alike, share
 from ..failure import place
 from ..format import format_ns
-from ..section import (
-    BYTES,
-    CATEGORY,
-    EVERY,
-    TEXT,
-    Cell,
-    Column,
-    Note,
-    Section,
-    Show,
-    Table,
-    Tone,
-    Unit,
-    of_rows,
-    share,
-)
+from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
 
 _MOST_GROWTH = 3
 
@@ -44,7 +30,8 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
         yield _compiled(p, show)
         if p.grows:
             yield _grows(p.grows, show, "Memory grows")
-        yield _findings(p)
+        columns = (Column("", Unit.BYTES), Column(""), TEXT)
+        yield of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
 def _name(p: Present) -> str:
@@ -77,10 +64,7 @@ def _tone(p: Present) -> Tone:
     return Tone.WARN if p.stalled else Tone.PLAIN
 
 
-_MEMORY = tuple(
-    Column(name, Unit.BYTES)
-    for name in ("reserved", "allocated", "most reserved", "most allocated")
-)
+_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
 
 
 def _devices(p: Present) -> Section:
@@ -114,11 +98,6 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
         for g in found
     ]
     return of_rows(title, (TEXT,), rows, most=_MOST_GROWTH, lines=True, tone=Tone.WARN)
-
-
-def _findings(p: Present) -> Section:
-    columns = (Column("", Unit.BYTES), Column(""), TEXT)
-    return of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..columns import Column, Unit
 from ..format import format_ns
-from ..section import Column, Section, Table, Unit
+from ..section import Section, Table
 from ..summary import Summary
 
 

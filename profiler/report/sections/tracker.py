@@ -17,8 +17,9 @@ from ...model import (
     TensorInfo,
     TrackerRecord,
 )
+from ..columns import BYTES, Cell, Column, Unit, alike, share
 from ..format import format_ns, format_share
-from ..section import Cell, Column, Note, Section, Show, Table, Tone, Unit
+from ..section import Note, Section, Show, Table, Tone
 
 _BRIEF = 5
 """Operations of a short text."""
@@ -85,9 +86,8 @@ def _memory(record: TrackerRecord, limit: int) -> Section:
         Column("after", Unit.NS),
         Column("snapshot"),
         Column("live tensors", Unit.COUNT),
-        Column("bytes", Unit.BYTES),
-        Column("resident", Unit.BYTES),
-        *(Column("CPU allocated" if d == "cpu" else d, Unit.BYTES) for d in devices),
+        *alike(Unit.BYTES, "bytes", "resident"),
+        *alike(Unit.BYTES, *("CPU allocated" if d == "cpu" else d for d in devices)),
         Column("in operation"),
     )
     peak = max(record.snapshots, key=_height)
@@ -140,22 +140,15 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
     if s is None:
         return Section("", "")
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = [
-        Column("bytes", Unit.BYTES, adds=True),
-        Column("share", Unit.SHARE, adds=True, whole=s.total_bytes),
-        Column("device"),
-        Column("dtype"),
-        Column("shape"),
-        Column("what"),
-        Column("made in"),
-    ]
+    columns = [BYTES, share(s.total_bytes)]
+    columns += alike(Unit.TEXT, "device", "dtype", "shape", "what", "made in")
     held = any(t.holder for t in s.largest)
     if held:
         columns.append(Column("held by", Unit.CODE, below=True))
     # Those alike in all of this are one row: a leak is many of them.
-    alike: dict[TensorInfo, int] = Counter(s.largest)
+    counts: dict[TensorInfo, int] = Counter(s.largest)
     rows: list[tuple[Cell, ...]] = []
-    for t, count in alike.items():
+    for t, count in counts.items():
         shape = str(list(t.shape)) if t.dtype else "?"
         shape = f"{count} x {shape}" if count > 1 else shape
         nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
@@ -184,14 +177,9 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
         return Section("", "Operations", (Note(none + "to see."),))
     columns = (
         Column("operation", Unit.CODE),
-        Column("times", Unit.COUNT),
-        Column("failed", Unit.COUNT),
-        Column("total", Unit.NS),
-        Column("mean", Unit.NS),
-        Column("max", Unit.NS),
-        Column("tensors grew", Unit.FIGURE),
-        Column("memory grew", Unit.FIGURE),
-        Column("highest inside", Unit.FIGURE),
+        *alike(Unit.COUNT, "times", "failed"),
+        *alike(Unit.NS, "total", "mean", "max"),
+        *alike(Unit.FIGURE, "tensors grew", "memory grew", "highest inside"),
     )
     children: dict[int, list[int]] = {}
     for i, o in enumerate(record.operation_summary):

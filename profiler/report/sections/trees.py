@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ...model import LedgerKind, Profile
 from ...trees import REST, RecordedNode, pool_rest
-from ..section import Column, Foot, Note, Section, Show, Table, Unit
+from ..columns import Column, Unit, alike
+from ..section import Foot, Note, Section, Show, Table
 from ..summary import Summary
 
 _REASONS = 3
@@ -40,9 +41,7 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
     ordered = list(_in_tree_order(nodes))
     columns = (
         Column("recording", Unit.CODE),
-        Column("device", below=True),
-        Column("sizes", below=True),
-        Column("what happened", below=True),
+        *alike(Unit.TEXT, "device", "sizes", "what happened", below=True),
         Column("replays", Unit.COUNT, adds=True),
         Column("pool", Unit.BYTES, "By how much recording it made its pool grow", adds=True),
         Column("recording took", Unit.NS, adds=True),
@@ -94,11 +93,9 @@ def _functions(s: Summary) -> Table:
         Column("function", Unit.CODE),
         Column("device", below=True),
         Column("sizes", Unit.COUNT),
-        Column("warm-ups", Unit.COUNT, adds=True),
-        Column("recorded", Unit.COUNT, adds=True),
+        *alike(Unit.COUNT, "warm-ups", "recorded", adds=True),
         Column("again", Unit.COUNT, "Recorded where others exist and none fitted", adds=True),
-        Column("replays", Unit.COUNT, adds=True),
-        Column("skips", Unit.COUNT, adds=True),
+        *alike(Unit.COUNT, "replays", "skips", adds=True),
         Column("pool", Unit.BYTES, adds=True),
     )
     rows = [

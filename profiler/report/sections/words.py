@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...model import Category
-from ..section import EVERY, Column, Section, Table
+from ..columns import Column
+from ..section import EVERY, Section, Table
 
 MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",

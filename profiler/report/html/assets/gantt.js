@@ -60,7 +60,7 @@
         else if (bottom > scroll.scrollTop + scroll.clientHeight) {
           scroll.scrollTop = bottom - scroll.clientHeight;
         }
-        announce(`${model.name(lane, i)}, ${format.ns(lane.duration[i])}`);
+        announce(`${lane.label[i]}, ${format.ns(lane.duration[i])}`);
       }
       redraw();
     };
@@ -82,7 +82,7 @@
       const quiet = (text, press) => button(text, press, null, "button.quiet");
       fill(
         detail,
-        el("h3", {}, `${model.name(lane, i)} `, quiet("Show", show), call !== null && quiet("Its live set", live)),
+        el("h3", {}, `${lane.label[i]} `, quiet("Show", show), call !== null && quiet("Its live set", live)),
         memprof.dom.facts(model.facts(lane, i)),
       );
     }
@@ -106,7 +106,7 @@
         hovered(bar);
         if (!bar) return memprof.tooltip.hide();
         const [lane, i] = bar;
-        memprof.tooltip.show(event, model.name(lane, i), model.facts(lane, i));
+        memprof.tooltip.show(event, lane.label[i], model.facts(lane, i));
       },
       click: (x, y) => {
         plot.focus({ preventScroll: true });

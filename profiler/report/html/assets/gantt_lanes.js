@@ -110,7 +110,7 @@
           c.fillRect(a, y + 1, width > 4 ? width - 1 : width, BAR);
           if (width > 26) {
             const left = Math.max(0, a);
-            const name = model.name(lane, row.bars[i]);
+            const name = lane.label[row.bars[i]];
             this.text(c, name, left + 4, y + 1 + BAR / 2, b - left - 8, inks[fill]);
             set = -1;
           }

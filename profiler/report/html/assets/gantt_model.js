@@ -74,26 +74,19 @@
       return !this.found || this.found(lane.label[i]);
     }
 
-    name(lane, i) {
-      return lane.label[i];
-    }
-
     kind(lane, i) {
       return this.payload.kinds[lane.kind[i]];
     }
 
     /** What is known of a bar, as [label, value] rows. */
     facts(lane, i) {
-      const { format } = memprof;
-      const rows = [
-        ["Kind", this.kind(lane, i)],
-        ["Begins at", instant(lane.start[i])],
-        ["Duration", format.ns(lane.duration[i])],
-      ];
-      const detail = lane.detail[i];
+      const { ns } = memprof.format;
       const kind = this.kind(lane, i);
-      if (kind.endsWith("operation")) this.operationFacts(detail, rows);
-      else if (kind !== "compilation") this.callFacts(detail, rows);
+      const rows = [["Kind", kind]];
+      rows.push(["Begins at", instant(lane.start[i])], ["Duration", ns(lane.duration[i])]);
+      const call = this.call(lane, i);
+      if (call !== null) this.callFacts(call, rows);
+      else if (kind !== "compilation") this.operationFacts(lane.detail[i], rows);
       return rows;
     }
 

@@ -175,19 +175,13 @@
     breakdown(live, view) {
       const { site, nbytes } = this.device.items;
       const placeOf = this.payload.sites[`by_${view}`];
-      const sums = new Map();
-      for (const [item, count] of live) {
-        const place = placeOf[site[item]];
-        let entry = sums.get(place);
-        if (!entry) {
-          entry = { ...row(this.payload.places[view], place), nbytes: 0, storages: 0, items: [] };
-          sums.set(place, entry);
-        }
-        entry.nbytes += nbytes[item] * count;
-        entry.storages += count;
-        entry.items.push(item);
-      }
-      const found = [...sums.values()].sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
+      const found = [...Map.groupBy(live, ([item]) => placeOf[site[item]])].map(([place, of]) => ({
+        ...row(this.payload.places[view], place),
+        nbytes: of.reduce((n, [item, count]) => n + nbytes[item] * count, 0),
+        storages: of.reduce((n, [, count]) => n + count, 0),
+        items: of.map(([item]) => item),
+      }));
+      found.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
       const parts = found.filter((entry) => entry.known);
       const remainder = found.filter((entry) => !entry.known);
       const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);

@@ -12,25 +12,21 @@
 
   const missing = (value) => value === null || value === undefined || value === "";
 
+  /** Numbers by the unit of their column, others are counts. */
+  const WORDS = {
+    bytes: format.bytes,
+    share: (value, { whole }) => format.share(value, whole),
+    ns: format.ns,
+    address: (value, { relative }) => format.address(value, relative),
+    time: (value) => `${format.day(value)} ${format.clock(value)}`,
+  };
+
   /** The text of a cell. */
   function text(column, value) {
     if (missing(value)) return value === "" ? "" : "-";
     if (Array.isArray(value)) return `${value[0]}:${value[1]}`;
     if (typeof value === "string") return column.unit === "category" ? words(value) : value;
-    switch (column.unit) {
-      case "bytes":
-        return format.bytes(value);
-      case "share":
-        return format.share(value, column.whole);
-      case "ns":
-        return format.ns(value);
-      case "address":
-        return format.address(value, column.relative);
-      case "time":
-        return `${format.day(value)} ${format.clock(value)}`;
-      default:
-        return format.count(value);
-    }
+    return (WORDS[column.unit] ?? format.count)(value, column);
   }
 
   /** A cell as what stands in a row: bytes with all digits on hover, shares as bars. */

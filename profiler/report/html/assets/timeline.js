@@ -8,20 +8,10 @@
   const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
 
   // From the bottom: what stays for the whole run first, so that its level is easy to see.
-  const STACK = [
-    "parameter",
-    "persistent_state",
-    "optimizer_state",
-    "constant",
-    "gradient",
-    "activation",
-    "checkpointed_input",
-    "input",
-    "output",
-    "autograd_detail",
-    "temporary",
-    "unknown",
-  ];
+  const STACK = (
+    "parameter persistent_state optimizer_state constant gradient activation checkpointed_input " +
+    "input output autograd_detail temporary unknown"
+  ).split(" ");
 
   /**
    * @param {object} state see report.js: device model, selection, `select(call, position)`

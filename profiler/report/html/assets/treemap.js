@@ -16,27 +16,23 @@
 
   /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
   function tree(model, live, total) {
-    const leaves = new Map();
-    for (const [item, copies] of live) {
-      const { site, nbytes } = model.device.items;
-      const s = site[item];
-      let leaf = leaves.get(s);
-      if (!leaf) leaves.set(s, (leaf = { ...model.describe(item), items: [], value: 0 }));
-      leaf.items.push(item);
-      leaf.value += nbytes[item] * copies;
-    }
+    const { site, nbytes } = model.device.items;
+    const found = [...Map.groupBy(live, ([item]) => site[item]).values()].map((of) => ({
+      ...model.describe(of[0][0]),
+      items: of.map(([item]) => item),
+      value: of.reduce((n, [item, copies]) => n + nbytes[item] * copies, 0),
+    }));
     const root = node("", "");
-    const order = [...leaves.values()].filter((l) => l.value > 0).sort((a, b) => b.value - a.value);
+    const order = found.filter((l) => l.value > 0).sort((a, b) => b.value - a.value);
     order.forEach((leaf, rank) => {
-      const parent = moduleOf(root, leaf, model);
-      if (rank < MOST && leaf.value >= total * SMALL) parent.leaves.push(leaf);
-      else small(parent, leaf);
+      const { leaves, small } = moduleOf(root, leaf, model);
+      (rank < MOST && leaf.value >= total * SMALL ? leaves : small).push(leaf);
     });
     return finish(root);
   }
 
   function node(name, path) {
-    return { name, path, below: new Map(), leaves: [], small: new Map() };
+    return { name, path, below: new Map(), leaves: [], small: [] };
   }
 
   function moduleOf(root, leaf, model) {
@@ -57,18 +53,9 @@
     return parent.below.get(name);
   }
 
-  function small(parent, leaf) {
-    const { category } = leaf;
-    const all = parent.small.get(category) ?? { category, value: 0, items: [], number: 0 };
-    parent.small.set(category, all);
-    all.value += leaf.value;
-    all.items.push(...leaf.items);
-    all.number += 1;
-  }
-
   /** Modules with a single module below are joined: `encoder.layers`. */
   function finish(n) {
-    const only = n.below.size === 1 && !n.leaves.length && !n.small.size;
+    const only = n.below.size === 1 && !n.leaves.length && !n.small.length;
     if (only && n.path !== "") {
       const [below] = n.below.values();
       below.name = `${n.name}.${below.name}`;
@@ -79,7 +66,11 @@
       ...n.leaves.map((leaf) =>
         shape(leaf, leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch", leaf),
       ),
-      ...[...n.small.values()].map((s) => shape(s, `${s.number} smaller`, null)),
+      ...[...Map.groupBy(n.small, (leaf) => leaf.category)].map(([category, of]) => {
+        const value = of.reduce((sum, leaf) => sum + leaf.value, 0);
+        const items = of.flatMap((leaf) => leaf.items);
+        return shape({ category, value, items }, `${of.length} smaller`, null);
+      }),
     ];
     children.sort((a, b) => b.value - a.value);
     const value = children.reduce((sum, c) => sum + c.value, 0);

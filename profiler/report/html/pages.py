@@ -1,11 +1,15 @@
-"""The report as a page: what ``memprof report FILE -o out.html`` writes."""
+"""The report as a page, and the comparison of two profiles: what ``memprof report`` and ``memprof
+diff`` write with ``-o out.html``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
+from ...diff_model import ProfileDiff
 from ...model import Profile
+from ..sections.diff import of_diff
 from .page import Page, write_page
 from .payload import ranks_payload
 
@@ -66,3 +70,24 @@ def write_report(
     """Write the report as one HTML file, whole or not at all, and return its bytes; see
     ``report_page`` and ``write_page``."""
     return write_page(report_page(profile, device, source, calls), path)
+
+
+def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
+    """The page's payload: the sections that the text has."""
+    return {"sections": [s.plain() for s in of_diff(diff)]}
+
+
+def write_diff(
+    diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
+) -> int:
+    """Write a comparison as one HTML file, see ``write_page``; the names of the files ``before``
+    and ``after`` are in its title."""
+    names = [os.path.basename(p) for p in (before, after) if p]
+    page = Page(
+        title=f"What grew: {' → '.join(names)}" if names else "What grew",
+        payload=diff_payload(diff),
+        scripts=("assets/diff.js",),
+        styles=("assets/report.css",),
+        description="Two memory profiles of PyTorch code compared, taken by memprof.",
+    )
+    return write_page(page, path)

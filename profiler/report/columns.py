@@ -1,0 +1,108 @@
+"""Columns of tables: what their cells are, whatever draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ..model import SourceFrame
+
+Cell = str | int | float | SourceFrame | None
+"""A value in its column's unit; None where there is none."""
+
+
+class Unit(str, Enum):
+    """What the cells of a column are, and so how they are written and aligned."""
+
+    TEXT = "text"
+    CODE = "code"
+    """Names and source text."""
+    CATEGORY = "category"
+    """The value of a ``Category``, or other words joined by underscores."""
+    PATH = "path"
+    """A file and a line, of which the end says most."""
+    FRAME = "frame"
+    """A line of user code."""
+    TIME = "time"
+    """Nanoseconds since 1970, in UTC."""
+    BYTES = "bytes"
+    CHANGE = "change"
+    """Bytes with a sign."""
+    COUNT = "count"
+    TIMES = "times"
+    """A count that goes without saying where it is 1 and the table is one of lines."""
+    NS = "ns"
+    SHARE = "share"
+    """A part of ``Column.whole``."""
+    FIGURE = "figure"
+    """A number that is text already."""
+    ADDRESS = "address"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether cells are aligned at the right and never cut."""
+        return self in _NUMBERS
+
+
+_NUMBERS = frozenset(
+    {Unit.BYTES, Unit.CHANGE, Unit.COUNT, Unit.TIMES, Unit.NS, Unit.SHARE, Unit.FIGURE}
+    | {Unit.ADDRESS}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        title: its heading; in a table of lines, what stands after a number.
+        unit: of its cells.
+        help: a longer explanation.
+        adds: cells of rows that are not shown are added up.
+        whole: for shares, of how much.
+        below: on a page these cells stand in smaller type below those of the column before.
+        fold: where there is no room for the text it goes on in the next line, else it is cut.
+        only: ``text`` or ``page`` where the other has no room for it, else "".
+    """
+
+    title: str
+    unit: Unit = Unit.TEXT
+    help: str = ""
+    adds: bool = False
+    whole: int = 0
+    below: bool = False
+    fold: bool = False
+    only: str = ""
+
+
+def alike(unit: Unit, *titles: str, **more: Any) -> tuple[Column, ...]:
+    """Columns of one unit; ``more`` as of ``Column``, for each of them."""
+    return tuple(Column(title, unit, **more) for title in titles)
+
+
+BYTES = Column("bytes", Unit.BYTES, adds=True)
+BLOCKS = Column("blocks", Unit.COUNT, adds=True)
+CATEGORY = Column("category", Unit.CATEGORY)
+MODULE = Column("module", Unit.CODE)
+LINE = Column("source line", Unit.FRAME)
+TEXT = Column("", fold=True)
+"""Sentences, each a line of its own."""
+
+
+def share(whole: int) -> Column:
+    """The column of parts of ``whole``."""
+    return Column("share", Unit.SHARE, adds=True, whole=whole)
+
+
+def below(column: Column) -> Column:
+    """``column`` in small type below the one before it."""
+    return replace(column, below=True)
+
+
+ASKED_FOR = (
+    Column("asked for by", Unit.FRAME),
+    below(MODULE),
+    Column("FX nodes of compiled code", Unit.CODE, below=True),
+)
+"""Where code asked for memory."""

@@ -343,8 +343,8 @@ def test_the_gradients_of_all_parts_of_a_step_make_state() -> None:
     pool = pool_of_training(3)
     training = Training(3)
     collect()
-    # Beside the pool fits the state of all, and no update.
-    leave(pool + 104 * MIB)
+    # Beside the pool fits the state of all, and no update; torch 2.13 has one small segment more.
+    leave(pool + 108 * MIB)
     # THEN there is memory for both in the first step
     for _ in range(4):
         training.step()

@@ -77,9 +77,7 @@ def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evi
             label = attribution.label(site.graph)
             name = site.fqn or site.node or "a gradient"
             text = f"{name}, alive at the peak, in a call of {graph.label}"
-            out.append(
-                Evidence(text, item.nbytes, item.count, label, site.node, site.module, site.frame)
-            )
+            out.append(Evidence.at(site, label, text, item.nbytes, item.count))
     return out
 
 
@@ -93,13 +91,10 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
         for index in tree.outputs:
             value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
             name = (value.fqn if value else None) or f"output {index}"
-            out.append(
-                Evidence(
-                    f"{name} left the pool when the next step began",
-                    output_bytes(graph, index),
-                    entry.count,
-                    graph.label,
-                    value.name if value else None,
-                )
+            text, nbytes = (
+                f"{name} left the pool when the next step began",
+                output_bytes(graph, index),
             )
+            node = value.name if value else None
+            out.append(Evidence(text, nbytes, entry.count, graph.label, node))
     return out

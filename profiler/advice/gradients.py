@@ -19,11 +19,8 @@ _RELEASE = (
 
 def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
     profile = timeline.profile
-    device = next(
-        (d for d in (profile.dataflow.devices if profile.dataflow else ())
-         if d.device == timeline.device),
-        None,
-    )  # fmt: skip
+    flows = profile.dataflow.devices if profile.dataflow else []
+    device = next((d for d in flows if d.device == timeline.device), None)
     if device is not None:
         evidence = _gradients_in_dataflow(profile, device)
     else:

@@ -68,20 +68,15 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
     graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
     if s.dropped_calls:
         graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
+    most = ("unknown", "")
+    if largest is not None:
+        part = f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}"
+        most = (largest.key.replace("_", " "), part)
+    none = f"{format_share(line, total)} has no source line"
     out = [
         (f"Peak on {s.device}", show(total), at),
-        ("Most of it", "unknown", "")
-        if largest is None
-        else (
-            "Most of it",
-            largest.key.replace("_", " "),
-            f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}",
-        ),
-        (
-            "Unattributed at the peak",
-            show(line),
-            f"{format_share(line, total)} has no source line",
-        ),
+        ("Most of it", *most),
+        ("Unattributed at the peak", show(line), none),
         ("Compiled", f"{s.graphs:,} graphs", graphs),
     ]
     if s.unobserved_calls:

@@ -237,13 +237,10 @@ def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
 def saved(s: Summary, show: Show) -> Section:
     """Activations that forwards leave for their backwards."""
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
+    calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
         BYTES,
-        Column(
-            "calls",
-            Unit.COUNT,
-            "Compiled calls from the forward to its backward, median; 1 is the very next",
-        ),
+        Column("calls", Unit.COUNT, calls),
         Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
         Column("FX node", Unit.CODE),
         *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),

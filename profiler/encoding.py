@@ -27,11 +27,13 @@ import dataclasses
 import operator
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ._json import to_json
+from .errors import ProfileInvalidError
 from .frames import Kind, pack
 from .model import (
     FORMAT,
@@ -56,20 +58,25 @@ _GRAPH_FIELDS = [
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """A whole profile.
+    """A whole profile as the content of a file.
 
     Raises:
-        TypeError, ValueError, RecursionError: something in it has no JSON form.
+        ProfileInvalidError: something in it has no JSON form.
     """
+    try:
+        return b"".join(_pieces(profile))
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
+
+
+def _pieces(profile: Profile) -> Iterator[bytes]:
     encoder = ProfileEncoder()
     calls = profile.calls
-    pieces = []
     for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
         part = slice(start, start + _CALLS_A_FRAME)
         columns = calls.each(operator.itemgetter(part), calls.dropped)
         last = start + _CALLS_A_FRAME >= len(calls)
-        pieces.append(encoder.chunk(profile, columns, end=last and profile.complete))
-    return b"".join(pieces)
+        yield encoder.chunk(profile, columns, end=last and profile.complete)
 
 
 class ProfileEncoder:

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from . import encoding
 from ._text import visible
 from .decoding import documents
+from .encoding import encode_profile as encode_profile
 from .errors import (
     ProfileError,
     ProfileForeignError,
@@ -51,18 +51,6 @@ _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
 
 log = logging.getLogger("memprof")
-
-
-def encode_profile(profile: Profile) -> bytes:
-    """``profile`` as the content of a file.
-
-    Raises:
-        ProfileInvalidError: something in it has no JSON form.
-    """
-    try:
-        return encoding.encode_profile(profile)
-    except (TypeError, ValueError, RecursionError) as e:
-        raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
 
 
 def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:

@@ -33,17 +33,11 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
     for graph in pool.graphs:
         for row in graph.left:
             found.setdefault(replace(row, nbytes=0, count=0), []).append((row, graph.number))
-    out = [
-        LeftBehind(
-            replace(
-                alike,
-                nbytes=sum(r.nbytes for r, _ in rows),
-                count=sum(r.count for r, _ in rows),
-            ),
-            tuple(number for _, number in rows),
-        )
-        for alike, rows in found.items()
-    ]
+    out = []
+    for alike, rows in found.items():
+        nbytes, count = sum(r.nbytes for r, _ in rows), sum(r.count for r, _ in rows)
+        row = replace(alike, nbytes=nbytes, count=count)
+        out.append(LeftBehind(row, tuple(number for _, number in rows)))
     return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
 
 

@@ -163,11 +163,8 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
         if graph.id in kept:
-            notes.add(
-                f"the second graph {graph.id}, {graph.label}",
-                f"{at}.id",
-                f"graph id {graph.id} is used twice; ids are unique",
-            )
+            said = f"graph id {graph.id} is used twice; ids are unique"
+            notes.add(f"the second graph {graph.id}, {graph.label}", f"{at}.id", said)
         else:
             kept[graph.id] = graph
             places.append(g)
@@ -269,11 +266,8 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
         storages = [*device.live, *(leak.storage for leak in leaks)]
         strangers = [s for s in storages if s.graph is not None and s.graph not in graphs]
         if strangers:
-            notes.add(
-                f"graphs of {len(strangers):,} storages in {name}",
-                f"{at}.live",
-                f"there is no graph {strangers[0].graph}",
-            )
+            said = f"there is no graph {strangers[0].graph}"
+            notes.add(f"graphs of {len(strangers):,} storages in {name}", f"{at}.live", said)
             known = [
                 s if s.graph in graphs else dataclasses.replace(s, graph=None) for s in storages
             ]

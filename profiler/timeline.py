@@ -108,7 +108,9 @@ class Timeline:
         self.device = device
         self.units: list[PreparedProgram] = prepare_programs(profile, device)
         self._graphs = {g.id: g for g in profile.graphs}
-        self._unit_of_call = self._resolve_units()
+        calls = zip(profile.calls.graph, profile.calls.program, strict=True)
+        ids = {(u.graph.id, u.index): u.id for u in self.units}
+        self._unit_of_call = array("q", [ids.get(call, _NONE) for call in calls])
         self._pairing = Pairing(profile, self.units, self._unit_of_call)
         self.lifetimes = self._pairing.lifetimes
         """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
@@ -228,11 +230,6 @@ class Timeline:
         return self._step_of_call[call]
 
     # How it is built
-
-    def _resolve_units(self) -> array[int]:
-        calls = self.profile.calls
-        ids = {(u.graph.id, u.index): u.id for u in self.units}
-        return array("q", [ids.get(c, _NONE) for c in zip(calls.graph, calls.program, strict=True)])
 
     def _look_ahead(self) -> dict[int, tuple[frozenset[int], ...]]:
         """For calls that hand something on: which consumers come before they are called again."""

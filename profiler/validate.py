@@ -55,10 +55,8 @@ def _values(values: tuple[GraphValue, ...], at: str, inputs: int) -> Iterator[Fi
         if value.index != i:
             yield f"{at}[{i}].index", f"index {value.index} at position {i}"
         if value.alias_of_input is not None and not 0 <= value.alias_of_input < inputs:
-            yield (
-                f"{at}[{i}].alias_of_input",
-                f"there is no input {value.alias_of_input}, the graph has {inputs}",
-            )
+            said = f"there is no input {value.alias_of_input}, the graph has {inputs}"
+            yield f"{at}[{i}].alias_of_input", said
 
 
 def program_findings(
@@ -84,20 +82,16 @@ def program_findings(
         ):
             for k in indices:
                 if not 0 <= k < count:
-                    yield (
-                        f"{at}.storages[{i}].{name}",
-                        f"there is no {name[:-1]} {k}, the graph has {count}",
-                    )
+                    said = f"there is no {name[:-1]} {k}, the graph has {count}"
+                    yield f"{at}.storages[{i}].{name}", said
         if s.at_entry:
             inputs.add(i)
     live = set(inputs)
     for i, e in enumerate(program.events):
         where = f"{at}.events[{i}]"
         if not 0 <= e.storage < len(program.storages):
-            yield (
-                f"{where}.storage",
-                f"there is no storage {e.storage}, the program has {len(program.storages)}",
-            )
+            said = f"there is no storage {e.storage}, the program has {len(program.storages)}"
+            yield f"{where}.storage", said
             return  # What is live is no longer known.
         if e.kind is EventKind.ALLOC:
             if e.storage in inputs:
@@ -126,10 +120,8 @@ def placement_findings(
     last = len(placement.lines) + 1
     for i, b in enumerate(placement.blocks):
         if not 0 <= b.begin <= b.end <= last:
-            yield (
-                f"{at}.blocks[{i}]",
-                f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}",
-            )
+            said = f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}"
+            yield f"{at}.blocks[{i}]", said
         # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
         count = inputs.get(b.graph, max(b.inputs, default=0) + 1)
         for k in b.inputs:
@@ -250,10 +242,8 @@ def device_findings(device: DataFlowDevice, at: str) -> Iterator[Finding]:
         return
     live = sum(storage.nbytes for storage in device.live)
     if live != device.bytes_at(device.peak):
-        yield (
-            f"{at}.live",
-            f"adds up to {live:,} bytes, the columns to {device.bytes_at(device.peak):,}",
-        )
+        said = f"adds up to {live:,} bytes, the columns to {device.bytes_at(device.peak):,}"
+        yield f"{at}.live", said
 
 
 def snapshots_findings(snapshots: Sequence[MemorySnapshot], at: str) -> Iterator[Finding]:

@@ -71,18 +71,15 @@ def advise(
     attribution = attribution or Attribution(profile)
     peak = timeline.peak()
     threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
-    findings = [
-        finding
-        for kind in (
-            recompute(timeline, attribution, threshold),
-            output_clones(profile, threshold),
-            static_inputs(profile, threshold),
-            moving_addresses(profile, threshold),
-            shapes(profile),
-            fragmentation(profile),
-            gradients(timeline, attribution, threshold),
-            large_outputs(timeline, attribution, threshold),
-        )
-        for finding in islice(kind, PER_KIND)
-    ]
+    kinds = (
+        recompute(timeline, attribution, threshold),
+        output_clones(profile, threshold),
+        static_inputs(profile, threshold),
+        moving_addresses(profile, threshold),
+        shapes(profile),
+        fragmentation(profile),
+        gradients(timeline, attribution, threshold),
+        large_outputs(timeline, attribution, threshold),
+    )
+    findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from ..attribution import Site
 from ..model import SourceFrame
 
 MOST = 5
@@ -53,6 +54,11 @@ class Evidence:
     node: str | None = None
     module: str | None = None
     frame: SourceFrame | None = None
+
+    @staticmethod
+    def at(site: Site, graph: str, text: str, nbytes: int, count: int) -> Evidence:
+        """What was seen of memory that comes from a site."""
+        return Evidence(text, nbytes, count, graph, site.node, site.module, site.frame)
 
 
 @dataclass(frozen=True, slots=True)

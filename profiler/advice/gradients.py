@@ -19,11 +19,8 @@ _RELEASE = (
 
 def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
     profile = timeline.profile
-    device = next(
-        (d for d in (profile.dataflow.devices if profile.dataflow else ())
-         if d.device == timeline.device),
-        None,
-    )  # fmt: skip
+    flows = profile.dataflow.devices if profile.dataflow else []
+    device = next((d for d in flows if d.device == timeline.device), None)
     if device is not None:
         evidence = _gradients_in_dataflow(profile, device)
     else:
@@ -77,9 +74,7 @@ def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evi
             label = attribution.label(site.graph)
             name = site.fqn or site.node or "a gradient"
             text = f"{name}, alive at the peak, in a call of {graph.label}"
-            out.append(
-                Evidence(text, item.nbytes, item.count, label, site.node, site.module, site.frame)
-            )
+            out.append(Evidence.at(site, label, text, item.nbytes, item.count))
     return out
 
 
@@ -93,13 +88,10 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
         for index in tree.outputs:
             value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
             name = (value.fqn if value else None) or f"output {index}"
-            out.append(
-                Evidence(
-                    f"{name} left the pool when the next step began",
-                    output_bytes(graph, index),
-                    entry.count,
-                    graph.label,
-                    value.name if value else None,
-                )
+            text, nbytes = (
+                f"{name} left the pool when the next step began",
+                output_bytes(graph, index),
             )
+            node = value.name if value else None
+            out.append(Evidence(text, nbytes, entry.count, graph.label, node))
     return out

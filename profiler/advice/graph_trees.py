@@ -47,17 +47,9 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
         nbytes = output_bytes(graph, index)
         node = graph.outputs[index].name if index < len(graph.outputs) else None
         source = graph.nodes.get(node or "")
-        evidence.append(
-            Evidence(
-                f"output {index} was held when the next step began",
-                nbytes,
-                count,
-                graph.label,
-                node,
-                source.module_path if source else None,
-                source.frame if source else None,
-            )
-        )
+        text = f"output {index} was held when the next step began"
+        where = (source.module_path, source.frame) if source else (None, None)
+        evidence.append(Evidence(text, nbytes, count, graph.label, node, *where))
     yield from together(
         evidence,
         threshold,
@@ -114,15 +106,8 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
             else:
                 continue
             names += [v.fqn for v in values if v.fqn and "+" not in v.fqn]
-            evidence.append(
-                Evidence(
-                    f"{value.fqn or value.name}: {why}",
-                    storage.nbytes,
-                    replays[graph.id] + skips[graph.id],
-                    graph.label,
-                    value.name,
-                )
-            )
+            text, times = f"{value.fqn or value.name}: {why}", replays[graph.id] + skips[graph.id]
+            evidence.append(Evidence(text, storage.nbytes, times, graph.label, value.name))
     yield from together(
         evidence,
         threshold,
@@ -236,13 +221,8 @@ def _moving_input(
             default=0,
         )
     name = (value.fqn or value.name) if value else "an input"
-    return Evidence(
-        f"{name} was at another address",
-        nbytes,
-        times,
-        graph.label if graph else function,
-        value.name if value else None,
-    )
+    text, label = f"{name} was at another address", graph.label if graph else function
+    return Evidence(text, nbytes, times, label, value.name if value else None)
 
 
 def shapes(profile: Profile) -> Iterator[Finding]:

@@ -38,18 +38,13 @@ def large_outputs(
     ]
     for item, site in sorted(found, key=lambda f: -f[0].storage.nbytes):
         name = site.module or "the root module"
+        graph, text = attribution.label(site.graph), site.op or "gradient of an output"
         yield Finding(
             FindingKind.LARGE_OUTPUT,
             f"the gradient of an output of {name}, which is as large as the output itself",
             item.nbytes,
             "at the peak",
             _CHANGE,
-            (
-                Evidence(
-                    site.op or "gradient of an output",
-                    *(item.nbytes, item.count, attribution.label(site.graph)),
-                    *(site.node, site.module, site.frame),
-                ),
-            ),
+            (Evidence.at(site, graph, text, item.nbytes, item.count),),
             "chunked-loss",
         )

@@ -87,14 +87,9 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             "torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose "
             "with torch._functorch.config.activation_memory_budget below 1.0",
             tuple(
-                Evidence(
-                    f"{_short(s.op)}{_kept(lifetime)}",
-                    i.nbytes,
-                    i.count,
-                    attribution.label(s.graph),
-                    s.node,
-                    s.module,
-                    s.frame,
+                Evidence.at(
+                    *(s, attribution.label(s.graph), f"{_short(s.op)}{_kept(lifetime)}"),
+                    *(i.nbytes, i.count),
                 )
                 for i, s in sorted(members, key=lambda m: -m[0].nbytes)
             ),

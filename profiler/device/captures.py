@@ -271,16 +271,11 @@ class _Pool:
         }
         starts = [begin for begin, _ in self._segments]
         rounded = self.device.replay.rounded
-        requests = [
-            Request(
-                b,
-                rounded(b.requested),
-                starts[bisect.bisect_right(starts, b.address) - 1],
-                of.get(id(b), 0),
-            )
-            for b in self._mine
-            if self._instant is None or b.mark < self._instant
-        ]
+        requests = []
+        for b in self._mine:
+            if self._instant is None or b.mark < self._instant:
+                segment = starts[bisect.bisect_right(starts, b.address) - 1]
+                requests.append(Request(b, rounded(b.requested), segment, of.get(id(b), 0)))
         if reserved_without(requests) != pool.reserved:
             if pool.graphs:
                 pool.notes.append(

@@ -198,24 +198,15 @@ def _growth(
 ) -> Growth:
     parts = [
         GrowthPart(
-            sum(b.requested for b in line.blocks),
-            len(line.blocks),
-            line.at.nodes,
-            source_of(line.frame),
-            " > ".join(line.at.modules),
+            *(sum(b.requested for b in line.blocks), len(line.blocks), line.at.nodes),
+            *(source_of(line.frame), " > ".join(line.at.modules)),
         )
         for line in lines
     ]
     parts.sort(key=lambda p: -p.nbytes)
     return Growth(
-        GrowthSource.ALLOCATOR,
-        device,
-        sum(p.nbytes for p in parts),
-        rate.a_step,
-        steps.name,
-        rate.since,
-        steps.count,
-        lines[0].holder,
+        *(GrowthSource.ALLOCATOR, device, sum(p.nbytes for p in parts), rate.a_step, steps.name),
+        *(rate.since, steps.count, lines[0].holder),
         frame or next((p.frame for p in parts if p.frame is not None), None),
         tuple(parts),
     )

@@ -28,6 +28,7 @@ knows them. Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ from memprof.profiler.model import Purpose
 
 from . import _torch_compat as compat
 from .written import Written
+
+log = logging.getLogger("memprof")
 
 Known = dict[int, Purpose]
 """Purposes of storages, by the address of their first byte."""
@@ -189,5 +192,9 @@ def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
 
 
 def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
-    for address, _ in compat.memory_of(tensor, "cuda"):
-        known.setdefault(address, purpose)
+    try:
+        for plain in compat.plain_tensors(tensor):
+            if plain.device.type == "cuda":
+                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
+    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
+        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)

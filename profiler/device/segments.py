@@ -103,7 +103,9 @@ class Segments:
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = segment.free
-        hole = self._hole(free, address, tail)
+        hole = address if free.begins(address, tail) else None
+        if hole is None and self._may_look(free):
+            hole = free.around(address, tail)
         whole = None if hole is None else free.take(hole)
         if hole is not None and whole is not None:
             if hole < address:
@@ -137,13 +139,8 @@ class Segments:
             (rest if at >= rest.address else segment).free.add(at, nbytes)
         return True
 
-    def _hole(self, free: FreeRanges, address: int, end: int) -> int | None:
-        """``free.around``, unless that has been a lot of work."""
-        if free.begins(address, end):
-            return address
-        return free.around(address, end) if self._may_look(free) else None
-
     def _may_look(self, free: FreeRanges) -> bool:
+        """Whether to look at all of some ranges, unless that has been a lot of work."""
         if self._looks > _MOST_LOOKS:
             return False
         self._looks += len(free)

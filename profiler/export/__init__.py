@@ -1,7 +1,7 @@
 """A profile in other tools' formats: one module a format, all over the same changes.
 
-``walk.py`` and ``counters.py`` are what they share: live memory as a stream of changes whose sum is
-the timeline's at every instant. Units and fields: docs/exports.md.
+``walk.py`` is what they share: live memory as a stream of changes whose sum is the timeline's at
+every instant. Units and fields: docs/exports.md.
 """
 
 from __future__ import annotations

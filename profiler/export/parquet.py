@@ -67,12 +67,9 @@ TABLES = ("calls", "events", "blocks", "snapshots", "operations", "account")
 Rows = Iterator[tuple[Any, ...]]
 
 
-def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) -> list[str]:
-    """Write the tables into a folder, which is made where it is not there; all or none. See
-    ``export_profile``.
-
-    Returns:
-        The paths written; tables without rows are written too.
+def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) -> None:
+    """Write the tables into a folder, which is made where it is not there; all or none, those
+    without rows too. See ``export_profile``.
 
     Raises:
         ProfileNotWritableError: also if a sum of the profile's figures does not fit 64 bits.
@@ -105,7 +102,6 @@ def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) 
         if made:
             with contextlib.suppress(OSError):  # It is not empty: all is well.
                 os.rmdir(folder)
-    return paths
 
 
 def table_paths(folder: str | os.PathLike[str]) -> list[str]:

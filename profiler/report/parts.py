@@ -144,17 +144,11 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
             if highest is not None:
                 devices[name] = max(known or 0, highest)
     resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
-    operations = [
-        OperationRow(
-            record.path(i),
-            o.count,
-            o.failed,
-            o.total_ns,
-            o.tensor_bytes_delta,
-            {name: d.max_peak for name, d in o.devices.items() if d.measured},
-        )
-        for i, o in enumerate(record.operation_summary)
-    ]
+    operations = []
+    for i, o in enumerate(record.operation_summary):
+        peaks = {name: d.max_peak for name, d in o.devices.items() if d.measured}
+        path, grew = record.path(i), o.tensor_bytes_delta
+        operations.append(OperationRow(path, o.count, o.failed, o.total_ns, grew, peaks))
     about, described = record.metadata, record.most_described()
     return TrackerSummary(
         state=about.state.value,

@@ -43,7 +43,7 @@ def agrees():
             if block["state"] != "inactive":
                 waits = block["state"] == "active_pending_free"
                 real[block["address"]] = block["size"], block["requested_size"], waits
-    mine = {b.address: (b.size, b.requested, b.awaiting) for b in replay.live}
+    mine = {b.address: (b.size, b.requested, b.freed_after is not None) for b in replay.live}
     assert mine == real
     assert replay.reserved == stats["reserved_bytes.all.current"]
     assert replay.allocated_bytes == stats["allocated_bytes.all.current"]

@@ -33,14 +33,14 @@ from typing import Any
 from ...writing import write_whole
 
 SHARED_STYLES = ("assets/base.css", "assets/table.css")
-SHARED_SCRIPTS = (
-    "assets/format.js",
-    "assets/dom.js",
-    "assets/theme.js",
-    "assets/tooltip.js",
-    "assets/table.js",
-    "assets/start.js",
-)
+
+
+def script_paths(*names: str) -> tuple[str, ...]:
+    """Paths of assets."""
+    return tuple(f"assets/{name}.js" for name in names)
+
+
+SHARED_SCRIPTS = script_paths("format", "dom", "theme", "tooltip", "table", "start")
 """Helpers in the namespace ``memprof``, in order of need; every page has them."""
 
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)

@@ -10,24 +10,13 @@ from typing import Any
 from ...diff_model import ProfileDiff
 from ...model import Profile
 from ..sections.diff import of_diff
-from .page import Page, write_page
+from .page import Page, script_paths, write_page
 from .payload import ranks_payload
 
 _STYLES = ("assets/report.css", "assets/gantt.css")
-_SCRIPTS = (
-    "assets/model.js",
-    "assets/plot.js",
-    "assets/columns.js",
-    "assets/timeline.js",
-    "assets/treemap.js",
-    "assets/liveset.js",
-    "assets/placement.js",
-    "assets/addresses.js",
-    "assets/curve.js",
-    "assets/gantt_model.js",
-    "assets/gantt_lanes.js",
-    "assets/gantt.js",
-    "assets/report.js",
+_SCRIPTS = script_paths(
+    *("model", "plot", "columns", "timeline", "treemap", "liveset", "placement", "addresses"),
+    *("curve", "gantt_model", "gantt_lanes", "gantt", "report"),
 )
 
 
@@ -86,7 +75,7 @@ def write_diff(
     page = Page(
         title=f"What grew: {' → '.join(names)}" if names else "What grew",
         payload=diff_payload(diff),
-        scripts=("assets/diff.js",),
+        scripts=script_paths("diff"),
         styles=("assets/report.css",),
         description="Two memory profiles of PyTorch code compared, taken by memprof.",
     )

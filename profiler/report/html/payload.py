@@ -175,13 +175,6 @@ def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
     for g in profile.graphs:
         used = {e.line for p in g.programs for e in p.events}
         used |= {b.line for p in g.placements for b in p.blocks}
-        out.append(
-            {
-                "id": g.id,
-                "label": g.label,
-                "statements": {
-                    str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used
-                },
-            }
-        )
+        lines = {str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used}
+        out.append({"id": g.id, "label": g.label, "statements": lines})
     return out

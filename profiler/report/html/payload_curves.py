@@ -38,8 +38,7 @@ def dataflow_curves(profile: Profile, start: int) -> dict[str, Any]:
             "peak": None if d.peak is None else d.time_ns[d.peak] - start,
             "stacked": True,
             "lines": [
-                {"name": c.value, "values": [column[i] for i in keep]}
-                for c, column in d.bytes.items()
+                {"name": c.value, "values": [of[i] for i in keep]} for c, of in d.bytes.items()
             ],
         }
     return out

@@ -97,16 +97,12 @@ def _out_of_memory(s: Summary) -> Section:
 
 def advice(s: Summary, show: Show) -> Section:
     """What could be changed, most bytes first."""
-    parts = tuple(
-        replace(
-            _finding(n, f, show),
-            detail=n > _SHORT,
-            name="further findings" if n > _SHORT else "evidence of findings",
-        )
-        for n, f in enumerate(s.advice, 1)
-    )
+    parts = []
+    for n, f in enumerate(s.advice, 1):
+        name = "further findings" if n > _SHORT else "evidence of findings"
+        parts.append(replace(_finding(n, f, show), detail=n > _SHORT, name=name))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
-    return Section("advice", "What to change", () if parts else (none,), parts=parts)
+    return Section("advice", "What to change", () if parts else (none,), parts=tuple(parts))
 
 
 def _finding(number: int, f: Finding, show: Show) -> Section:

@@ -12,7 +12,11 @@ _NOWHERE = "(no Python was running)"
 
 def of_graph_pool(pool: GraphPool, show: Show) -> Section:
     """One pool, and the graphs that were captured into it."""
-    parts = (_shares(pool), _left(pool, show), _at_peak(pool, show), _outside(pool))
+    outside = (_rows(pool.outside),) if pool.outside else ()
+    parts = (
+        *(_shares(pool), _left(pool, show), _at_peak(pool, show)),
+        Section("", "What is in the pool that no capture asked for", tables=outside),
+    )
     title = f"CUDA graphs in pool {pool.name} on {pool.device}"
     captures = (_captures(pool),) if pool.graphs else ()
     return Section(
@@ -105,11 +109,6 @@ def _at_peak(pool: GraphPool, show: Show) -> Section:
         return Section("", "")
     title = f"What graph {label(graph)} had asked for at its peak, {show(graph.peak)}"
     return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
-
-
-def _outside(pool: GraphPool) -> Section:
-    title = "What is in the pool that no capture asked for"
-    return Section("", title, tables=(_rows(pool.outside),) if pool.outside else ())
 
 
 def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:

@@ -68,20 +68,15 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
     graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
     if s.dropped_calls:
         graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
+    most = ("unknown", "")
+    if largest is not None:
+        part = f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}"
+        most = (largest.key.replace("_", " "), part)
+    none = f"{format_share(line, total)} has no source line"
     out = [
         (f"Peak on {s.device}", show(total), at),
-        ("Most of it", "unknown", "")
-        if largest is None
-        else (
-            "Most of it",
-            largest.key.replace("_", " "),
-            f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}",
-        ),
-        (
-            "Unattributed at the peak",
-            show(line),
-            f"{format_share(line, total)} has no source line",
-        ),
+        ("Most of it", *most),
+        ("Unattributed at the peak", show(line), none),
         ("Compiled", f"{s.graphs:,} graphs", graphs),
     ]
     if s.unobserved_calls:
@@ -242,13 +237,10 @@ def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
 def saved(s: Summary, show: Show) -> Section:
     """Activations that forwards leave for their backwards."""
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
+    calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
         BYTES,
-        Column(
-            "calls",
-            Unit.COUNT,
-            "Compiled calls from the forward to its backward, median; 1 is the very next",
-        ),
+        Column("calls", Unit.COUNT, calls),
         Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
         Column("FX node", Unit.CODE),
         *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),

@@ -44,14 +44,10 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         )
         for i in s.imbalance
     ]
+    note = Note("Categories are of the live set at each rank's peak.")
     parts = (
         Section("", "By rank", tables=(Table(columns, rows, least=EVERY),)),
-        Section(
-            "",
-            "Imbalance",
-            (Note("Categories are of the live set at each rank's peak."),),
-            (Table(imbalance, figures, least=EVERY),),
-        ),
+        Section("", "Imbalance", (note,), (Table(imbalance, figures, least=EVERY),)),
     )
     warnings = tuple(Note(warning, Tone.WARN) for warning in s.warnings)
     more = Note("The report of one rank: memprof report FILE --rank N", Tone.DIM)

@@ -56,6 +56,21 @@ def test_views_share_their_storage(device: str) -> None:
     assert storages["whole"] == storages["column"] == storages["transposed"] != storages["other"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_of_a_data_set_only_the_rows_that_are_given_are_sent(device: str) -> None:
+    data = torch.zeros(1000, 64, device=device)
+    rows = data[8:16]
+    found = sent({"inputs": rows[:, :-1], "labels": rows[:, 1:], "none": data[900:900]})
+    inputs, labels = found["inputs"], found["labels"]
+    assert inputs.untyped_storage().data_ptr() == labels.untyped_storage().data_ptr()
+    assert inputs.untyped_storage().nbytes() == rows.nbytes
+    assert labels.storage_offset() - inputs.storage_offset() == 1
+    assert (inputs.shape, inputs.stride()) == ((8, 63), (64, 1))
+    assert found["none"].shape == (0, 64)
+    odd = torch.zeros(99, dtype=torch.int8, device=device)[33:50]
+    assert sent(odd).shape == (17,)
+
+
 def test_classes_and_functions_of_a_notebook_go_by_value() -> None:
     local = type("OfANotebook", (torch.nn.Linear,), {"__module__": "__main__"})
     found = sent((local(2, 3), lambda x: x + 1))

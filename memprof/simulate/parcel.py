@@ -41,6 +41,8 @@ class _Packer:
         self._kept: list[Any] = []  # so that nothing else gets their addresses
 
     def persistent_id(self, value: object) -> object:
+        if isinstance(value, torch.Generator):  # Its state would arrive as a tensor of the device.
+            raise NoParcel("a torch.Generator cannot be sent: make it in the model's forward")
         if not isinstance(value, torch.Tensor):
             return None
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
@@ -50,6 +52,12 @@ class _Packer:
                 f"a {type(value).__name__} of layout {value.layout} cannot be sent to a simulated "
                 "device: only plain strided tensors and parameters; write a script and run "
                 "memprof simulate"
+            )
+        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+            raise NoParcel(
+                "a tensor with hooks of its own (register_hook, "
+                "register_post_accumulate_grad_hook) cannot be sent without them: write a script "
+                "and run memprof simulate"
             )
         if value.requires_grad and not value.is_leaf:
             raise NoParcel(
@@ -83,8 +91,8 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
     steps = zip(tensor.size(), tensor.stride(), strict=True)
-    first = tensor.storage_offset()
-    last = first + sum((size - 1) * stride for size, stride in steps)
+    first = int(tensor.storage_offset())
+    last = int(first + sum((size - 1) * stride for size, stride in steps))
     low = first * tensor.itemsize // _ALIGNMENT * _ALIGNMENT
     return low, (last + 1) * tensor.itemsize
 

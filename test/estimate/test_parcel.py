@@ -78,15 +78,23 @@ def test_classes_and_functions_of_a_notebook_go_by_value() -> None:
     assert found[1](1) == 2
 
 
+def hooked() -> torch.Tensor:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.register_post_accumulate_grad_hook(lambda p: None)
+    return weight
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        hooked(),
+        torch.Generator(),
         torch.eye(3).to_sparse(),
         torch.ones(3, requires_grad=True) * 2,
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         threading.Lock(),
     ],
-    ids=["sparse", "computed", "nested", "lock"],
+    ids=["hooked", "generator", "sparse", "computed", "nested", "lock"],
 )
 def test_what_cannot_be_sent(value: Any) -> None:
     with pytest.raises(NoParcel, match="cannot be sent"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 
 def find_cpp_compiler() -> str:
@@ -74,3 +75,19 @@ def missing_arena_hooks() -> list[str]:
 
     needed = ("_construct_storage_from_data_pointer", "_storage_Use_Count")
     return [f"torch._C.{name}" for name in needed if not hasattr(torch._C, name)]
+
+
+def allocate_by(settings: Callable[[], str]) -> None:
+    """Give the allocator settings when CUDA starts, before it has handed out anything.
+
+    Args:
+        settings: all of them, as in ``PYTORCH_ALLOC_CONF``, or nothing to leave what it has read.
+    """
+    import torch
+
+    def put() -> None:
+        text = settings()
+        if text:
+            torch._C._accelerator_setAllocatorSettings(text)
+
+    torch.cuda._lazy_call(put)  # type: ignore[no-untyped-call]

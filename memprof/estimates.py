@@ -13,6 +13,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, simulate
 from memprof.simulate.result import profile_of
+from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, find_gpu
 
 from .views import Views
@@ -144,6 +145,7 @@ def estimate(
         until_still=False,
         timeout_s=timeout,
         quiet=True,
+        torch_config=tuple(f"{k}={v}" for k, v in WITHOUT_TIMING.items()),
     )
     with tempfile.TemporaryDirectory(prefix="memprof-estimate-") as folder:
         path = os.path.join(folder, "parcel")

@@ -23,15 +23,12 @@ from memprof.profiler.report.page import style_of
 from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
 from memprof.simulate.parent import Settings
 from memprof.simulate.standard_input import StandardInput
+from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.gpus import Gpu
 
 from ._common import BadFile, print_json, print_text, read, read_by
 from ._tries import failures_in_words, refused_before, store_at, tries_options
 from .simulate import list_gpus, one_gpu, other_memory, script_command
-
-_WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
-"""Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
-first of two runs would need more than the second."""
 
 _FINDINGS = "findings"
 """What ``--try`` alone means with a profile; without one, every general change."""
@@ -127,7 +124,7 @@ def advise(
             for finding in untried:
                 click.echo(visible(f"not to be tried from outside: {finding.title}"), err=True)
             raise BadFile(f"{path}: its report finds nothing that memprof could try")
-    plan = Plan(command, {}, _WITHOUT_TIMING, "", None, settings, whole=True)
+    plan = Plan(command, {}, WITHOUT_TIMING, "", None, settings, whole=True)
     with refused_before(command, "memprof advise -- python train.py"):
         tries = Tries(plan, store_at(output, command), os.environ)
     if memory is not None:

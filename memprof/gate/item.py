@@ -13,6 +13,7 @@ import pytest
 
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, attempt
+from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
@@ -77,7 +78,13 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         # A node ID is no path where the file lies outside of the root.
         test = f"{item.path}::{item.nodeid.partition('::')[2]}"
         command = Command(sys.executable, (), ("-m", "pytest", *options, test))
-        settings = Settings(gpu=gpu, steps=sys.maxsize, until_still=False, output=output)
+        settings = Settings(
+            gpu=gpu,
+            steps=sys.maxsize,
+            until_still=False,
+            output=output,
+            torch_config=tuple(f"{k}={v}" for k, v in WITHOUT_TIMING.items()),
+        )
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
         environment[CHILD] = reports
         found = attempt(command, settings, environment)

@@ -6,15 +6,17 @@ change says so: a saving of nothing is not to be taken for a change that does no
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from memprof.profiler._text import without_numbers
+from memprof._torch_compat import allocate_by
 from memprof.simulated_cuda.after_import import after_import
 
-from .changes import change_of, option_of
+from .changes import change_of, environment_again, option_of
+from .checkpointed import Checkpointed
 from .chunked_loss import chunked_cross_entropy
 from .narrow_state import step_by_parameter
 from .recomputed import Recomputed
@@ -35,7 +37,9 @@ class Applied:
     def install(self) -> None:
         """Apply them, as soon as what they are about is there; before torch is imported."""
         for text, change, argument in self._changes:
-            if change.key == "fused-optimizer":
+            if change.allocator:
+                self._allocate(text)
+            elif change.key == "fused-optimizer":
                 self._defaults(text, {"fused": True, "foreach": None})
             elif change.key == "optimizer-one-by-one":
                 self._defaults(text, {"foreach": False, "fused": None})
@@ -46,7 +50,8 @@ class Applied:
             elif change.key == "chunked-loss":
                 after_import("torch.nn.functional", partial(self._chunk, text))
             elif change.key == "checkpoint":
-                self._models(text, argument)
+                checkpointed = Checkpointed(argument, partial(self._note, text))
+                after_import("torch.nn.modules.module", checkpointed.install)
             elif change.key == "recompute":
                 marks = Recomputed(argument, partial(self._note, text))
                 after_import("torch._functorch.partitioners", marks.install)
@@ -78,6 +83,19 @@ class Applied:
 
     def _note(self, text: str, said: str) -> None:
         self._done[text] = f"{text}: {said}"
+
+    def _allocate(self, text: str) -> None:
+        """See to settings of the allocator where the script sets some itself before CUDA starts."""
+        given = dict(os.environ)
+
+        def settings() -> str:
+            name, variables = environment_again((text,), given, os.environ)
+            os.environ.update(variables)
+            if name:
+                self._note(text, f"in {name}, which the program sets itself")
+            return variables.get(name, "")
+
+        after_import("torch", lambda torch: allocate_by(settings))
 
     def _around_init(self, changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
         """Let ``changed`` have a look at each optimizer that is made, and at its defaults."""
@@ -146,77 +164,3 @@ class Applied:
             return compile_(gm, inputs, options, mode, captured)
 
         backend._compile = overridden  # type: ignore[attr-defined]
-
-    def _models(self, text: str, pattern: str) -> None:
-        """See each module when it moves to a device, and before its first call."""
-
-        def look(root: Any) -> None:
-            if text in self._done:
-                return
-            blocks = named_like(root, pattern) if pattern else repeated_blocks(root)
-            if len(blocks) >= (1 if pattern else 2):
-                self._note(text, f"{len(blocks)} {type(blocks[0]).__name__}")
-                for block in blocks:
-                    block.forward = _recomputed(block.forward)
-
-        def put(module: ModuleType) -> None:
-            for name in ("to", "to_empty", "cuda"):
-                _after(module.Module, name, look)
-            module.register_module_forward_pre_hook(lambda root, args: look(root))
-
-        after_import("torch.nn.modules.module", put)
-
-
-def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
-    method: Callable[..., Any] = getattr(owner, name)
-
-    def moved(module: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(module, *args, **kwargs)
-        look(module)
-        return result
-
-    setattr(owner, name, moved)
-
-
-def named_like(root: Any, pattern: str) -> list[Any]:
-    """Modules whose name, with ``*`` for its numbers, is ``pattern``."""
-    named = ((name.replace("_orig_mod.", ""), m) for name, m in root.named_modules() if name)
-    return [module for name, module in named if without_numbers(name) == pattern]
-
-
-def repeated_blocks(root: Any) -> list[Any]:
-    """The siblings of one class, in a list or a sequence of modules, with most parameters."""
-    best: list[Any] = []
-    most = 0
-    for parent in root.modules():
-        groups: dict[type, list[Any]] = {}
-        for child in parent.children():
-            groups.setdefault(type(child), []).append(child)
-        for group in groups.values():
-            size = sum(p.numel() for block in group for p in block.parameters())
-            # A leaf has nothing inside that could be recomputed, a list is not called.
-            block = group[0]
-            inside = any(True for _ in block.children())
-            called = type(block).forward is not _no_forward()
-            if len(group) > 1 and size > most and inside and called:
-                best, most = group, size
-    return best
-
-
-def _no_forward() -> object:
-    """The ``forward`` of modules that have none, such as lists."""
-    from torch.nn import ModuleList
-
-    return ModuleList.forward
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return checkpointed

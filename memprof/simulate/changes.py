@@ -16,6 +16,8 @@ from .torch_config import literal
 
 _CONF = "PYTORCH_ALLOC_CONF"
 _OLD_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_CONFS = (_OLD_CONF, _CONF)
+"""torch 2.11 reads the old name where both are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +181,38 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
     if not options:
         return {}
     before = base.get(_CONF) or base.get(_OLD_CONF) or ""
+    value = _with(before, options)
+    return dict.fromkeys(_CONFS, value)
+
+
+def environment_again(
+    changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """What ``environment_of`` has put there, where the program has since set it otherwise.
+
+    Args:
+        changes: that were asked for.
+        given: the environment when the program began.
+        now: the environment as the program has left it.
+
+    Returns:
+        The variable that the program has set, and the variables with the changes again; an empty
+        text and no variables where it has set none.
+    """
+    name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
+    return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
+
+
+def _with(before: str, options: list[str]) -> str:
+    """Options of the allocator beside those that were there, or in their place.
+
+    Args:
+        before: ``name:value,name:value``.
+        options: ``name:value`` each.
+    """
     names = {option.partition(":")[0] for option in options}
     kept = [o for o in before.split(",") if o and o.partition(":")[0].strip() not in names]
-    value = ",".join([*kept, *options])
-    # torch 2.11 reads the old name where both are there.
-    return {_CONF: value, _OLD_CONF: value}
+    return ",".join([*kept, *options])
 
 
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:

@@ -35,7 +35,18 @@ def default_loss(output: Any) -> torch.Tensor:
 
 
 def main(path: str) -> None:
-    """Run the steps."""
+    """Run the steps.
+
+    Raises:
+        RuntimeError: what was sent ended the process, so that nobody knows what all steps take.
+    """
+    try:
+        _run_steps(path)
+    except SystemExit as e:
+        raise RuntimeError(f"the steps ended their process: SystemExit({e.code!r})") from e
+
+
+def _run_steps(path: str) -> None:
     with open(path, "rb") as f:
         model, args, kwargs, options = unpack(f.read(), "cuda")
     optimizer = options["optimizer"]

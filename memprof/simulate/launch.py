@@ -131,9 +131,9 @@ class _Run:
     def begin(self) -> None:
         """Get ready for torch, whenever the script imports it."""
         signal.signal(signal.SIGTERM, self._terminated)
+        self._changes.install()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
         put_settings(self._settings)
-        self._changes.install()
         if self._flops is not None:
             self._flops.install()
         if self._request.world_size is not None:

@@ -2,8 +2,9 @@
 
 Tensors go as what decides about memory: size, strides, type, and which storage they share. So a
 model of many gigabytes on the ``meta`` device or the CPU is a small file, and what shares memory
-here shares it there. Everything else goes by value, as cloudpickle does it: classes and functions
-of a notebook too.
+here shares it there. Of a storage that lies elsewhere than on a GPU only what tensors reach goes:
+eight rows of a data set are as large as they are after ``.cuda()``. Everything else goes by value,
+as cloudpickle does it: classes and functions of a notebook too.
 """
 
 from __future__ import annotations
@@ -19,14 +20,29 @@ class NoParcel(ValueError):
     """Something that cannot be sent; the message says what."""
 
 
+_ALIGNMENT = 16
+"""Bytes, no fewer than any element has, so that what is cut off moves no element off its place."""
+
+
+_LENGTH = 8
+"""Bytes of the length of what has been reached."""
+
+
 class _Packer:
-    """Turns tensors into what decides about memory."""
+    """Turns tensors into what decides about memory.
+
+    Attributes:
+        reached: of each storage the first byte that a tensor reaches, and the one behind the last.
+    """
 
     def __init__(self) -> None:
+        self.reached: list[tuple[int, int]] = []
         self._storages: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no other storage gets its address
+        self._kept: list[Any] = []  # so that nothing else gets their addresses
 
     def persistent_id(self, value: object) -> object:
+        if isinstance(value, torch.Generator):  # Its state would arrive as a tensor of the device.
+            raise NoParcel("a torch.Generator cannot be sent: make it in the model's forward")
         if not isinstance(value, torch.Tensor):
             return None
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
@@ -37,6 +53,12 @@ class _Packer:
                 "device: only plain strided tensors and parameters; write a script and run "
                 "memprof simulate"
             )
+        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+            raise NoParcel(
+                "a tensor with hooks of its own (register_hook, "
+                "register_post_accumulate_grad_hook) cannot be sent without them: write a script "
+                "and run memprof simulate"
+            )
         if value.requires_grad and not value.is_leaf:
             raise NoParcel(
                 "a tensor that was computed with gradients cannot be sent: detach() it first"
@@ -44,11 +66,15 @@ class _Packer:
         storage = value.untyped_storage()
         # Storages of the meta device have no address; the object itself is their identity.
         key = storage._cdata
-        self._kept.append(storage)
+        self._kept += (storage, value)
+        number = self._storages.setdefault(key, len(self._storages))
+        low, high = _bytes_of(value)
+        if number < len(self.reached):
+            low, high = _union((low, high), self.reached.pop(number))
+        self.reached.insert(number, (low, high))
         return (
             "parameter" if isinstance(value, torch.nn.Parameter) else "tensor",
-            self._storages.setdefault(key, len(self._storages)),
-            storage.nbytes(),
+            number,
             value.dtype,
             tuple(value.size()),
             tuple(value.stride()),
@@ -56,6 +82,25 @@ class _Packer:
             value.requires_grad,
             id(value),
         )
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor cannot be without; an empty range for none."""
+    if tensor.device.type == "cuda":  # There the rest of the storage is kept with it.
+        return 0, tensor.untyped_storage().nbytes()
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    first = int(tensor.storage_offset())
+    last = int(first + sum((size - 1) * stride for size, stride in steps))
+    low = first * tensor.itemsize // _ALIGNMENT * _ALIGNMENT
+    return low, (last + 1) * tensor.itemsize
+
+
+def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    if a[0] == a[1] or b[0] == b[1]:
+        return max(a, b, key=lambda r: r[1] - r[0])
+    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def pack(value: object) -> bytes:
@@ -68,33 +113,41 @@ def pack(value: object) -> bytes:
 
     file = io.BytesIO()
     pickler = cloudpickle.Pickler(file)
-    pickler.persistent_id = _Packer().persistent_id
+    packer = _Packer()
+    pickler.persistent_id = packer.persistent_id
     try:
         pickler.dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as e:
         raise NoParcel(f"this cannot be sent to another process: {e}") from e
-    return file.getvalue()
+    # Known when all is packed, so behind it; its own length at the very end.
+    reached = pickle.dumps(packer.reached)
+    return file.getvalue() + reached + len(reached).to_bytes(_LENGTH, "little")
 
 
 class _Unpacker(pickle.Unpickler):
     """Makes tensors of what ``_Packer`` has left of them; nothing is written to them."""
 
-    def __init__(self, file: io.BytesIO, device: str) -> None:
-        super().__init__(file)
+    def __init__(self, data: bytes, device: str) -> None:
+        super().__init__(io.BytesIO(data))
+        reached = int.from_bytes(data[-_LENGTH:], "little")
+        self._reached: list[tuple[int, int]] = pickle.loads(data[-reached - _LENGTH : -_LENGTH])
         self._device = device
         self._storages: dict[int, torch.Tensor] = {}
         self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        kind, storage, nbytes, dtype, size, stride, offset, requires_grad, identity = pid
+        kind, storage, dtype, size, stride, offset, requires_grad, identity = pid
         if identity not in self._tensors:
+            low, high = self._reached[storage]
             if storage not in self._storages:
                 self._storages[storage] = torch.empty(
-                    nbytes, dtype=torch.uint8, device=self._device
+                    high - low, dtype=torch.uint8, device=self._device
                 )
             base = self._storages[storage].untyped_storage()
             found = torch.empty(0, dtype=dtype, device=self._device)
-            found.set_(base, offset, size, stride)
+            # One without elements may lie anywhere, also in what is left out.
+            first = 0 if 0 in size else offset - low // dtype.itemsize
+            found.set_(base, first, size, stride)
             if kind == "parameter":
                 found = torch.nn.Parameter(found, requires_grad)
             else:
@@ -105,4 +158,4 @@ class _Unpacker(pickle.Unpickler):
 
 def unpack(data: bytes, device: str) -> Any:
     """What ``pack`` has packed, with every tensor on ``device``. Only for what it has packed."""
-    return _Unpacker(io.BytesIO(data), device).load()
+    return _Unpacker(data, device).load()

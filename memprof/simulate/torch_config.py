@@ -12,6 +12,10 @@ from types import ModuleType
 from memprof.profiler.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
 
+WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
+"""Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
+first of two runs would need more than the second."""
+
 _SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +53,31 @@ def test_what_fails_says_where() -> None:
         memprof.estimate(model(1), batch, device="abacus")
     with pytest.raises(ValueError, match="steps is 0"):
         memprof.estimate(model(1), batch, steps=0)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_model_that_ends_its_process_is_no_estimate(status: int) -> None:
+    def leaves(x: torch.Tensor) -> torch.Tensor:
+        raise SystemExit(status)
+
+    with pytest.raises(memprof.EstimateFailed, match=rf"SystemExit\({status}\)"):
+        memprof.estimate(leaves, torch.empty(8, device="meta"))
+
+
+def test_of_a_data_set_only_the_batch_is_on_the_device() -> None:
+    data = torch.empty(1 << 20, WIDTH, device="meta")  # 4 GiB
+    found = memprof.estimate(model(1), data[:8], steps=1)
+    assert WEIGHT < found.allocated < 64 << 20
+
+
+def test_compiled_code_takes_as_much_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    net = torch.nn.Sequential(model(1), torch.nn.ReLU(), model(1))
+    batch = torch.empty(WIDTH, WIDTH, device="meta")
+
+    def needed() -> int:
+        return memprof.estimate(net, batch, optimizer=torch.optim.AdamW, compile=True).needed
+
+    assert needed() == needed()

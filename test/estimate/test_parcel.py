@@ -56,6 +56,21 @@ def test_views_share_their_storage(device: str) -> None:
     assert storages["whole"] == storages["column"] == storages["transposed"] != storages["other"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_of_a_data_set_only_the_rows_that_are_given_are_sent(device: str) -> None:
+    data = torch.zeros(1000, 64, device=device)
+    rows = data[8:16]
+    found = sent({"inputs": rows[:, :-1], "labels": rows[:, 1:], "none": data[900:900]})
+    inputs, labels = found["inputs"], found["labels"]
+    assert inputs.untyped_storage().data_ptr() == labels.untyped_storage().data_ptr()
+    assert inputs.untyped_storage().nbytes() == rows.nbytes
+    assert labels.storage_offset() - inputs.storage_offset() == 1
+    assert (inputs.shape, inputs.stride()) == ((8, 63), (64, 1))
+    assert found["none"].shape == (0, 64)
+    odd = torch.zeros(99, dtype=torch.int8, device=device)[33:50]
+    assert sent(odd).shape == (17,)
+
+
 def test_classes_and_functions_of_a_notebook_go_by_value() -> None:
     local = type("OfANotebook", (torch.nn.Linear,), {"__module__": "__main__"})
     found = sent((local(2, 3), lambda x: x + 1))
@@ -63,15 +78,23 @@ def test_classes_and_functions_of_a_notebook_go_by_value() -> None:
     assert found[1](1) == 2
 
 
+def hooked() -> torch.Tensor:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.register_post_accumulate_grad_hook(lambda p: None)
+    return weight
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        hooked(),
+        torch.Generator(),
         torch.eye(3).to_sparse(),
         torch.ones(3, requires_grad=True) * 2,
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         threading.Lock(),
     ],
-    ids=["sparse", "computed", "nested", "lock"],
+    ids=["hooked", "generator", "sparse", "computed", "nested", "lock"],
 )
 def test_what_cannot_be_sent(value: Any) -> None:
     with pytest.raises(NoParcel, match="cannot be sent"):

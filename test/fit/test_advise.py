@@ -26,14 +26,15 @@ from memprof.profiler.model import (
     Purpose,
     TrackerRecord,
 )
-from memprof.simulate.applied import repeated_blocks
 from memprof.simulate.changes import (
     GENERAL,
     BadChange,
     change_of,
+    environment_again,
     environment_of,
     settings_of,
 )
+from memprof.simulate.checkpointed import repeated_blocks
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
@@ -250,6 +251,14 @@ def test_options_of_the_allocator_join_those_that_are_there() -> None:
     expected = "max_split_size_mb:64,expandable_segments:True"
     assert set(environment_of(keys, base).values()) == {expected}
     assert environment_of(("checkpoint",), base) == {}
+    # The program sets one of them itself, as many do in their first lines.
+    given = {**base, **environment_of(keys, base)}
+    assert environment_again(keys, given, given) == ("", {})
+    for name in given:
+        now = {**given, name: "max_split_size_mb:32"}
+        found, again = environment_again(keys, given, now)
+        assert found == name
+        assert set(again.values()) == {"max_split_size_mb:32,expandable_segments:True"}
     assert settings_of(("memory-budget",)) == (
         "torch._functorch.config.activation_memory_budget=0.5",
     )
@@ -275,6 +284,33 @@ def test_blocks_are_the_largest_siblings_with_something_inside() -> None:
     net.decoder = torch.nn.Sequential(*(Block() for _ in range(5)))
     assert repeated_blocks(net) == list(net.decoder)
     assert repeated_blocks(torch.nn.Linear(4, 4)) == []
+
+
+MODELS = """
+import torch
+from memprof.simulate.checkpointed import Checkpointed
+said = []
+Checkpointed("", said.append).install(torch.nn.modules.module)
+def model(count):
+    return torch.nn.Sequential(*(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(count)
+    ))
+teacher, student, part = model(2).to("cpu").requires_grad_(False), model(3), model(1).to("cpu")
+x = torch.ones(4, 8)
+(teacher(x) - student(x)).sum().backward()
+print(said)
+part = torch.nn.Sequential(model(4).to("cpu"), torch.nn.Linear(8, 8))
+whole = torch.nn.Sequential(*(torch.nn.Sequential(part) for _ in range(2)))
+whole(x).sum().backward()
+print(said[2:], sum(hasattr(m.forward, "recomputes") for m in whole.modules()))
+"""
+
+
+def test_the_blocks_of_each_model_are_recomputed_and_of_a_part_those_of_the_whole() -> None:
+    done = subprocess.run([sys.executable, "-c", MODELS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = ["2 Sequential", "5 Sequential"]
+    assert done.stdout.splitlines() == [str(counts), "['9 Sequential', '7 Sequential'] 2"]
 
 
 CHANGED = """

@@ -97,3 +97,56 @@ def test_an_unknown_setting_is_said(tmp_path: Path) -> None:
     status, _, errors = fit(tmp_path, SAVING, "--vary", "N=8", "--torch-config", config)
     assert status == 3
     assert "this torch has no torch._functorch.config.no_such_thing" in errors
+
+
+SETS_ITS_OWN = """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:512"
+import torch
+for mib in (27, 34, 41, 48):
+    blocks = [torch.empty(mib << 20, dtype=torch.uint8, device="cuda") for _ in range(10)]
+    del blocks
+"""
+
+
+def test_segments_grow_too_where_the_script_sets_the_allocator_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SETS_ITS_OWN)
+    words = ("--json", "--try", "expandable-segments", "--", "python", str(script))
+    done = memprof("advise", *words)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    # Without, there are segments for each size; with, nothing but what is there at once.
+    assert result["tried"]["reserved"] == 480 << 20
+    assert result["saved"] > 400 << 20
+    assert "PYTORCH_CUDA_ALLOC_CONF, which the program sets itself" in result["tried"]["changed"][0]
+
+
+TEACHER = """
+import torch
+def model(width, count):
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(count)
+    ]
+    return torch.nn.Sequential(*blocks).cuda()
+teacher, student = model(512, 3).requires_grad_(False), model(256, 6)
+optimizer = torch.optim.SGD(student.parameters())
+x = torch.zeros(1 << 16, 256, device="cuda")
+for _ in range(4):
+    with torch.no_grad():
+        wanted = teacher(torch.cat([x, x], 1))[:, :256].clone()
+    torch.nn.functional.mse_loss(student(x), wanted).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_blocks_of_a_student_are_recomputed_where_a_teacher_comes_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TEACHER)
+    words = ("--json", "--try", "checkpoint", "--", "python", str(script))
+    done = memprof("advise", *words)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["tried"]["changed"] == ["checkpoint: 9 Sequential"]
+    assert result["saved_allocated"] >= 4 << 26  # 64 MiB between the two of each block

@@ -10,7 +10,8 @@ A test with the mark runs in a process of its own, on the simulated device, in a
 nothing else: its fixtures, autouse ones included, are set up there and not here, where torch may
 not even be importable. Marks like ``skip`` and ``xfail`` are judged here, and a skip inside of the
 test comes back. ``addopts`` of the configuration do not hold there, since they may ask for workers,
-in which the test's memory would not be seen; how modules are imported does.
+in which the test's memory would not be seen; how modules are imported does, and so do options that
+the project's own ``conftest.py`` has added (``--runslow``), wherever they were given.
 
 The limit is for the most that torch's allocator reserved. With a baseline the most that it had
 handed out is compared, since it reserves in segments of 2 MiB and more. Both are the same in each
@@ -26,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from memprof.gate import CHILD
+from memprof.gate import CHILD, OPTIONS
 
 __all__ = [
     "device_memory",
@@ -59,8 +60,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # A conftest may look at its options in its own.
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known, and begin the table."""
+    child = os.environ.get(CHILD)
+    if child is not None:
+        from memprof.gate.options import take
+
+        take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
         from memprof.gate.table import begin

@@ -6,3 +6,6 @@ took with its limit and its baseline, ``device_memory`` is the fixture inside of
 
 CHILD = "MEMPROF_GATED_TEST"
 """Environment variable of the process of a gated test: where its reports go."""
+
+OPTIONS = ".options"
+"""Behind that: the project's own options for it."""

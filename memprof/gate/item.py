@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import sys
 import tempfile
 from typing import Any
@@ -17,8 +18,9 @@ from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from . import CHILD
+from . import CHILD, OPTIONS
 from .judge import BadGate, judge, read_mark
+from .options import leave
 from .table import add
 
 
@@ -87,6 +89,10 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         )
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
         environment[CHILD] = reports
+        try:
+            leave(config, reports + OPTIONS)
+        except (pickle.PicklingError, TypeError, AttributeError) as e:
+            raise BadGate(f"an option of conftest.py cannot be sent to its process: {e}") from e
         found = attempt(command, settings, environment)
         try:
             with open(output, errors="replace") as f:

@@ -50,6 +50,8 @@ def an_item(root: Path, path: Path, nodeid: str) -> Any:
         inipath=None,
         getoption=options.get,
         pluginmanager=SimpleNamespace(get_plugin=lambda name: None),
+        option=SimpleNamespace(),
+        _parser=SimpleNamespace(_anonymous=SimpleNamespace(options=[])),
     )
     return SimpleNamespace(config=config, path=path, nodeid=nodeid)
 

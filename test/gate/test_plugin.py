@@ -110,3 +110,38 @@ def test_a_fixture_without_its_mark(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_model.py").write_text("def test_it(device_memory):\n    pass\n")
     assert "has no mark limit_device_memory" in run(tmp_path)
+
+
+OPTIONS = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--runslow", action="store_true")
+    parser.addoption("--width", type=int, default=1)
+
+def pytest_configure(config):
+    config.width = config.getoption("--width")
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--runslow"):
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="slow"))
+"""
+
+OF_A_WIDTH = """
+import pytest
+import torch
+
+@pytest.mark.limit_device_memory("3 MiB")
+def test_width(request):
+    torch.empty(1 + (request.config.width << 22), dtype=torch.int8, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(("width", "said"), [(1, "1 failed"), (0, "1 passed")])
+def test_options_of_the_project_hold_on_the_device(tmp_path: Path, width: int, said: str) -> None:
+    (tmp_path / "conftest.py").write_text(OPTIONS)
+    (tmp_path / "test_model.py").write_text(OF_A_WIDTH)
+    output = run(tmp_path, "--runslow", f"--width={width}")
+    assert said in output, output
+    assert ("more than its limit of 3.00 MiB" in output) == (width == 1)

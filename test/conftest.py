@@ -94,7 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # the controller's choice is in the environment
     cache = os.environ.get("MEMPROF_TEST_CACHE")
     if not cache:
-        cache = _temporary_cache = tempfile.mkdtemp(prefix="memprof-test-")
+        # In a folder of its own: the simulated device has others beside it, for its values.
+        _temporary_cache = tempfile.mkdtemp(prefix="memprof-test-")
+        cache = os.path.join(_temporary_cache, "cache")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(cache)
     _link_faster(Path(cache) / "linker")
 

@@ -17,12 +17,7 @@ one for each call, so that a unit can be there several times."""
 
 
 class Pairing:
-    """Forwards and backwards of one call log.
-
-    Args:
-        profile: whose calls they are.
-        units: all programs.
-        unit_of_call: index of each call's unit, -1 for a call without a program.
+    """Forwards and backwards of one call log; a call's unit is -1 where it has no program.
 
     Attributes:
         partner: by call: of a backward the forwards that had none before it, of a forward the

@@ -28,16 +28,8 @@ class _Life:
 
 
 class Persistent:
-    """The persistent memory of one call log.
-
-    Args:
-        profile: whose calls they are.
-        units: all programs.
-        unit_of_call: index of each call's unit, -1 for a call without a program.
-
-    Attributes:
-        starts: first call of each epoch; the first one is 0.
-    """
+    """The persistent memory of one call log; ``starts`` has the first call of each epoch, the
+    first of which is 0."""
 
     def __init__(
         self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]

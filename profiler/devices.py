@@ -28,12 +28,8 @@ def peak_bytes(timeline: Timeline) -> int:
 
 def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     """The device that was asked for; by default an accelerator's if any is used, the one with
-    the highest peak.
-
-    Args:
-        found: timelines of one profile. One that only its tracker or its data flow knows gets a
-            timeline without memory here when it is asked for.
-        wanted: the device, None for the default.
+    the highest peak. One that only the tracker or the data flow knows gets a timeline without
+    memory in ``found`` when it is asked for.
 
     Raises:
         ValueError: the profile has nothing on ``wanted``.

@@ -11,16 +11,10 @@ from .model import SourceFrame
 from .model.provenance import IN_TORCH
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Bytes of one place before and after.
+class _Grown:
+    """Bytes before and after."""
 
-    Attributes:
-        key: its name.
-        before, after: bytes, 0 where it is not there.
-    """
-
-    key: str
+    __slots__ = ()
     before: int
     after: int
 
@@ -31,7 +25,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class Change(_Grown):
+    """Bytes of the place ``key`` before and after, 0 where it is not there."""
+
+    key: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(_Grown):
     """One thing that is compared, see Note [What is compared].
 
     Attributes:
@@ -50,11 +53,6 @@ class Quantity:
     after: int
     views: dict[str, tuple[Change, ...]]
     device: str = ""
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
 
     @property
     def growth(self) -> float:
@@ -80,7 +78,7 @@ class SavedKind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedChange:
+class SavedChange(_Grown):
     """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
     otherwise.
 
@@ -104,11 +102,6 @@ class SavedChange:
     after: int
     count: int
     device: str = ""
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,7 @@ _TENSORS = "python tensors"
 def tracker_quantities(
     before: TrackerRecord, after: TrackerRecord, device: str | None = None
 ) -> Iterator[Quantity]:
-    """What both records say of each device; see Note [What is compared of the tracker].
-
-    Args:
-        before, after: the records.
-        device: of this one alone.
-    """
+    """What both records say of each device; see Note [What is compared of the tracker]."""
     for name, quantity, old, new in _figures(before, after, device):
         if old is not None and new is not None:
             yield Quantity(quantity, old, new, {}, name)
@@ -237,12 +232,7 @@ def _place(storage: DataFlowStorage) -> str:
 def account_quantities(
     before: Profile, after: Profile, device: str | None = None
 ) -> Iterator[Quantity]:
-    """The reserved peak of each device that both profiles have an account of.
-
-    Args:
-        before, after: the profiles.
-        device: of this one alone.
-    """
+    """The reserved peak of each device that both profiles have an account of."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
     for name in (n for n in new if n in old and device in (None, n)):
         pair = old[name], new[name]

@@ -52,13 +52,8 @@ Saved = dict[_Key, _Value]
 def saved_values(
     profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
 ) -> Saved:
-    """Values that are saved in a step.
-
-    Args:
-        profile: whose.
-        attribution: of it.
-        items: what forwards leave for their backwards, and how often a step.
-    """
+    """Values that are saved in a step: of each item that forwards leave for their backwards, how
+    often a step."""
     graphs = {g.id: g for g in profile.graphs}
     found: Saved = defaultdict(_Value)
     for item, weight in items:
@@ -84,12 +79,7 @@ def saved_values(
 
 
 def saved_changes(before: Saved, after: Saved, device: str) -> list[SavedChange]:
-    """What is saved on one side alone, or otherwise: lines with most bytes first.
-
-    Args:
-        before, after: of the two profiles.
-        device: whose memory.
-    """
+    """What is saved on one side alone, or otherwise: lines with most bytes first."""
     gone = {k: v for k, v in before.items() if k not in after}
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]

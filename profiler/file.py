@@ -64,12 +64,7 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
 
 
 def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: str) -> Profile:
-    """The profile of a file that holds one.
-
-    Args:
-        profiles: of the file, one at least.
-        path: of the file, for the message.
-        way_out: what to do where there are several.
+    """The profile of a file that holds one; ``way_out`` says what to do where there are several.
 
     Raises:
         ProfileMergedError: there are.
@@ -199,11 +194,7 @@ def _warn(path: StrPath, profiles: Sequence[Profile]) -> None:
 
 
 def write_profile(profile: Profile, path: StrPath) -> None:
-    """Write a profile file, whole or not at all; see ``write_whole``.
-
-    Args:
-        profile: what to write.
-        path: where to, see ``check_name``. Its folder must exist. A symbolic link is followed.
+    """Write a profile file, whole or not at all; see ``write_whole`` and ``check_name``.
 
     Raises:
         ProfileInvalidError: ``profile`` has no JSON form.

@@ -39,11 +39,7 @@ class Writer(str, Enum):
 
 
 class Followed:
-    """One profile file that may grow.
-
-    Attributes:
-        path: of the file.
-    """
+    """One profile file that may grow."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -88,10 +88,9 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job.
+    """All ranks of a job, of ``world_size`` (0 if unknown).
 
     Attributes:
-        world_size: of the job, 0 if unknown.
         rows: by rank.
         imbalance: peak and step first, then categories, most bytes first.
         warnings: where ranks differ that should not, in words.

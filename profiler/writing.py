@@ -33,38 +33,21 @@ _O_BINARY: int = getattr(os, "O_BINARY", 0)
 def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
     """Write a file, whole or not at all. The arguments, and what is raised, are those of
     ``replacing_all``; ``what`` is e.g. ``the report``."""
-    with replacing(path, f"{what} ({len(data):,} bytes)", new=new) as fd:
+    with replacing_all([path], f"{what} ({len(data):,} bytes)", new=new) as (fd,):
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
 
 
 @contextlib.contextmanager
-def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[int]:
-    """The descriptor of a new file that takes the path's place when the block ends well.
-
-    It lies in the same folder, reaches the disk, and then takes the place in one step. When
-    anything fails, an interrupt included, it is removed and what was at ``path`` before is as
-    it was. Its mode: Note [Who may read what was replaced].
-
-    The arguments, and what is raised, are those of ``replacing_all``.
-    """
-    with replacing_all([path], what, new=new) as (fd,):
-        yield fd
-
-
-@contextlib.contextmanager
 def replacing_all(
-    paths: Sequence[StrPath],
-    what: str,
-    named: StrPath | None = None,
-    *,
-    new: bool = False,
+    paths: Sequence[StrPath], what: str, named: StrPath | None = None, *, new: bool = False
 ) -> Iterator[list[int]]:
-    """Several files as ``replacing`` has one: all take their places, or none does.
+    """Descriptors of new files that take the places of ``paths`` when the block ends well.
 
-    All have reached the disk before the first takes its place. If one cannot take it, those that
-    did give it back.
+    They lie in the same folders, and all have reached the disk before the first takes its place.
+    When anything fails, an interrupt included, they are removed and what was at ``paths`` before
+    is as it was. Their modes: Note [Who may read what was replaced].
 
     Args:
         paths: where to. Their folders must exist. A symbolic link is followed.
@@ -107,13 +90,16 @@ def replacing_all(
 
 @contextlib.contextmanager
 def output(path: StrPath) -> Iterator[Output]:
-    """A binary file that takes the path's place when the block ends well, see ``replacing``. A
+    """A binary file that takes the path's place when the block ends well, see ``replacing_all``. A
     path that ends in ``.gz`` is compressed.
 
     Raises:
         ProfileNotWritableError: the operating system refuses.
     """
-    with replacing(path, "the export") as fd, open(fd, "wb", closefd=False) as file:
+    with (
+        replacing_all([path], "the export") as (fd,),
+        open(fd, "wb", closefd=False) as file,
+    ):
         if os.fspath(path).endswith(".gz"):
             # Level 4: half the time of 6, a tenth more bytes.
             zipped = gzip.GzipFile("", "wb", 4, file, mtime=0)
@@ -124,14 +110,8 @@ def output(path: StrPath) -> Iterator[Output]:
 
 
 class _Replacement:
-    """A file that is to take a place.
-
-    Attributes:
-        target: the place, links followed unless it is to be new.
-        new: nothing may be there.
-        fd: of the file, -1 once it is closed.
-        temporary: where it is meanwhile.
-    """
+    """A file that is to take the place ``target`` (links followed, unless nothing may be there:
+    ``new``) and is at ``temporary`` meanwhile; ``fd`` is -1 once it is closed."""
 
     def __init__(self, path: StrPath, new: bool) -> None:
         self.target = os.path.abspath(path) if new else os.path.realpath(path)
@@ -172,7 +152,10 @@ def _take_places(files: Sequence[_Replacement]) -> None:
             before = None
             if os.path.lexists(file.target):
                 before = _temporary(file.target)
-                _put_aside(file.target, before)
+                try:
+                    os.link(file.target, before)  # So that the place is never empty.
+                except OSError:  # A file system without links.
+                    os.rename(file.target, before)
             kept.append((file.target, before))
             _take_place(file)
     except BaseException:
@@ -196,13 +179,6 @@ def _take_place(file: _Replacement) -> None:
         put_in_place(file.temporary, file.target)
     else:
         os.replace(file.temporary, file.target)
-
-
-def _put_aside(target: str, before: str) -> None:
-    try:
-        os.link(target, before)  # So that the place is never empty.
-    except OSError:  # A file system without links.
-        os.rename(target, before)
 
 
 def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:

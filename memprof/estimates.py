@@ -20,9 +20,6 @@ from memprof.simulated_cuda.gpus import DEFAULT_GPU, find_gpu
 
 from .views import Views
 
-__all__ = ["Estimate", "EstimateFailed", "estimate"]
-
-
 _WANTED = {
     "model": "give a torch.nn.Module, and its inputs after it",
     "optimizer": "give a class such as torch.optim.AdamW, or a functools.partial of one",
@@ -153,7 +150,7 @@ def estimate(
         path = os.path.join(folder, "parcel")
         with open(path, "wb") as f:
             f.write(pack((model, args, kwargs, options)))
-        program = ("-m", "memprof.simulate.estimate_job", path)
+        program = ("-m", "memprof.simulate.parcel", path)
         command = Command(python or sys.executable, (), program)
         found = simulate(command, settings, {**os.environ, "PYTHONPATH": _search_path()})
     failure = found.outcome.failure

@@ -65,12 +65,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known, and begin the table."""
     child = os.environ.get(CHILD)
     if child is not None:
-        from memprof.gate.options import take
+        from memprof.gate import take
 
         take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
-        from memprof.gate.table import begin
+        from memprof.gate.judge import begin
 
         try:
             begin(table)

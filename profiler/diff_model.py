@@ -115,7 +115,7 @@ class ProfileDiff:
         operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
         saved: values that forwards save for their backwards in one profile alone, or otherwise:
-            Note [How saved values are matched] in ``diff_saved.py``.
+            Note [How saved values are matched] in ``diff.py``.
     """
 
     devices: tuple[str, str]

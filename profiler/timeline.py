@@ -49,9 +49,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from ._call_pairs import Forwards, Pairing
-from ._persistent import Persistent
-from ._programs import CarriedItem, Key, PreparedProgram, partner_keys, prepare_programs
+from ._programs import (
+    CarriedItem,
+    Forwards,
+    Key,
+    Pairing,
+    Persistent,
+    PreparedProgram,
+    partner_keys,
+    prepare_programs,
+)
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
 from .model import EventKind, GraphKind, GraphRecord, LedgerEntry, LedgerKind, LiveStorage, Profile
 

@@ -13,8 +13,7 @@ from memprof.fit.store import BadStore, Store
 from memprof.fit.tries import ScriptFailed
 from memprof.fit.variables import BadVariable
 from memprof.profiler._text import visible
-from memprof.simulate.command_line import BadCommand
-from memprof.simulate.job import BadJob
+from memprof.simulate.command_line import BadCommand, BadJob
 from memprof.simulated_cuda.errors import SimulationError
 
 from ._common import BadFile, Command, exact_option, keep_apart, output_option, read_by

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import click
 
-from memprof.fit.advice import Trial, trials_of
+from memprof.fit.advice import Trial, render_advice, trials_of
 from memprof.fit.advice import advise as try_changes
-from memprof.fit.advice_text import render_advice
 from memprof.fit.store import Tried
 from memprof.fit.tries import Plan, Tries
 from memprof.profiler._text import visible

@@ -9,7 +9,8 @@ from dataclasses import replace
 import click
 
 from memprof.profiler._text import visible
-from memprof.profiler.diff import NothingToCompare, ProfileDiff, compare
+from memprof.profiler.diff import NothingToCompare, compare
+from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of

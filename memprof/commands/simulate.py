@@ -15,14 +15,12 @@ from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.profiler.writing import check_writable
-from memprof.simulate.command_line import BadCommand, parse
-from memprof.simulate.job import jobs_of
+from memprof.simulate.command_line import BadCommand, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import BadPretence, parse_pretence
-from memprof.simulate.result import as_json, write_profile_of
+from memprof.simulate.result import as_json, render, write_profile_of
 from memprof.simulate.standard_input import StandardInput
-from memprof.simulate.text import render
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
 

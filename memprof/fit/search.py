@@ -26,8 +26,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Line", "Try", "largest"]
-
 _BACK = 1 / 12
 """How far below a value that failed the next try is, as a share of it."""
 

@@ -10,8 +10,6 @@ from memprof.profiler._json import to_json
 from memprof.profiler.reading import read_file
 from memprof.profiler.writing import check_writable, write_whole
 
-__all__ = ["BadStore", "Store", "Tried"]
-
 FORMAT = 1
 
 
@@ -39,7 +37,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         changed: what the changes that were tried have changed, in sentences.
         idle: changes that found nothing to change.
         notes: what was asked for and could not be done, in sentences.
-        expected: bytes that changes should save, by key, see ``expected.py``.
+        expected: bytes that changes should save, by key, see ``expected`` in ``tries.py``.
         seconds: that the try took.
     """
 

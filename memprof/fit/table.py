@@ -13,17 +13,6 @@ from .store import Tried
 from .tries import Tries
 from .variables import Variable
 
-__all__ = [
-    "BUDGET",
-    "BUDGET_SETTING",
-    "ENOUGH",
-    "Budget",
-    "Row",
-    "budget_row",
-    "combinations",
-    "rows",
-]
-
 BUDGET = "BUDGET"
 BUDGET_SETTING = "torch._functorch.config.activation_memory_budget"
 

@@ -10,8 +10,6 @@ from .store import Tried
 from .table import BUDGET, ENOUGH, Budget, Row
 from .variables import Variable
 
-__all__ = ["progress", "render", "render_budget"]
-
 _PARTS = 5
 """Rows of what the best is made of."""
 

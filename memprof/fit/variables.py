@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
-__all__ = ["BadVariable", "Variable", "check_places", "fill", "parse_variable"]
-
 MOST_VALUES = 1_000_000
 """Values of one range."""
 

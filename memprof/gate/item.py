@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from memprof.gate import leave
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, attempt
 from memprof.simulate.torch_config import WITHOUT_TIMING
@@ -19,9 +20,7 @@ from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
 from . import CHILD, OPTIONS
-from .judge import BadGate, judge, read_mark
-from .options import leave
-from .table import add
+from .judge import BadGate, add, judge, read_mark
 
 
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:

@@ -21,7 +21,60 @@ from memprof.simulate.result import profile_of, write_profile_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import parse_size
 
-from .table import Row
+_COLUMNS = ("test", "GPU", "reserved", "limit", "allocated", "baseline", "change", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test; bytes.
+
+    Attributes:
+        test: its node ID.
+        gpu: key of the data sheet.
+        reserved, allocated: the most at any time.
+        limit: of what is reserved, None for none.
+        baseline: of what is allocated, None for none.
+        passed: whether it kept to what it may take.
+    """
+
+    test: str
+    gpu: str
+    reserved: int
+    allocated: int
+    limit: int | None
+    baseline: int | None
+    passed: bool
+
+    def markdown(self) -> str:
+        """The row of a table in Markdown."""
+        change = ""
+        if self.baseline:
+            change = f"{100 * (self.allocated - self.baseline) / self.baseline:+.2f} %"
+        cells = (
+            f"`{self.test}`".replace("|", "\\|"),
+            self.gpu,
+            format_bytes(self.reserved),
+            "" if self.limit is None else format_bytes(self.limit),
+            format_bytes(self.allocated),
+            "" if self.baseline is None else format_bytes(self.baseline),
+            change,
+            "" if self.passed else "**failed**",
+        )
+        return f"| {' | '.join(cells)} |\n"
+
+
+def begin(path: str) -> None:
+    """Write the head of a table, over what was there."""
+    rules = ["---", "---", *["--:"] * 5, "---"]
+    with open(path, "w") as f:
+        f.write(f"| {' | '.join(_COLUMNS)} |\n| {' | '.join(rules)} |\n")
+
+
+def add(path: str, row: Row) -> None:
+    """Add a row, in one piece."""
+    with open(path, "a") as f:
+        f.write(row.markdown())
+
 
 if TYPE_CHECKING:
     import pytest

@@ -6,21 +6,213 @@ change says so: a saving of nothing is not to be taken for a change that does no
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from memprof._torch_compat import allocate_by
+from memprof.profiler._text import is_inside
+from memprof.profiler.stack_text import innermost_module
 from memprof.simulated_cuda.after_import import after_import
 
 from .changes import change_of, environment_again, option_of
 from .checkpointed import Checkpointed
-from .chunked_loss import chunked_cross_entropy
-from .narrow_state import step_by_parameter
-from .recomputed import Recomputed
-from .static_inputs import StaticInputs
+
+
+def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
+    """An optimizer's ``step`` that updates one parameter after the other, in float32, and keeps
+    its state in bfloat16.
+
+    Args:
+        step: of an optimizer, not hooked by torch yet.
+        said: is told how many tensors of state were made narrower by a step that did so.
+    """
+
+    @functools.wraps(step)
+    def one_by_one(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+        import torch
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups, narrowed = optimizer.param_groups, 0
+        try:
+            for group in groups:
+                for parameter in group["params"]:
+                    if parameter.grad is None:
+                        continue
+                    # The state of a narrow parameter is as narrow by itself.
+                    wide = parameter.dtype is torch.float32
+                    if wide:
+                        _convert(optimizer.state.get(parameter, {}), torch.bfloat16, torch.float32)
+                    optimizer.param_groups = [{**group, "params": [parameter]}]
+                    step(optimizer)
+                    state = optimizer.state.get(parameter, {})
+                    if wide:
+                        narrowed += _convert(state, torch.float32, torch.bfloat16)
+        finally:
+            optimizer.param_groups = groups
+        if narrowed:
+            said(narrowed)
+        return loss
+
+    return one_by_one
+
+
+def _convert(state: Any, old: Any, new: Any) -> int:
+    """How many tensors of a state were of type ``old``, and are ``new`` now; numbers stay."""
+    import torch
+
+    found = [k for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype is old]
+    found = [key for key in found if state[key].numel() > 1]
+    for key in found:
+        state[key] = state[key].to(new)
+    return len(found)
+
+
+_CHUNKS = 8
+
+
+def chunked_cross_entropy(
+    whole: Callable[..., Any], said: Callable[[int], None]
+) -> Callable[..., Any]:
+    """``torch.nn.functional.cross_entropy``, in eight chunks of rows, each checkpointed.
+
+    Args:
+        whole: torch's own, which also gets what is no mean over rows of logits.
+        said: is told of how many rows, where chunks were made.
+    """
+
+    def cross_entropy(
+        input: Any,
+        target: Any,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        other = size_average is not None or reduce is not None or weight is not None
+        rows = input.shape[0] if input.dim() == 2 and target.dim() == 1 else 0
+        if other or reduction != "mean" or rows < 2 * _CHUNKS:
+            return whole(
+                *(input, target, weight, size_average, ignore_index, reduce),
+                reduction=reduction,
+                label_smoothing=label_smoothing,
+            )
+
+        def part(logits: Any, labels: Any) -> Any:
+            return whole(
+                *(logits, labels),
+                ignore_index=ignore_index,
+                reduction="sum",
+                label_smoothing=label_smoothing,
+            )
+
+        said(rows)
+        chunks = zip(input.chunk(_CHUNKS), target.chunk(_CHUNKS), strict=True)
+        total = sum(checkpoint(part, a, b, use_reentrant=False) for a, b in chunks)
+        return total / (target != ignore_index).sum()
+
+    return cross_entropy
+
+
+class StaticInputs:
+    """Does to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
+
+    AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
+    all is seen by graph trees, which then record again.
+
+    Args:
+        names: ``NAME+NAME``, each ``GraphValue.fqn`` of an input: a qualified name of module or
+            optimizer, else Dynamo's source, such as ``L['cache']``. Every graph that has one of
+            that name is meant.
+        said: is told what was marked so far, in words.
+    """
+
+    def __init__(self, names: str, said: Callable[[str], None]) -> None:
+        self._names = frozenset(names.split("+"))
+        self._said = said
+        self._marked = 0
+
+    def install(self, output_graph: ModuleType) -> None:
+        """Mark in what is compiled from now on."""
+        compile_ = output_graph.OutputGraph.call_user_compiler
+
+        def marked(graph: Any, gm: Any, example_inputs: Any) -> Any:
+            self._mark(gm, example_inputs)
+            return compile_(graph, gm, example_inputs)
+
+        output_graph.OutputGraph.call_user_compiler = marked
+
+    def _mark(self, gm: Any, example_inputs: Any) -> None:
+        from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
+
+        meant = {
+            v.name for v in dynamo_inputs(gm, example_inputs) if (v.fqn or v.source) in self._names
+        }
+        for node in gm.graph.find_nodes(op="placeholder"):
+            facts = node.meta.setdefault("tensor_dict", {})
+            if node.name in meant and not facts.get("_dynamo_static_input_type"):
+                facts["_dynamo_static_input_type"] = "unguarded"
+                self._marked += 1
+                self._said(f"inputs of compiled graphs: {self._marked:,}")
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class Recomputed:
+    """Marks nodes of joint graphs as torch's checkpointing does, before they are partitioned.
+
+    Args:
+        where: ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py``
+            writes it.
+        said: is told what was marked so far, in words.
+    """
+
+    def __init__(self, where: str, said: Callable[[str], None]) -> None:
+        operators, line, *module = where.split("@")
+        self._operators = frozenset(operators.split("+"))
+        self._file, _, self._line = line.rpartition(":")
+        self._module = module[0] if module else ""
+        self._said = said
+        self._marked = 0
+
+    def install(self, partitioners: ModuleType) -> None:
+        """Mark in what is partitioned from now on."""
+        partition = partitioners.min_cut_rematerialization_partition
+
+        def marked(joint: Any, *args: Any, **kwargs: Any) -> Any:
+            from torch.utils.checkpoint import CheckpointPolicy
+
+            for node in joint.graph.nodes:
+                if node.op == "call_function" and self._is_meant(node):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                    self._marked += 1
+            if self._marked:
+                self._said(f"{self._marked:,} nodes")
+            return partition(joint, *args, **kwargs)
+
+        partitioners.min_cut_rematerialization_partition = marked  # type: ignore[attr-defined]
+
+    def _is_meant(self, node: Any) -> bool:
+        # Seeds must be those of the forward: other random numbers would be another function.
+        if node.meta.get("partitioner_tag") == "is_backward" or "seed" in str(node.target):
+            return False
+        operator = str(node.meta.get("original_aten") or node.target)
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        here = any(os.path.basename(f) == self._file and n == self._line for f, n in frames)
+        path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
+        return here and operator in self._operators and is_inside(path, self._module)
 
 
 class Applied:

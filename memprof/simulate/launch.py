@@ -3,6 +3,15 @@
 ``python -m memprof.simulate.launch (SCRIPT | -m MODULE) [ARGUMENT ...]`` with a ``Request`` in the
 environment. Nothing of torch is imported before the script does: what a script sets in
 ``os.environ`` first must count.
+
+Note [When the peak has stood still]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A training run ends after so many optimizer steps. What serves a model has none, and neither has a
+compiled optimizer (its hooks are compiled away). There the run ends once the program has asked for
+``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
+least ``LEAST``. Blocks are counted, not seconds, so that the answer does not depend on the machine:
+compiling takes long and asks for nothing. Where there is an optimizer that has not stepped yet, the
+program may be validating before it trains: there it takes ``WITH_OPTIMIZER`` times as many.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -26,13 +36,43 @@ from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
 from .applied import Applied
-from .ending import Stillness
-from .host_reads import HostReads
 from .partition_flops import PartitionFlops
-from .pretend import Pretences, parse_pretence
+from .pretend import HostReads, Pretences, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 from .torch_config import parse_setting, put_settings, unused_settings
+
+FACTOR = 3
+LEAST = 20_000
+WITH_OPTIMIZER = 10
+
+
+@dataclass(slots=True)
+class Stillness:
+    """Notices that a peak stands still; see Note [When the peak has stood still].
+
+    Attributes:
+        peak: the greatest that was seen, whatever it is made of.
+        asked: blocks that had been asked for when it was first seen.
+    """
+
+    peak: tuple[int, ...] = ()
+    asked: int = 0
+
+    def reached(self, peak: tuple[int, ...], asked: int, waits_for_step: bool) -> bool:
+        """Whether nothing more is to be expected.
+
+        Args:
+            peak: the greatest so far.
+            asked: blocks asked for so far.
+            waits_for_step: there is an optimizer that has not stepped.
+        """
+        if peak > self.peak:
+            self.peak, self.asked = peak, asked
+            return False
+        enough = max(LEAST, FACTOR * self.asked) * (WITH_OPTIMIZER if waits_for_step else 1)
+        return asked - self.asked >= enough
+
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""

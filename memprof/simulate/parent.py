@@ -1,4 +1,7 @@
-"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it."""
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it.
+
+What a device gives beside torch's allocator is estimated, each part with its source.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,44 @@ from typing import Any
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount
+from memprof.profiler.model import DeviceAccount, Outside
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
 from .changes import environment_of, settings_of
-from .command_line import Command
-from .job import Job
-from .outside import CONTEXT_MIB, MIB, outside
+from .command_line import Command, Job
 from .request import VARIABLE, Failure, Outcome, Request, Run
 from .standard_input import StandardInput
+
+MIB = 1 << 20
+
+CONTEXT_MIB = 512
+"""A CUDA context with torch's kernels, MiB; what the simulated device keeps for it."""
+
+NCCL_MIB = 600
+"""A communicator's buffers on one device, MiB; ``_NCCL_SOURCE``."""
+
+_CONTEXT_SOURCE = (
+    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and driver"
+)
+_NCCL_SOURCE = (
+    "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
+    "from 200 MiB to over 1 GiB by topology and number of communicators"
+)
+
+
+def outside(grouped: bool) -> list[Outside]:
+    """Estimates for a device.
+
+    Args:
+        grouped: whether the process made process groups with others.
+    """
+    found = [Outside("CUDA context", CONTEXT_MIB * MIB, True, _CONTEXT_SOURCE)]
+    if grouped:
+        found.append(Outside("NCCL", NCCL_MIB * MIB, True, _NCCL_SOURCE))
+    return found
+
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""

@@ -1,4 +1,4 @@
-"""Values to pretend where a program looks at one that no kernel has computed.
+"""Where a program looks at values that no kernel has computed, and what it is to find there.
 
 Note [Pretended values]
 ~~~~~~~~~~~~~~~~~~~~~~~
@@ -24,6 +24,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from memprof.profiler.device.where import line_of_caller
+from memprof.profiler.model import HostRead, SourceFrame
 
 Value = bool | int | float
 
@@ -177,3 +180,31 @@ def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
             raise ValueError("it is no integer")
         value = int(value)
     return struct.pack(f"<{form}", value)
+
+
+class HostReads:
+    """Counts copies from devices to the host by the line that asked for them.
+
+    Attributes:
+        pretences: what some lines are to find there.
+    """
+
+    def __init__(self, pretences: Pretences) -> None:
+        self.pretences = pretences
+        self._found: dict[SourceFrame | None, list[int]] = {}
+
+    def note(self, nbytes: int, address: int) -> None:
+        """One copy to ``address``, asked for by whoever called."""
+        line = line_of_caller()
+        if line is not None:
+            self.pretences.apply(line.file, line.line, nbytes, address)
+        counted = self._found.setdefault(line, [0, 0])
+        counted[0] += 1
+        counted[1] += nbytes
+
+    def rows(self) -> list[HostRead]:
+        """By line, most often first."""
+        rows = [
+            HostRead(line, count, nbytes) for line, (count, nbytes) in list(self._found.items())
+        ]
+        return sorted(rows, key=lambda r: -r.count)

@@ -18,7 +18,7 @@ class Run:
 
     Attributes:
         steps: optimizer steps after which it ends.
-        until_still: whether it ends when the peak has stood still, see ``ending.py``.
+        until_still: whether it ends when the peak has stood still, see ``launch.py``.
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
         balanced_experts: whether routers deal tokens evenly, see ``experts.py``.

@@ -9,8 +9,6 @@ import stat
 import threading
 from collections.abc import Iterator
 
-__all__ = ["StandardInput"]
-
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
 """Between two looks whether the run has ended, while nothing comes in."""

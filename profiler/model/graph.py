@@ -8,8 +8,7 @@ from enum import Enum
 
 from .category import Category
 from .limits import Count, Int
-from .placement import Placement
-from .program import AllocationProgram
+from .program import AllocationProgram, Placement
 from .provenance import BufferProvenance, NodeProvenance
 
 

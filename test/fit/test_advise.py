@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from memprof.cli import main
 from memprof.fit import tries
-from memprof.fit.expected import expected
+from memprof.fit.tries import expected
 from memprof.profiler.advice import Finding, FindingKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (

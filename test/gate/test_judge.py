@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.gate.judge import BadGate, baseline_path, judge, read_mark
-from memprof.gate.table import add, begin
+from memprof.gate.judge import BadGate, add, baseline_path, begin, judge, read_mark
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,

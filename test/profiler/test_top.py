@@ -16,15 +16,14 @@ from profile_builder import MIB, calls, training
 from test_growth_rule import GROWTH, tracked
 
 from memprof.cli import main
-from memprof.profiler import claims, following
+from memprof.profiler import claims, running_job
 from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.following import Followed, Writer
 from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.text import render
-from memprof.profiler.running_job import STALLED_NS, JobFile, Present
+from memprof.profiler.running_job import STALLED_NS, Followed, JobFile, Present, Writer
 
 NOW = 1_700_000_100_000_000_000
 
@@ -98,7 +97,7 @@ class TestFollowing:
     def test_of_a_long_log_the_latest_calls_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(following, "KEEP_CALLS", 4)
+        monkeypatch.setattr(running_job, "KEEP_CALLS", 4)
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(training()))
         found = Followed(str(file)).profile()

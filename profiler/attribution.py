@@ -138,13 +138,17 @@ class Attribution:
                 unknown = site.category is Category.UNKNOWN
                 return None if unknown else (site.category.value, None, "")
             case View.MODULE:
-                return _by_module(site)
+                if site.module is not None:
+                    return site.module, None, ""
+                return None if View.MODULE in site.why else _outside(site)
             case View.NODE:
                 if site.node is None:
                     return None
                 return site.node, site.graph, site.op or site.fqn or ""
             case View.LINE:
-                return _by_line(site)
+                if site.frame is not None:
+                    return site.frame.location, None, site.frame.code.strip()
+                return _outside(site)
             case View.GRAPH:
                 if site.outside or View.GRAPH in site.why:
                     return _outside(site)
@@ -304,18 +308,6 @@ def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
     if storage.category is Category.UNKNOWN:
         why[View.CATEGORY] = "category unknown"
     return Site(graph=graph, category=storage.category, why=why)
-
-
-def _by_module(site: Site) -> Named:
-    if site.module is not None:
-        return site.module, None, ""
-    return None if View.MODULE in site.why else _outside(site)
-
-
-def _by_line(site: Site) -> Named:
-    if site.frame is not None:
-        return site.frame.location, None, site.frame.code.strip()
-    return _outside(site)
 
 
 def _outside(site: Site) -> Named:

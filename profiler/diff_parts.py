@@ -79,7 +79,10 @@ def _figures(
     records = (before, after)
     known = [set(_devices(r)) for r in records]
     # Every snapshot has all devices that are in use then.
-    idle = [_idle(r, set.union(*known)) for r in records]
+    idle = [
+        set.union(*known).difference(*(s.devices for s in r.snapshots)) if r.snapshots else set()
+        for r in records
+    ]
     for name in sorted(set.union(*known)) if all(known) else ():
         if device not in (None, name):
             continue
@@ -91,13 +94,6 @@ def _figures(
                 for n, none in zip((figure(r, name) for r in records), idle, strict=True)
             )
             yield name, quantity, old, new
-
-
-def _idle(record: TrackerRecord, devices: Collection[str]) -> set[str]:
-    """Those of ``devices`` that no snapshot of a record has, if it has any."""
-    if not record.snapshots:
-        return set()
-    return set(devices).difference(*(s.devices for s in record.snapshots))
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:

@@ -70,12 +70,8 @@ def store_at(output: str | None, command: tuple[str, ...]) -> Store:
 
 @contextmanager
 def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
-    """Refuse bad options and files before anything runs.
-
-    Args:
-        command: of the user; there must be one.
-        example: of what to write.
-    """
+    """Refuse bad options and files before anything runs, and to run nothing: ``example`` is what to
+    write."""
     try:
         if not command:
             raise BadCommand(f"there is no script: {example}")
@@ -88,12 +84,8 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
 
 @contextmanager
 def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
-    """End with a line on standard error where tries cannot go on.
-
-    Args:
-        name: of the subcommand.
-        output: the file with the tries so far, if there is one.
-    """
+    """End with a line on standard error where tries of a subcommand cannot go on; ``output`` is the
+    file with those so far, if there is one."""
     try:
         yield
     except KeyboardInterrupt:

@@ -37,14 +37,6 @@ from .simulate import TOO_MUCH, list_gpus, other_memory, script_command, size_op
 _NAME_AND_VALUE = "NAME=VALUE"
 
 
-def _gpus(names: str) -> tuple[Gpu, ...]:
-    return tuple(find_gpu(name.strip()) for name in dict.fromkeys(names.split(",")))
-
-
-def _variables(texts: tuple[str, ...]) -> tuple[Variable, ...]:
-    return tuple(map(parse_variable, texts))
-
-
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for text in texts:
@@ -67,7 +59,10 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     "gpus",
     default=DEFAULT_GPU,
     show_default=True,
-    callback=read_by(_gpus, SimulationError),
+    callback=read_by(
+        lambda names: tuple(find_gpu(n.strip()) for n in dict.fromkeys(names.split(","))),
+        SimulationError,
+    ),
     metavar="GPU[,GPU...]",
     help="Which GPUs, by names like a100-40gb.",
 )
@@ -80,7 +75,7 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     "--vary",
     "variables",
     multiple=True,
-    callback=read_by(_variables, BadVariable),
+    callback=read_by(lambda texts: tuple(map(parse_variable, texts)), BadVariable),
     metavar="NAME=VALUES",
     help="BATCH=1..256, BATCH=8..256:8 (the largest that fits is found) or SEQ=512,1024.",
 )

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import DeviceAccount, Failure, Purpose
+from memprof.profiler.model import DeviceAccount, Purpose
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
 from memprof.simulate.command_line import Command, jobs_of, parse
@@ -78,6 +78,10 @@ def _recomputed_blocks(account: DeviceAccount) -> int:
     blocks = [name for name in composed if instances[name] > 1]
     best = max(blocks, key=lambda n: inside[n] * (1 - 1 / instances[n]), default=None)
     return inside[best] if best is not None else 0
+
+
+_READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
+"""Begin variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
 
 
 class ScriptFailed(Exception):
@@ -180,9 +184,10 @@ class Tries:
     def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
         """What makes a try another one, as far as it can be known."""
         torch = find_torch(command.interpreter)
+        of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
         parts = (
             command,
-            sorted({**_of_torch(self._environment), **env}.items()),
+            sorted({**of_torch, **env}.items()),
             replace(settings, quiet=True),
             self._plan.whole,
             self._script(command.script),
@@ -202,12 +207,6 @@ class Tries:
             except IsADirectoryError:  # with a __main__.py, which Python runs
                 self._scripts[path] = ""
         return self._scripts[path]
-
-
-def _of_torch(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
-    prefixes = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-    return {name: text for name, text in environment.items() if name.startswith(prefixes)}
 
 
 def _ranks(text: str) -> int:
@@ -234,6 +233,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
     moment = s.outcome.out_of_memory
     seen = moment is not None and not (moment.failure is not None and moment.failure.doing)
     fits = bool(s.fits) and not seen
+    limit, short = ("", 0) if fits else _limit(s)
     return Tried(
         values=dict(values),
         gpu=s.gpu.key,
@@ -243,36 +243,29 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         reserved=account.reserved,
         allocated=account.most_allocated,
         parts=sorted(account.parts(), key=lambda part: -part[1]),
-        limit="" if fits else _limit(s),
+        limit=limit,
         flops=s.outcome.flops,
         changed=s.outcome.changed,
         idle=s.outcome.idle,
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
         expected=expected(account),
-        short=0 if fits else _short(s),
+        short=short,
     )
 
 
-def _failure(s: Simulation) -> Failure | None:
+def _limit(s: Simulation) -> tuple[str, int]:
+    """The request that did not fit and who made it, and the bytes that the device lacked for it."""
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
-    return next((m.failure for m in moments if m.failure is not None), None)
-
-
-def _short(s: Simulation) -> int:
-    """Bytes that the device lacked for the request that failed."""
-    failure = _failure(s)
-    if failure is None:
-        return max(s.needed - s.gpu.memory, 0)
-    return max(failure.wanted - failure.device_free, 0)
-
-
-def _limit(s: Simulation) -> str:
-    failure = _failure(s)
+    failure = next((m.failure for m in moments if m.failure is not None), None)
     if failure is not None:
         went_on = "; the script went on" if s.outcome.failure is None else ""
-        return f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
-    if s.outcome.failure is None and s.needed > s.gpu.memory:
-        over = format_bytes(s.needed - s.gpu.memory)
-        return f"with what is outside of torch's allocator it is {over} too much"
-    return "out of memory"
+        said = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
+        return said, max(failure.wanted - failure.device_free, 0)
+    over = max(s.needed - s.gpu.memory, 0)
+    if s.outcome.failure is None and over:
+        return (
+            f"with what is outside of torch's allocator it is {format_bytes(over)} too much",
+            over,
+        )
+    return "out of memory", over

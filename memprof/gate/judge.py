@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memprof.profiler.diff_model import Change, place_of
+from memprof.profiler.diff_model import place_of
 from memprof.profiler.diff_parts import account_quantities
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile
@@ -116,20 +116,16 @@ def read_mark(mark: pytest.Mark) -> Gate:
     known = {"limit", "gpu", "growth"}
     given = dict(mark.kwargs)
     if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - known:
+        words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in given.items()]
         raise BadGate(
             "limit_device_memory takes a limit such as '2 GiB', gpu='a100-40gb' and growth='0 %', "
-            f"and was given {_arguments(mark)}"
+            f"and was given {', '.join(words) or 'nothing'}"
         )
     limit = mark.args[0] if mark.args else given.get("limit")
     growth, gpu = given.get("growth"), given.get("gpu")
     if gpu is not None and not isinstance(gpu, str):
         raise BadGate(f"{gpu!r} is no GPU: write 'a100-40gb'")
     return Gate(_bytes(limit), gpu, _share(growth))
-
-
-def _arguments(mark: pytest.Mark) -> str:
-    words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in mark.kwargs.items()]
-    return ", ".join(words) or "nothing"
 
 
 def _bytes(limit: object) -> int | None:
@@ -167,13 +163,7 @@ def judge(
     nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
 ) -> tuple[str, Row]:
     """What is wrong with what a test took, in words, empty if nothing is; and its row of a table.
-
-    Args:
-        nodeid: of the test.
-        test_file: its file.
-        gate: what it may take.
-        simulation: what it took.
-        update: whether what it took becomes its baseline.
+    With ``update`` what it took becomes its baseline.
 
     Raises:
         BadGate: the baseline cannot be written.
@@ -260,7 +250,9 @@ def _what_grew(before: Profile | None, after: Profile) -> list[str]:
             grown = [c for c in quantity.views[view] if c.change > 0][:_TOP]
             if grown:
                 lines.append(f"Grown since the baseline, by {title}:")
-                lines += [f"  {_change(c)}" for c in grown]
+                for c in grown:
+                    change, before_ = format_bytes(c.change), format_bytes(c.before)
+                    lines.append(f"  {'+' + change:>10}  {c.key}  ({before_} before)")
         lines += _nodes(after, {c.key for c in quantity.views["node"] if c.change > 0})
     if not found and after.accounts:
         lines.append("What is reserved at the peak:")
@@ -278,7 +270,3 @@ def _nodes(after: Profile, places: set[str]) -> list[str]:
     rows = sorted(found.items(), key=lambda item: -item[1])[:_TOP]
     lines = [f"  {format_bytes(n):>10}  {nodes}" for nodes, n in rows]
     return ["FX nodes of these lines now:", *lines] if lines else []
-
-
-def _change(c: Change) -> str:
-    return f"{'+' + format_bytes(c.change):>10}  {c.key}  ({format_bytes(c.before)} before)"

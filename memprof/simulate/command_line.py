@@ -60,33 +60,22 @@ def parse(words: tuple[str, ...]) -> Command:
                 "or -m MODULE ARGUMENT ..."
             )
     else:
-        interpreter = _interpreter(words[0])
-        options, program = _split(words[1:])
+        # A bare `python` is the one that memprof runs in, as in a shell with that environment.
+        interpreter = words[0] if os.sep in words[0] else sys.executable
+        at = 1
+        while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+            at += 2 if words[at] in _WITH_VALUE else 1
+        options, program = words[1:at], words[at:]
     if not program or program == ("-m",):
         raise BadCommand(f"{' '.join(words)} has no script and no -m MODULE")
     if program[0] == "-c" or program[0] == "-":
         raise BadCommand("a program from the command line cannot be simulated: put it into a file")
-    if program[0] == "-m" and program[1] in _LAUNCHER_MODULES:
-        raise _launcher(f"python -m {program[1]}")
-    if program[0] == "-m" and program[1].partition(".")[0] in _LAUNCHERS:
-        raise _launcher(f"python -m {program[1]}")
+    module = program[1] if program[0] == "-m" else ""
+    if module in _LAUNCHER_MODULES or module.partition(".")[0] in _LAUNCHERS:
+        raise _launcher(f"python -m {module}")
     if program[0].startswith("-") and program[0] != "-m":
         raise BadCommand(f"{program[0]} is no script; before one only options of Python may stand")
     return Command(interpreter, options, program)
-
-
-def _interpreter(word: str) -> str:
-    if os.sep in word:
-        return word
-    # A bare `python` is the one that memprof runs in, as in a shell with that environment active.
-    return sys.executable
-
-
-def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
-        at += 2 if words[at] in _WITH_VALUE else 1
-    return words[:at], words[at:]
 
 
 def _launcher(name: str) -> BadCommand:

@@ -34,7 +34,7 @@ def balance_experts() -> None:
     """Deal tokens to experts in this process from here on."""
     compute_integers({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
-        _tell_counts()
+        wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 
 
 def _deal(result: Any, args: tuple[Any, ...]) -> None:
@@ -52,10 +52,6 @@ def _deal(result: Any, args: tuple[Any, ...]) -> None:
         rows = [n for i, n in enumerate(indices.shape) if i != dim]
         dealt = dealt.reshape(*rows, k).movedim(-1, dim)
     overwritten(indices, dealt.reshape(indices.shape))
-
-
-def _tell_counts() -> None:
-    wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 
 
 def _even_parts(run: Kernel) -> Kernel:

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -113,31 +113,23 @@ def launch(arguments: list[str]) -> None:
 
 
 def _failure(error: BaseException) -> Failure:
-    trace = _of_script(error.__traceback__)
+    """With the traceback from the script's first frame on."""
+    trace, ours = error.__traceback__, {__file__, run_main.__code__.co_filename}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    torch, cause = sys.modules.get("torch"), error
+    # The script may have raised something else where the device's memory was too small.
+    while torch is not None and not isinstance(cause, torch.OutOfMemoryError):
+        following = cause.__cause__ or cause.__context__
+        if following is None:
+            break
+        cause = following
     return Failure(
         kind=type(error).__name__,
         message=str(error),
         trace="".join(traceback.format_exception(type(error), error, trace)),
-        out_of_memory=_is_out_of_memory(error),
+        out_of_memory=torch is not None and isinstance(cause, torch.OutOfMemoryError),
     )
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device's memory was too small, also where the script raised something else."""
-    torch = sys.modules.get("torch")
-    while error is not None and torch is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script's first frame on."""
-    ours = {__file__, run_main.__code__.co_filename}
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return trace
 
 
 class _Run:
@@ -180,7 +172,11 @@ class _Run:
             rank, size = self._request.rank, self._request.world_size
             after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
             after_import("torch.nn.parallel.distributed", fake_reductions)
-        after_import("memprof.compile_backend.runtime", self._backend_is_there)
+
+        def backend_is_there(runtime: Any) -> None:
+            self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
+
+        after_import("memprof.compile_backend.runtime", backend_is_there)
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
         """Write the outcome and leave the process, without the script's own end.
@@ -211,7 +207,8 @@ class _Run:
         if self._watch is None:
             return
         outcome.out_of_memory = self._out_of_memory
-        outcome.grouped = "torch.distributed" in sys.modules and _is_grouped()
+        distributed: Any = sys.modules.get("torch.distributed")
+        outcome.grouped = distributed is not None and distributed.is_initialized()
         from memprof.profiler.device.totals import counters
 
         found = counters()
@@ -277,9 +274,6 @@ class _Run:
         self._out_of_memory = account
         return ""
 
-    def _backend_is_there(self, runtime: ModuleType) -> None:
-        self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
-
     def _after_step(self, fewest: int, steps: int) -> None:
         # All optimizers: the last one's turn may be the fullest. One that pauses is not waited for.
         wanted = self._request.steps
@@ -325,11 +319,6 @@ class _Run:
         """A call that comes while the run's end is described would find it half done."""
         if not self._finishing:
             self.finish(ended)
-
-
-def _is_grouped() -> bool:
-    initialized: bool = sys.modules["torch.distributed"].is_initialized()
-    return initialized
 
 
 if __name__ == "__main__":

@@ -67,14 +67,15 @@ class _Packer:
                 "a tensor that was computed with gradients cannot be sent: detach() it first"
             )
         storage = value.untyped_storage()
-        # Storages of the meta device have no address; the object itself is their identity.
-        key = storage._cdata
         self._kept += (storage, value)
-        number = self._storages.setdefault(key, len(self._storages))
-        low, high = _bytes_of(value)
-        if number < len(self.reached):
-            low, high = _union((low, high), self.reached.pop(number))
-        self.reached.insert(number, (low, high))
+        # Storages of the meta device have no address; the object itself is their identity.
+        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        reached = _bytes_of(value)
+        if number == len(self.reached):
+            self.reached.append(reached)
+        else:
+            ranges = [r for r in (reached, self.reached[number]) if r[0] < r[1]] or [reached]
+            self.reached[number] = min(r[0] for r in ranges), max(r[1] for r in ranges)
         return (
             "parameter" if isinstance(value, torch.nn.Parameter) else "tensor",
             number,
@@ -98,12 +99,6 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     last = int(first + sum((size - 1) * stride for size, stride in steps))
     low = first * tensor.itemsize // _ALIGNMENT * _ALIGNMENT
     return low, (last + 1) * tensor.itemsize
-
-
-def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    if a[0] == a[1] or b[0] == b[1]:
-        return max(a, b, key=lambda r: r[1] - r[0])
-    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def pack(value: object) -> bytes:

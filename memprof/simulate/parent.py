@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -46,11 +47,7 @@ _NCCL_SOURCE = (
 
 
 def outside(grouped: bool) -> list[Outside]:
-    """Estimates for a device.
-
-    Args:
-        grouped: whether the process made process groups with others.
-    """
+    """Estimates for a device, of a process that is in groups with others if ``grouped``."""
     found = [Outside("CUDA context", CONTEXT_MIB * MIB, True, _CONTEXT_SOURCE)]
     if grouped:
         found.append(Outside("NCCL", NCCL_MIB * MIB, True, _NCCL_SOURCE))
@@ -141,12 +138,8 @@ class Simulation:
 
 
 def simulate(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """Run a script on a simulated device, and if it does not fit, again on an ample one.
-
-    Args:
-        command: the script.
-        settings: how.
-        environment: of the script, before the simulation's own variables.
+    """Run a script on a simulated device, and if it does not fit, again on an ample one;
+    ``environment`` is the script's, before the simulation's own variables.
 
     Raises:
         memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
@@ -189,13 +182,8 @@ def _complete(simulation: Simulation) -> None:
 def find_smallest(
     simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
 ) -> None:
-    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it.
-
-    Nothing is looked for where the script failed for another reason.
-
-    Args:
-        simulation: of the script, with these settings.
-    """
+    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
+    was simulated with these settings; nothing where the script failed for another reason."""
     if simulation.account is None or simulation.outcome.failure is not None:
         return
     low, high = simulation.least, simulation.needed
@@ -242,11 +230,9 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
         words += ["-m", "memprof.simulate.launch", *command.program]
-        with contextlib.ExitStack() as inputs:
-            given = None
-            if settings.input is not None:
-                given = inputs.enter_context(settings.input.for_one_run())
-            status = _wait(words, variables, settings, given)
+        given = settings.input
+        with nullcontext() if given is None else given.for_one_run() as descriptor:
+            status = _wait(words, variables, settings, descriptor)
         try:
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
@@ -258,16 +244,10 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
 
 
 def _wait(
-    words: Sequence[str],
-    variables: Mapping[str, str],
-    settings: Settings,
-    given: int | None = None,
+    words: Sequence[str], variables: Mapping[str, str], settings: Settings, given: int | None
 ) -> int | None:
-    """Exit status of the script's process, None if it took too long.
-
-    Args:
-        given: file descriptor of its standard input; None for this process's.
-    """
+    """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
+    of its standard input, None for this process's."""
     with contextlib.ExitStack() as files:
         # What the script prints is no result of ours: it goes where messages go.
         output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
@@ -308,17 +288,12 @@ def _raise_exit(number: int, frame: object) -> None:
 
 
 def _died(status: int | None, settings: Settings) -> Failure:
+    kind = "Died"
     if status is None:
-        return Failure(
-            kind="Timeout",
-            message=f"the script had not ended after {settings.timeout_s:g} s (--timeout)",
-            trace="",
-        )
-    if status < 0:
-        name = signal.Signals(-status).name
-        return Failure(kind="Died", message=f"the script's process died of {name}", trace="")
-    return Failure(
-        kind="Died",
-        message=f"the script left its process with exit status {status} by os._exit or exec",
-        trace="",
-    )
+        kind = "Timeout"
+        said = f"the script had not ended after {settings.timeout_s:g} s (--timeout)"
+    elif status < 0:
+        said = f"the script's process died of {signal.Signals(-status).name}"
+    else:
+        said = f"the script left its process with exit status {status} by os._exit or exec"
+    return Failure(kind=kind, message=said, trace="")

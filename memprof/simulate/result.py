@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memprof.profiler.file import write_profile, write_profiles
+from memprof.profiler.file import write_profiles
 from memprof.profiler.model import Process, Profile
 from memprof.profiler.report.failure import why
 from memprof.profiler.report.page import PLAIN, Page, Style
@@ -15,16 +15,13 @@ from .parent import Simulation
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
-    """What ``memprof simulate --json`` prints, in bytes and ns.
-
-    Args:
-        simulations: one a rank.
-        limit: bytes of ``--fail-above``.
-    """
+    """What ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns; ``limit``
+    is that of ``--fail-above``."""
     worst = max(simulations, key=lambda s: s.needed)
+    fits = [s.fits for s in simulations]
     return {
         "gpu": worst.gpu,
-        "fits": _all([s.fits for s in simulations]),
+        "fits": False if False in fits else None if None in fits else True,
         "needed_bytes": worst.needed,
         "limit_bytes": limit,
         "ranks": [
@@ -50,12 +47,6 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
     }
 
 
-def _all(fits: Sequence[bool | None]) -> bool | None:
-    if False in fits:
-        return False
-    return None if None in fits else True
-
-
 def profile_of(simulation: Simulation) -> Profile:
     """The run's profile, with its accounts and its place in the job."""
     profile = simulation.outcome.profile or Profile(complete=False)
@@ -72,20 +63,11 @@ def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
     Raises:
         ProfileNotWritableError: it cannot be written.
     """
-    profiles = [profile_of(s) for s in simulations]
-    if len(profiles) == 1:
-        write_profile(profiles[0], path)
-    else:
-        write_profiles(profiles, path)
+    write_profiles([profile_of(s) for s in simulations], path)
 
 
 def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
-    """Simulations as text, ending in a newline.
-
-    Args:
-        simulations: one a rank; the one that needs most is shown in full.
-        style: of the page.
-    """
+    """Simulations as text, one a rank, of which that which needs most is shown in full."""
     worst = max(simulations, key=lambda s: s.needed)
     page = Page(style)
     _verdict(page, worst)

@@ -232,12 +232,8 @@ class ProfilingSession(Views):
         return self._join(RUNTIME.profile(self._session, threads), threads)
 
     def _join(self, profile: Profile, threads: Mapping[int, int]) -> Profile:
-        """Adds what other parts of memprof know.
-
-        Args:
-            profile: gets it.
-            threads: numbers of threads in its calls, by ``threading.get_ident()``.
-        """
+        """Adds what other parts of memprof know; ``threads`` has the numbers of threads in the
+        profile's calls, by ``threading.get_ident()``."""
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)

@@ -93,13 +93,8 @@ SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
 
 @dataclass(frozen=True, slots=True)
 class CarriedItem:
-    """Memory that outlives a call, with the graph that explains it.
-
-    Attributes:
-        key: its name across units.
-        storage, graph, owner, line, hold: as in ``LiveItem``.
-        made: the unit that holds it has made it; it was no input.
-    """
+    """Memory that outlives a call, by its name across units, with the graph that explains it as in
+    ``LiveItem``, and whether the unit that holds it has made it; else it was an input."""
 
     key: Key
     storage: Storage
@@ -122,14 +117,8 @@ class CarriedItem:
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """Outputs of a unit that the same other units have as inputs.
-
-    Attributes:
-        consumers: these units.
-        accumulates: gradients: autograd adds what the producer makes when it is called again
-            to what it made before, which lives on.
-        items: the outputs.
-    """
+    """Outputs of a unit that the same other units, ``consumers``, have as inputs. Gradients accumulate:
+    autograd adds what the producer makes when it is called again to what it made before."""
 
     consumers: frozenset[int]
     accumulates: bool

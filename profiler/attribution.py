@@ -61,14 +61,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of what programs allocate is attributed.
-
-    Attributes:
-        allocated: bytes of all allocations, freed or not, inputs excluded.
-        to_node: of these, attributed to an FX node.
-        to_source: of these, attributed to a source line or a module.
-        missing: reason → bytes, for bytes that miss either.
-    """
+    """How many bytes of what programs allocate, freed or not and inputs excluded, are attributed to
+    an FX node, and to a source line or a module; and by reason those that miss either."""
 
     allocated: int = 0
     to_node: int = 0

@@ -31,15 +31,9 @@ class View(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Bytes of one category, module, node, line or graph, or of one reason.
-
-    Attributes:
-        key: its name.
-        nbytes: bytes.
-        storages: number of storages.
-        graph: id, where the key is only unique within a graph.
-        note: operator of a node, code of a line.
-    """
+    """Bytes of one category, module, node, line or graph, or of one reason; ``graph`` is there
+    where the key is only unique within it, ``note`` is the operator of a node or the code of a
+    line."""
 
     key: str
     nbytes: int
@@ -50,16 +44,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """One view of a live set: ``total == attributed + unattributed``, exactly.
-
-    Attributes:
-        view: which.
-        total: bytes of the set.
-        attributed: bytes in parts.
-        unattributed: bytes in the remainder.
-        parts: largest first.
-        remainder: reasons why bytes are in no part, largest first.
-    """
+    """One view of a live set: ``total == attributed + unattributed``, exactly, in bytes. Parts and
+    the reasons in the remainder come largest first."""
 
     view: View
     total: int
@@ -71,15 +57,8 @@ class Breakdown:
 
 @dataclass(slots=True)
 class ModuleNode:
-    """A module and what is below it.
-
-    Attributes:
-        name: last part of the path.
-        path: whole path, "" for the root.
-        own: bytes of the module itself.
-        nbytes: own and all below.
-        children: largest first.
-    """
+    """A module by the last part of its path and the whole path, "" for the root, with the bytes of
+    its own and with all below; children come largest first."""
 
     name: str
     path: str

@@ -34,15 +34,8 @@ _PATIENCE = 10
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool | None:
-    """Lock the file of ``fd`` until it is closed; waits for nothing.
-
-    Args:
-        fd: an open descriptor.
-        shared: others may have it too, if they share it.
-
-    Returns:
-        Whether it has the lock: False, someone else has it; None, this file system has no locks.
-    """
+    """Lock the file of ``fd`` until it is closed, or share its lock; waits for nothing. False where
+    someone else has it, None where this file system has no locks."""
     if _flock is None:
         return None
     try:

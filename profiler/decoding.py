@@ -129,17 +129,8 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
 
 
 class Document:
-    """What the frames of one process come to.
-
-    Args:
-        path: of the file, for errors.
-        keep_calls: of the log so many calls are kept, the latest, and the others only counted;
-            by default all.
-
-    Attributes:
-        left_out: what was damaged.
-        refused: why nothing of it was read, None if it was.
-    """
+    """What the frames of one process come to: ``left_out`` is what was damaged, ``refused`` why
+    nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by default all."""
 
     def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
         self.left_out = Notes()
@@ -165,12 +156,7 @@ class Document:
         self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
 
     def add(self, frame: Frame, damage: Damage | None) -> None:
-        """Add a frame.
-
-        Args:
-            frame: of this process.
-            damage: what could not be read before it, if nobody has said so.
-        """
+        """Add a frame, before which there was damage of which nobody has said anything."""
         missing = frame.number - self._next
         if missing < 0:
             self.lost(frame.start, "its number was there before")
@@ -312,12 +298,7 @@ class Document:
 
 
 def _check_version(version: Any, written_by: Any, path: str | None) -> None:
-    """Refuse a schema version that is not ours.
-
-    Raises:
-        ProfileInvalidError: ``version`` is no whole number.
-        ProfileVersionError: it is another one.
-    """
+    """Refuse a schema version that is not ours."""
     if type(version) is not int:
         raise ProfileInvalidError(
             path,

@@ -180,10 +180,8 @@ class NothingToCompare(ValueError):
 def compare(before: Profile, after: Profile, device: str | None = None) -> ProfileDiff:
     """Compare two profiles in every part that both have.
 
-    Args:
-        before, after: valid ones.
-        device: whose memory, in both. By default of compiled code the main one of each and every
-            other accelerator, and all of the tracker's and the data flow's.
+    By default of compiled code the main device of each is compared and every other accelerator, and
+    all of the tracker's and the data flow's.
 
     Raises:
         NothingToCompare: they have no part in common.

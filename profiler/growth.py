@@ -60,13 +60,8 @@ MIN_A_STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """By how much something grows.
-
-    Attributes:
-        a_step: bytes a step.
-        since: first step of which something is held, from 1, without a gap longer than half of
-            what was looked at.
-    """
+    """By how many bytes a step something grows, and the first step of which something is held, from
+    1, without a gap longer than half of what was looked at."""
 
     a_step: int
     since: int
@@ -81,15 +76,12 @@ class Gone(NamedTuple):
 
 
 def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
-    """Whether something grows; see Note [What counts as growth].
+    """Whether something grows, None if not; see Note [What counts as growth].
 
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
         steps: that have ended.
         gone: what was held for long and is held no more, as far as known.
-
-    Returns:
-        None if it does not.
     """
     if steps < LEAST:
         return None

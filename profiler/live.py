@@ -21,13 +21,8 @@ class Hold(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A point in time and the bytes known to be live then.
-
-    Attributes:
-        call: index in the call log.
-        instant: of that call's program.
-        nbytes: known live bytes.
-    """
+    """A point in time, by index in the call log and instant of that call's program, and the bytes
+    known to be live then."""
 
     call: int
     instant: int

@@ -64,13 +64,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """One figure over all ranks.
-
-    Attributes:
-        name: ``peak``, ``step`` or a category's.
-        unit: ``bytes`` or ``ns``.
-        lowest, lowest_rank, highest, highest_rank, mean: of the figure.
-    """
+    """One figure over all ranks, in bytes or ns: the peak, a step or a category's."""
 
     name: str
     unit: str
@@ -108,11 +102,8 @@ def ranks_of(profiles: Sequence[Profile]) -> list[int]:
 
 
 def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
-    """Compare the profiles of one job's processes.
-
-    Args:
-        profiles: one a process, at least one.
-        device: whose memory, on all ranks; by default the main one of each.
+    """Compare the profiles of one job's processes, at least one; by default the main device of
+    each.
 
     Raises:
         ValueError: no program of one of them uses ``device``.

@@ -95,12 +95,8 @@ class Notes:
 
 
 def repair(profile: Profile, notes: Notes) -> None:
-    """Leave out of ``profile`` what contradicts itself; see Note [What a contradiction costs].
-
-    Args:
-        profile: changed in place, so that a second look finds nothing in it.
-        notes: get what was left out.
-    """
+    """Leave out of ``profile``, in place, what contradicts itself, and note it; a second look finds
+    nothing. See Note [What a contradiction costs]."""
 
     def those_sound(
         part: str, items: list[_T], at: str, check: Callable[[_T, str], Iterator[_Finding]]

@@ -20,14 +20,8 @@ log = logging.getLogger("memprof")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A block that left a call as a tensor of its own, or one for scratch memory.
-
-    Attributes:
-        label: ``<graph label>: <buffer>``, or ``SCRATCH``.
-        nbytes: of the block.
-        address: of it.
-        born_ns, died_ns: ``time.time_ns()``; None while somebody holds it.
-    """
+    """A block that left a call as a tensor of its own, ``<graph label>: <buffer>``, or one for
+    scratch memory, ``SCRATCH``; times are ``time.time_ns()``, None while somebody holds it."""
 
     label: str
     nbytes: int
@@ -38,14 +32,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ReplayMemory:
-    """The memory of one pool or arena.
-
-    Attributes:
-        device: e.g. ``cpu``.
-        reserved: bytes that it has from the system.
-        ranges: (first address, address after the last) of its segments.
-        leases: latest first come last; those that ended long ago may be missing.
-    """
+    """The memory of one pool or arena: bytes that it has from the system, (first address, address
+    after the last) of its segments, and leases, the latest last; those that ended long ago may be
+    missing."""
 
     device: str
     reserved: int

@@ -190,10 +190,7 @@ class JobFile:
         self._first: dict[str, int] = {}
 
     def look(self, now_ns: int | None = None) -> Present:
-        """What the file tells now.
-
-        Args:
-            now_ns: ``time.time_ns()``, for tests.
+        """What the file tells now, by ``time.time_ns()``, which tests give.
 
         Raises:
             ProfileError: as ``Followed.profile``.

@@ -215,14 +215,12 @@ def check_writable(path: StrPath, what: str = "a profile") -> None:
 
 
 def create_for_streaming(path: StrPath) -> tuple[int, str]:
-    """A new, empty file for a profile that is written while its process runs.
+    """A new, empty file for a profile that is written while its process runs: an open descriptor,
+    which holds the file's lock, and the file's path.
 
-    It takes the place of what was at ``path``, unless that is a file that another live process
-    writes (a path without ``{rank}``, or a rank that nobody knows). Then it lies beside it, with
-    this process's number in its name. See Note [Files that are being written] in ``claims``.
-
-    Returns:
-        An open descriptor, which holds the file's lock, and the file's path.
+    It takes the place of what was at ``path``, unless another live process writes that (a path
+    without ``{rank}``, or a rank that nobody knows): then it lies beside it, with this process's
+    number in its name. See Note [Files that are being written] in ``claims``.
 
     Raises:
         ProfileNotWritableError: the operating system refuses.

@@ -63,14 +63,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one probe found.
-
-    Attributes:
-        name: of what was looked at.
-        status: outcome.
-        detail: what was found, in words.
-        advice: what to do about it, "" for nothing.
-    """
+    """What one probe found, in words, and what to do about it, "" for nothing."""
 
     name: str
     status: Status

@@ -26,13 +26,11 @@ _RIVALS = ("fused-optimizer", "optimizer-one-by-one", "bf16-state")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change to try, and why.
+    """A change to try, as ``change_of`` reads it.
 
     Attributes:
-        change: as ``change_of`` reads it.
         title: of the finding that it is to remedy; empty where there is none.
-        estimate: bytes that the finding says; None where the account of the program as it is
-            tells what to expect.
+        estimate: bytes that the finding says; None where the account before tells what to expect.
     """
 
     change: str
@@ -42,12 +40,10 @@ class Trial:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a change.
+    """What came of changes, several for all together.
 
     Attributes:
-        changes: what was changed, several for all together.
-        tried: None where the program failed with it.
-        problem: why it failed; empty if it did not.
+        tried: None where the program failed with it, which ``problem`` says.
         title: of the finding, if it is the remedy of one.
         estimate: bytes that it should save, by the finding or by the account before; None if
             nobody knows.
@@ -72,11 +68,9 @@ class Result:
 
 @dataclass(slots=True)
 class Advice:
-    """The program as it is, and with changes.
+    """The program as it is on a device, and with changes.
 
     Attributes:
-        gpu: the device.
-        before: the program as it is.
         results: one a change, and the last of all that helped together, if more than one did.
         untried: findings of the report that memprof cannot apply.
     """
@@ -125,14 +119,8 @@ def advise(
     said: Callable[[str, Tried | None], None],
     untried: Sequence[Finding] = (),
 ) -> Advice:
-    """Try each change alone, and all that help together.
-
-    Args:
-        gpu: the device.
-        trials: what to try.
-        tries: runs them.
-        said: is told of each as it ends, by name; None where the program failed with it.
-        untried: findings that nobody can try from outside.
+    """Try each change alone, and all that help together; ``said`` is told of each as it ends, by
+    name, and None where the program failed with it.
 
     Raises: as ``Tries.run``, for the program as it is.
     """
@@ -163,14 +151,7 @@ def advise(
 
 
 def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) -> str:
-    """A table of changes, largest saving first.
-
-    Args:
-        found: what was tried.
-        made: how many tries ran.
-        known: how many were taken from a file.
-        style: how to print.
-    """
+    """A table of changes, largest saving first; so many tries were ``made``, ``known`` before."""
     page = Page(style)
     fits = "fits" if found.before.fits else "does not fit"
     page.line(

@@ -32,12 +32,8 @@ _BACK = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What came out of running one value.
-
-    Attributes:
-        fits: whether it ran.
-        needed: bytes of the device that it could not do without, where it ran.
-        short: bytes that the request which failed was short of; 0 where nobody knows.
+    """What came out of running one value: whether it fits, bytes of the device that it could not do
+    without where it does, and bytes that the request which failed was short of, 0 if nobody knows.
     """
 
     fits: bool

@@ -65,11 +65,8 @@ class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Store:
-    """Tries by a key that says all that they depend on.
-
-    Args:
-        path: of a JSON file that is read, if it is there, and written whole after each try; None
-            to keep them in memory alone.
+    """Tries by a key that says all that they depend on; kept in a JSON file, which is read if it is
+    there and written whole after each try, or in memory alone.
 
     Raises:
         BadStore: the file is there and is something else.

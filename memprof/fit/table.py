@@ -30,8 +30,6 @@ class Row:
     """What was found on one GPU with one combination of listed values.
 
     Attributes:
-        gpu: the device.
-        values: of the lists.
         best: the try with the largest value of the range that fits, or without a range the only
             one, if it fits; else None.
         failed: the next larger one, which does not fit; None where the range's last value fits.
@@ -47,12 +45,8 @@ class Row:
 
 @dataclass(slots=True)
 class Budget:
-    """What the activation memory budget buys.
-
-    Attributes:
-        row: with the largest budget that fits.
-        curve: every try, from the smallest budget to the largest.
-    """
+    """What the activation memory budget buys: the row with the largest that fits, and every try,
+    from the smallest budget to the largest."""
 
     row: Row
     curve: list[Tried]
@@ -77,13 +71,7 @@ def rows(
     tries: Tries,
     said: Callable[[Row, Tried], None],
 ) -> list[Row]:
-    """Search each row.
-
-    Args:
-        variables: at most one of them a range.
-        gpus: of the rows.
-        tries: runs them.
-        said: is told of each try as it ends.
+    """Search each row; at most one variable is a range. ``said`` is told of each try as it ends.
 
     Raises: as ``Tries.run``.
     """

@@ -126,12 +126,7 @@ class Plan:
 
 
 class Tries:
-    """Runs tries, each at most once.
-
-    Attributes:
-        made: how many were run, of all rows.
-        known: how many were found in the file.
-    """
+    """Runs tries, each at most once: so many were ``made``, and ``known`` from the file."""
 
     def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
         self._plan = plan
@@ -141,12 +136,8 @@ class Tries:
         self.made = self.known = 0
 
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
-        """Run one, or take it from the file if it was run before.
-
-        Args:
-            gpu: the device.
-            values: of the variables.
-            changes: of the program, see ``memprof/simulate/changes.py``.
+        """Run one with values of the variables and changes of the program
+        (``simulate/changes.py``), or take it from the file if it was run before.
 
         Raises:
             ScriptFailed: it ended in something else than success or want of memory.

@@ -26,16 +26,8 @@ _COLUMNS = ("test", "GPU", "reserved", "limit", "allocated", "baseline", "change
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One test; bytes.
-
-    Attributes:
-        test: its node ID.
-        gpu: key of the data sheet.
-        reserved, allocated: the most at any time.
-        limit: of what is reserved, None for none.
-        baseline: of what is allocated, None for none.
-        passed: whether it kept to what it may take.
-    """
+    """One test by its node ID, the GPU by its key, and bytes: the most at any time, the limit of
+    what is reserved and the baseline of what is allocated, None for none."""
 
     test: str
     gpu: str
@@ -94,13 +86,8 @@ class BadGate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a test may take.
-
-    Attributes:
-        limit: bytes, None for no limit.
-        gpu: name of the GPU, None for the usual one.
-        growth: beyond the baseline, as a part of it; None if it is not compared.
-    """
+    """What a test may take: bytes, None for no limit; of which GPU, None for the usual one; and
+    growth beyond the baseline as a part of it, None if it is not compared."""
 
     limit: int | None
     gpu: str | None

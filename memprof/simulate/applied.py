@@ -24,13 +24,9 @@ from .checkpointed import Checkpointed
 
 
 def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
-    """An optimizer's ``step`` that updates one parameter after the other, in float32, and keeps
-    its state in bfloat16.
-
-    Args:
-        step: of an optimizer, not hooked by torch yet.
-        said: is told how many tensors of state were made narrower by a step that did so.
-    """
+    """An optimizer's ``step``, not hooked by torch yet, that updates one parameter after the other,
+    in float32, and keeps its state in bfloat16; ``said`` is told how many tensors of state a step
+    made narrower."""
 
     @functools.wraps(step)
     def one_by_one(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -81,12 +77,9 @@ _CHUNKS = 8
 def chunked_cross_entropy(
     whole: Callable[..., Any], said: Callable[[int], None]
 ) -> Callable[..., Any]:
-    """``torch.nn.functional.cross_entropy``, in eight chunks of rows, each checkpointed.
-
-    Args:
-        whole: torch's own, which also gets what is no mean over rows of logits.
-        said: is told of how many rows, where chunks were made.
-    """
+    """``torch.nn.functional.cross_entropy``, in eight chunks of rows, each checkpointed: of what
+    lies between logits and loss, one part is there at a time. ``whole``, torch's own, gets what is
+    no mean over rows of logits; ``said`` is told of how many rows, where chunks were made."""
 
     def cross_entropy(
         input: Any,
@@ -129,13 +122,8 @@ class StaticInputs:
     """Does to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
 
     AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
-    all is seen by graph trees, which then record again.
-
-    Args:
-        names: ``NAME+NAME``, each ``GraphValue.fqn`` of an input: a qualified name of module or
-            optimizer, else Dynamo's source, such as ``L['cache']``. Every graph that has one of
-            that name is meant.
-        said: is told what was marked so far, in words.
+    all is seen by graph trees, which then record again. ``NAME+NAME`` are each ``GraphValue.fqn``
+    of an input, else Dynamo's source, such as ``L['cache']``; every graph that has one is meant.
     """
 
     def __init__(self, names: str, said: Callable[[str], None]) -> None:
@@ -171,13 +159,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class Recomputed:
-    """Marks nodes of joint graphs as torch's checkpointing does, before they are partitioned.
-
-    Args:
-        where: ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py``
-            writes it.
-        said: is told what was marked so far, in words.
-    """
+    """Marks nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
+    of ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py`` writes
+    it."""
 
     def __init__(self, where: str, said: Callable[[str], None]) -> None:
         operators, line, *module = where.split("@")
@@ -259,12 +243,8 @@ class Applied:
         return list(self._done.values())
 
     def idle(self, partitions: int) -> list[str]:
-        """Changes that found nothing to change.
-
-        Args:
-            partitions: graphs that were partitioned into forward and backward: without one a
-                setting of the partitioner has changed nothing.
-        """
+        """Changes that found nothing to change: without a graph that was partitioned into forward
+        and backward a setting of the partitioner has changed nothing."""
         found = []
         for text, change, _ in self._changes:
             if change.allocator:

@@ -136,10 +136,7 @@ class BadChange(ValueError):
 
 
 def change_of(text: str) -> tuple[Change, str]:
-    """A change and its argument, empty if it has none.
-
-    Args:
-        text: ``key`` or ``key=argument``.
+    """A change and its argument, empty if it has none, of ``key`` or ``key=argument``.
 
     Raises:
         BadChange: there is none of that name, or it has another form.
@@ -188,28 +185,16 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
 def environment_again(
     changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """What ``environment_of`` has put there, where the program has since set it otherwise.
-
-    Args:
-        changes: that were asked for.
-        given: the environment when the program began.
-        now: the environment as the program has left it.
-
-    Returns:
-        The variable that the program has set, and the variables with the changes again; an empty
-        text and no variables where it has set none.
-    """
+    """What ``environment_of`` has put into the environment as it was ``given``, where the program
+    has since set it otherwise: the variable that it has set, and the variables with the changes
+    again; an empty text and no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 
 
 def _with(before: str, options: list[str]) -> str:
-    """Options of the allocator beside those that were there, or in their place.
-
-    Args:
-        before: ``name:value,name:value``.
-        options: ``name:value`` each.
-    """
+    """Options of the allocator, ``name:value`` each, beside those that were there, or in their
+    place."""
     names = {option.partition(":")[0] for option in options}
     kept = [o for o in before.split(",") if o and o.partition(":")[0].strip() not in names]
     return ",".join([*kept, *options])

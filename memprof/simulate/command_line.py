@@ -18,13 +18,8 @@ class BadCommand(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A Python program.
-
-    Attributes:
-        interpreter: path of the Python that runs it.
-        options: of the interpreter.
-        program: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``.
-    """
+    """A Python program: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``, and the path and
+    options of the interpreter that runs it."""
 
     interpreter: str
     options: tuple[str, ...]
@@ -95,13 +90,7 @@ class BadJob(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The distributed job of which a rank is simulated.
-
-    Attributes:
-        world_size: ranks.
-        rank: the simulated one.
-        ranks_per_host: ranks on a host, with a device each.
-    """
+    """The distributed job of which a rank is simulated; each rank has a device of its host."""
 
     world_size: int
     rank: int
@@ -135,12 +124,8 @@ class Job:
 def jobs_of(
     world_size: int | None, ranks: tuple[int, ...], ranks_per_host: int | None
 ) -> tuple[Job | None, ...]:
-    """One job for each rank to simulate; None alone for a process without a job.
-
-    Args:
-        world_size: ranks of the job, None for no job.
-        ranks: to simulate; rank 0 if there are none.
-        ranks_per_host: None for 8, or as many as there are.
+    """One job for each rank to simulate, rank 0 if none is named; None alone for a process without
+    a job. Of ranks a host has 8, or as many as there are, where nobody says.
 
     Raises:
         BadJob: there is no such rank, or ranks without a job.

@@ -49,24 +49,16 @@ WITH_OPTIMIZER = 10
 
 @dataclass(slots=True)
 class Stillness:
-    """Notices that a peak stands still; see Note [When the peak has stood still].
-
-    Attributes:
-        peak: the greatest that was seen, whatever it is made of.
-        asked: blocks that had been asked for when it was first seen.
+    """Notices that a peak stands still; see Note [When the peak has stood still]. It has the
+    greatest that was seen, whatever it is made of, and the blocks that had been asked for by then.
     """
 
     peak: tuple[int, ...] = ()
     asked: int = 0
 
     def reached(self, peak: tuple[int, ...], asked: int, waits_for_step: bool) -> bool:
-        """Whether nothing more is to be expected.
-
-        Args:
-            peak: the greatest so far.
-            asked: blocks asked for so far.
-            waits_for_step: there is an optimizer that has not stepped.
-        """
+        """Whether nothing more is to be expected, after the greatest ``peak`` so far and so many
+        blocks asked for; ``waits_for_step`` if there is an optimizer that has not stepped."""
         if peak > self.peak:
             self.peak, self.asked = peak, asked
             return False

@@ -20,12 +20,7 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 
 class PartitionFlops:
-    """Counts in this process from its installation on.
-
-    Attributes:
-        total: floating-point operations so far.
-        graphs: partitions so far.
-    """
+    """Counts floating-point operations and partitions in this process from its installation on."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -55,13 +55,8 @@ class BadPretence(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """Values for a line.
-
-    Attributes:
-        file: the end of its path: whole names, separated by slashes.
-        line: its number.
-        values: one a look, the last from then on.
-    """
+    """Values for a line, one a look and the last from then on, of the file whose path ends in these
+    whole names, separated by slashes."""
 
     file: str
     line: int

@@ -39,15 +39,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
-    """How to run a script, as its process is told.
-
-    Attributes:
-        outcome: file for the ``Outcome``.
-        world_size: ranks of the job whose other ranks are not there; None for a process alone,
-            whose process groups are left as they are.
-        rank: of this process in that job.
-        progress: whether to print a line now and then on standard error.
-    """
+    """How to run a script, as its process is told: where its ``Outcome`` goes, and whether to print
+    progress. Without a ``world_size`` process groups are left as they are; with one the job's other
+    ranks are not there."""
 
     outcome: str
     world_size: int | None = None

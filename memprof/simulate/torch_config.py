@@ -25,13 +25,8 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of one of torch's configuration modules.
-
-    Attributes:
-        module: e.g. ``torch._inductor.config``.
-        name: e.g. ``triton.cudagraphs``.
-        value: a Python literal, or the text itself where it is none.
-    """
+    """A value (a Python literal, or the text itself) of one of torch's configuration modules, e.g.
+    of ``triton.cudagraphs`` in ``torch._inductor.config``."""
 
     module: str
     name: str

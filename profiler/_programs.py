@@ -117,8 +117,9 @@ class CarriedItem:
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """Outputs of a unit that the same other units, ``consumers``, have as inputs. Gradients accumulate:
-    autograd adds what the producer makes when it is called again to what it made before."""
+    """Outputs of a unit that the same other units, ``consumers``, have as inputs. Gradients
+    accumulate: autograd adds what the producer makes when it is called again to what it made
+    before."""
 
     consumers: frozenset[int]
     accumulates: bool

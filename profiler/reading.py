@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ._text import parse_size
 from .errors import ProfileTooLargeError, ProfileUnreadableError
-from .sizes import parse_size
 from .writing import why
 
 StrPath = str | os.PathLike[str]

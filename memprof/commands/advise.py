@@ -20,14 +20,21 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
-from memprof.simulate.parent import Settings
-from memprof.simulate.standard_input import StandardInput
+from memprof.simulate.parent import Settings, StandardInput
 from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.gpus import Gpu
 
 from ._common import BadFile, print_json, print_text, read, read_by
-from ._tries import failures_in_words, refused_before, store_at, tries_options
-from .simulate import list_gpus, one_gpu, other_memory, script_command
+from .simulate import (
+    failures_in_words,
+    list_gpus,
+    one_gpu,
+    other_memory,
+    refused_before,
+    script_command,
+    store_at,
+    tries_options,
+)
 
 _FINDINGS = "findings"
 """What ``--try`` alone means with a profile; without one, every general change."""

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import click
 
-from memprof.profiler._text import visible
+from memprof.profiler._text import parse_size, visible
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.profiler.report.text import render_diff
-from memprof.profiler.sizes import parse_size
 from memprof.views import report_style
 
 from ._common import (

@@ -17,22 +17,32 @@ from memprof.fit.table import (
     Row,
     budget_row,
     combinations,
+    progress,
+    render,
+    render_budget,
 )
 from memprof.fit.table import rows as search_rows
-from memprof.fit.text import progress, render, render_budget
 from memprof.fit.tries import Plan, Tries
 from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
 from memprof.profiler._text import visible
 from memprof.profiler.report.page import style_of
-from memprof.simulate.parent import Settings
-from memprof.simulate.standard_input import StandardInput
+from memprof.simulate.parent import Settings, StandardInput
 from memprof.simulate.torch_config import BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
 from ._common import print_json, print_text, read_by
-from ._tries import failures_in_words, refused_before, store_at, tries_options
-from .simulate import TOO_MUCH, list_gpus, other_memory, script_command, size_option
+from .simulate import (
+    TOO_MUCH,
+    failures_in_words,
+    list_gpus,
+    other_memory,
+    refused_before,
+    script_command,
+    size_option,
+    store_at,
+    tries_options,
+)
 
 _NAME_AND_VALUE = "NAME=VALUE"
 

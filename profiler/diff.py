@@ -59,8 +59,7 @@ from .diff_parts import (
     dataflow_notes,
     dataflow_quantities,
     operation_quantities,
-    tracker_notes,
-    tracker_quantities,
+    tracker_changes,
 )
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
@@ -195,8 +194,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
-        notes += tracker_notes(before.tracker, after.tracker, device)
-        quantities += tracker_quantities(before.tracker, after.tracker, device)
+        changed, notes = tracker_changes(before.tracker, after.tracker, device)
+        quantities += changed
         operations += operation_quantities(before.tracker, after.tracker, device)
     quantities += dataflow_quantities(before, after, device)
     quantities += account_quantities(before, after, device)

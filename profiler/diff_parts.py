@@ -48,23 +48,19 @@ BLOCK = 512
 _TENSORS = "python tensors"
 
 
-def tracker_quantities(
+def tracker_changes(
     before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[Quantity]:
-    """What both records say of each device; see Note [What is compared of the tracker]."""
+) -> tuple[list[Quantity], list[str]]:
+    """What both records say of each device, and what could not be compared, in words; see Note
+    [What is compared of the tracker]."""
+    found = []
+    notes = list(_empty("a tracker's record", set(_devices(before)), set(_devices(after))))
     for name, quantity, old, new in _figures(before, after, device):
         if old is not None and new is not None:
-            yield Quantity(quantity, old, new, {}, name)
-
-
-def tracker_notes(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[str]:
-    """What could not be compared of them, in words."""
-    yield from _empty("a tracker's record", set(_devices(before)), set(_devices(after)))
-    for name, quantity, old, new in _figures(before, after, device):
-        if (old is None) != (new is None):
-            yield f"{quantity}, {name}: only {'before' if new is None else 'after'}"
+            found.append(Quantity(quantity, old, new, {}, name))
+        elif old is not None or new is not None:
+            notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
+    return found, notes
 
 
 def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:

@@ -31,16 +31,14 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """A live storage, or several alike.
+    """A live storage, as some program knows it, or ``count`` alike: several calls of one program
+    may hold one each.
 
     Attributes:
-        storage: as some program knows it.
         graph: id of the graph whose record explains it: the one that made it where that
             is known, else the one that has it as an input.
         owner: name in that graph's code that owns it, None for internal memory.
         line: line of that graph's code at which the owner got it, 0 for an input.
-        hold: why it is live.
-        count: copies: several calls of one program may hold one each.
     """
 
     storage: Storage

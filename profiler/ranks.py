@@ -36,12 +36,8 @@ class RankRow:
 
     Attributes:
         rank, host, pid: of the process; ranks count from 0 in order of files where unknown.
-        device: whose memory.
-        peak: of known live memory, bytes.
-        categories: bytes of it, by category.
-        graphs, calls: numbers.
-        steps: number of steps after the first.
-        step_ns: median, None if there are none.
+        peak, categories: known live memory of ``device``, bytes.
+        steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
         skips: how often something ran without a graph or without memprof.
         complete: False if its file ends before its session did.

@@ -141,17 +141,14 @@ class Present:
     """One process, as far as its file tells.
 
     Attributes:
-        path: of the file.
-        writer: whether it still runs.
         process: whose file it is, with 0 and "" where that is not known.
         age_ns: how long ago the latest was written, None if not known.
         calls: of compiled code, so far.
-        rate: steps a second in the last minute of the log, None without two of them.
-        steps: what a step is: backwards of a graph, else calls.
+        rate: steps a second in the last minute of the log, None without two of them; of ``steps``,
+            which are backwards of a graph, else calls.
         devices: by the allocators' counters; the process's resident bytes last.
-        peak: of compiled code, on ``peak_device``; None without calls.
-        peak_device: the device that has it.
-        categories: bytes at that peak, largest first.
+        peak, peak_device, categories: bytes of compiled code, None without calls; where; and of
+            what, largest first.
         grows: what is held across steps and grows.
         since: by device, by how much reserved memory has grown since somebody began to look.
         findings: what could be changed, in words, most bytes first.
@@ -211,6 +208,10 @@ class JobFile:
             about = profile.tracker.metadata
             process = Process(host=about.host, pid=about.pid)
         rate, steps = _rate(profile)
+        of = timelines(profile)
+        device = main_device(of)
+        timeline, attribution = of[device], Attribution(profile)
+        advice = advise(profile, timeline, attribution)[:_FINDINGS]
         found = Present(
             self.path,
             Writer.UNKNOWN,
@@ -221,8 +222,14 @@ class JobFile:
             devices=devices,
             grows=growth(profile),
             since={d.device: d.reserved - self._first[d.device] for d in devices},
+            findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
-        return _with_compiled(found, profile)
+        at = timeline.peak()
+        if at is None:
+            return found
+        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
+        categories = [(p.key, p.nbytes) for p in (*live.parts, *live.remainder)]
+        return replace(found, peak=at.nbytes, peak_device=device, categories=categories)
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:
@@ -263,24 +270,3 @@ def _rate(profile: Profile) -> tuple[float | None, str]:
     if len(ends) < _LEAST or ends[-1] == ends[0]:
         return None, what
     return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0]), what
-
-
-def _with_compiled(found: Present, profile: Profile) -> Present:
-    """With what compiled code had at its peak, and what could be changed."""
-    of = timelines(profile)
-    device = main_device(of)
-    timeline, attribution = of[device], Attribution(profile)
-    at = timeline.peak()
-    advice = [
-        (f.nbytes, f.whose, f.title) for f in advise(profile, timeline, attribution)[:_FINDINGS]
-    ]
-    if at is None:
-        return replace(found, findings=advice)
-    live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
-    return replace(
-        found,
-        findings=advice,
-        peak=at.nbytes,
-        peak_device=device,
-        categories=[(p.key, p.nbytes) for p in (*live.parts, *live.remainder)],
-    )

@@ -200,17 +200,12 @@ class RecordedNode:
     """One recording in a tree of graphs.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        node: its number.
-        parent: number of the recording that ran before it on its path, None at a root.
-        function: e.g. ``0/0 forward``.
-        key: integer inputs.
+        node, parent: its number, and that of the recording before it on its path, None at a root.
+        key: integer inputs of the function.
         graph: ``GraphRecord.id``, None if not known.
-        replays: how often it was replayed.
         marginal_bytes: by which recording it made the pool grow.
         rerecorded: recordings of the function existed at that place and none fitted.
-        reason: why it was recorded.
-        evicted: why it was dropped, None if it was not.
+        reason, evicted: why it was recorded, and why it was dropped, None if it was not.
         record_ns: how long recording took on the host, 0 if not measured.
         step: number of the step that recorded it.
     """

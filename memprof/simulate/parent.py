@@ -135,13 +135,11 @@ class Settings(Run):
     """How to simulate.
 
     Attributes:
-        gpu: the device.
         job: None for a process alone.
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
-        output: a file for the script's output, which then has no progress in it; None for standard
-            error.
+        output: a file for the script's output, without progress; None for standard error.
         input: what the script reads, the same in each run; None for this process's own standard
             input, of which a second run finds what the first has left.
     """

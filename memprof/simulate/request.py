@@ -50,14 +50,8 @@ class Request(Run):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that the script did not catch.
-
-    Attributes:
-        kind: name of its type.
-        message: its text.
-        trace: its traceback as Python would print it.
-        out_of_memory: whether the device's memory was too small.
-    """
+    """An exception that the script did not catch: the name of its type, its text, and its traceback
+    as Python would print it; ``out_of_memory`` if the device's memory was too small."""
 
     kind: str
     message: str

@@ -34,13 +34,8 @@ class WhyNot(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """What would have made room.
-
-    Attributes:
-        nbytes: how much at most.
-        change: what to do, in words.
-        frame: the line it is about, None where it is about no single one.
-    """
+    """What would have made room: how many bytes at most, what to do, in words, and the line it is
+    about, None where it is about no single one."""
 
     nbytes: Int
     change: str
@@ -187,15 +182,13 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """One of the allocator's pools at that instant.
+    """One of the allocator's pools at that instant, in bytes.
 
     Attributes:
         name: ``general``, ``private`` and a number (CUDA graphs, ``torch.cuda.MemPool``), or
             ``gone`` for segments that were given back before anybody asked.
-        reserved: bytes of its segments.
-        free: bytes of them in no block.
-        segments: how many.
-        largest_free: bytes of its largest range in no block.
+        free: of what is reserved in segments, bytes in no block.
+        largest_free: the largest range of these.
     """
 
     name: str
@@ -207,14 +200,8 @@ class PoolShare:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Memory that the device gives without torch's allocator.
-
-    Attributes:
-        what: e.g. ``CUDA context``.
-        nbytes: how much.
-        estimated: whether it was not measured but taken from ``source``.
-        source: where the figure is from.
-    """
+    """Memory in bytes that the device gives without torch's allocator, e.g. for a ``CUDA context``;
+    ``estimated`` where it was not measured but taken from ``source``."""
 
     what: str
     nbytes: Int
@@ -224,13 +211,8 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request that the allocator could not serve.
-
-    Attributes:
-        nbytes: that were asked for.
-        modules, frame: as in ``AccountRow``.
-        count: how often.
-    """
+    """A request, in bytes, that the allocator could not serve, with its place as in ``AccountRow``,
+    and how often."""
 
     nbytes: Int
     modules: str = ""
@@ -240,13 +222,8 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """A line that brought values of the device to the host.
-
-    Attributes:
-        frame: the line; None where no Python was running.
-        count: how often.
-        nbytes: in all.
-    """
+    """A line that brought values of the device to the host, None where no Python was running: how
+    often, and bytes in all."""
 
     frame: SourceFrame | None
     count: Int

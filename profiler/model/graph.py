@@ -63,7 +63,6 @@ class Statement:
 
     Attributes:
         line: 1-based.
-        kind: what it does.
         targets: names it assigns (or deletes).
         reads: names it reads; for a kernel its arguments, outputs included.
         text: the source text of its first line, stripped.

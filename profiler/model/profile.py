@@ -18,15 +18,7 @@ from .tracker import RunState, TrackerRecord
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and its place in a distributed job; alone it is rank 0 of 1.
-
-    Attributes:
-        rank: in the job, from 0.
-        local_rank: on its host, from 0.
-        world_size: number of processes of the job.
-        host: name of the machine, "" if unknown.
-        pid: process identifier.
-    """
+    """A process and its place in a distributed job, both ranks from 0; alone it is rank 0 of 1."""
 
     rank: Count = 0
     local_rank: Count = 0
@@ -40,7 +32,6 @@ class DeviceTotals:
     """The counters of one device's allocator, in bytes.
 
     Attributes:
-        device: e.g. ``cuda:0``.
         total: of the device's memory.
         allocated, reserved: handed out to the program, and taken from the device, at that instant.
         most_allocated, most_reserved: the most of each since the process began, or since it has
@@ -73,8 +64,7 @@ class GrowthPart:
     """What grows, of one line.
 
     Attributes:
-        nbytes: that are held.
-        count: blocks or tensors.
+        nbytes, count: that are held, in so many blocks or tensors.
         what: what they are for, or the FX node that made them.
         frame: innermost frame of the program that made them; None if not known.
         modules: as in ``AccountRow``.
@@ -124,15 +114,8 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a profile was taken.
-
-    Attributes:
-        system: e.g. ``Linux-6.1``.
-        cpu: processor name.
-        cores: processors this process may use.
-        memory_bytes: physical memory, 0 if unknown.
-        accelerators: names of the devices torch sees.
-    """
+    """Where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this process
+    may use, bytes of physical memory (0 if unknown), and names of the devices torch sees."""
 
     system: str = ""
     cpu: str = ""

@@ -78,7 +78,6 @@ class Event:
     """One step of a program.
 
     Attributes:
-        kind: what happens.
         storage: index in ``AllocationProgram.storages``.
         line: 1-based line of the generated code, 0 before its first statement.
         owner: name of the buffer that owns the storage from here on, or None for

@@ -49,9 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Write what tests with limit_device_memory take as their new baselines.",
     )
     group.addoption(
-        "--memprof-gpu",
-        metavar="GPU",
-        help="The GPU of tests that name none. [h100-80gb]",
+        "--memprof-gpu", metavar="GPU", help="The GPU of tests that name none. [h100-80gb]"
     )
     group.addoption(
         "--memprof-table",

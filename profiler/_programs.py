@@ -79,12 +79,7 @@ _NONE = -1
 Key = int | tuple[int, int] | tuple[str, int, str]
 
 PERSISTENT = frozenset(
-    {
-        Category.PARAMETER,
-        Category.PERSISTENT_STATE,
-        Category.OPTIMIZER_STATE,
-        Category.CONSTANT,
-    }
+    {Category.PARAMETER, Category.PERSISTENT_STATE, Category.OPTIMIZER_STATE, Category.CONSTANT}
 )
 
 SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})

@@ -59,7 +59,7 @@ _IN_PLACE = {AllocationProgram: LOST_PROGRAM, OperationSummary: OperationSummary
 """What others refer to by its position, and what stands there instead."""
 _T = TypeVar("_T")
 _PROFILE_FIELDS = {f.name for f in fields(Profile)} - {
-    *("format", "schema_version", "graphs", "calls", "ledger", "complete"),
+    *("format", "schema_version", "graphs", "calls", "ledger", "complete")
 }
 
 

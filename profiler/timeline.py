@@ -325,8 +325,7 @@ class Timeline:
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
         after = self._intern(
             _State(
-                _counts(waiting),
-                tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
+                _counts(waiting), tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2]))))
             )
         )
         moving, taken = self._rest(before, epoch, unit, forwards, whole=False)

@@ -96,10 +96,7 @@ def output(path: StrPath) -> Iterator[Output]:
     Raises:
         ProfileNotWritableError: the operating system refuses.
     """
-    with (
-        replacing_all([path], "the export") as (fd,),
-        open(fd, "wb", closefd=False) as file,
-    ):
+    with replacing_all([path], "the export") as (fd,), open(fd, "wb", closefd=False) as file:
         if os.fspath(path).endswith(".gz"):
             # Level 4: half the time of 6, a tenth more bytes.
             zipped = gzip.GzipFile("", "wb", 4, file, mtime=0)

@@ -108,12 +108,7 @@ def advise(
     is.
     """
     settings = Settings(
-        gpu=gpu,
-        steps=steps,
-        timeout_s=timeout,
-        quiet=True,
-        count_flops=True,
-        input=StandardInput(),
+        gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True, input=StandardInput()
     )
     wanted = [Trial(text) for text in changes or ()]
     untried: list[Finding] = []

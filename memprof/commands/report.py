@@ -35,9 +35,7 @@ from ._common import (
 @click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes.")
 @exact_option
 @click.option(
-    "--fail",
-    is_flag=True,
-    help="Exit with 1 if memory grows, and with 2 if the file cannot tell.",
+    "--fail", is_flag=True, help="Exit with 1 if memory grows, and with 2 if the file cannot tell."
 )
 def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
     """Print what is held across steps and grows: by how much a step, since when, who made it and

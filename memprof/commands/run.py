@@ -53,9 +53,7 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @settings_flags
 @click.option(
     "--graphs", is_flag=True, help="Watch captures of CUDA graphs instead: cuda_graphs_*.memprof."

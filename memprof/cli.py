@@ -28,8 +28,10 @@ COMMANDS = (
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``, but for
 those in ``_INSIDE``."""
 _INSIDE = {
-    **dict.fromkeys(("leaks", "ledger"), "report"),
-    **dict.fromkeys(("gantt", "merge", "schema"), "export"),
+    **dict.fromkeys(("leaks", "ledger", "diff"), "report"),
+    **dict.fromkeys(("gantt", "merge", "schema", "enrich"), "export"),
+    "advise": "fit",
+    "config": "run",
 }
 
 

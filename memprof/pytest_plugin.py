@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
-        from memprof.gate.judge import begin
+        from memprof.gate.item import begin
 
         try:
             begin(table)

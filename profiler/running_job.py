@@ -9,7 +9,7 @@ snapshot), and its age stands beside it. Who looks reads what is new and works o
 Note [What a file says of its writer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A running process appends to its file every few seconds if anything is new, so the age of what is
-there says when it last did something; that it lives says its lock on the file (``claims.py``), and
+there says when it last did something; that it lives says its lock on the file (``writing.py``), and
 an end says the last frame. Without an end and without a lock it has died. Where the file system has
 no locks the process is asked for by its number, on its own host only; else nobody can tell, and
 that is what is said.
@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from . import claims
+from . import writing
 from .advice import advise
 from .attribution import Attribution, View
 from .decoding import Document
@@ -89,7 +89,7 @@ class Followed:
         found = self._profile
         if found is None or found.complete:
             return Writer.ENDED if found is not None else Writer.UNKNOWN
-        locked = claims.is_locked(self.path)
+        locked = writing.is_locked(self.path)
         if locked is not None:
             return Writer.ALIVE if locked else Writer.DIED
         who = found.process

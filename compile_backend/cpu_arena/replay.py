@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.cudagraph_trees.settings import current_settings
-from memprof.profiler.process_hooks import on_reset
-from memprof.profiler.replay_memory import register
+from memprof.profiler.process_hooks import on_reset, register
 
 from .memory import LeasePool
 from .tensors import ScratchPlan, ScratchPool

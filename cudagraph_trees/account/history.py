@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.replay_memory import ReplayMemory, register
+from memprof.profiler.process_hooks import ReplayMemory, register
 
 from ..capture_lock import capturing
 from ..manager import CUDAGraphTreeManager

@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from memprof.fit.store import BadStore, Store
-from memprof.fit.tries import ScriptFailed
+from memprof.fit.tries import BadStore, ScriptFailed, Store
 from memprof.fit.variables import BadVariable
 from memprof.profiler._text import visible
 from memprof.profiler.file import check_name

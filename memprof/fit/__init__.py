@@ -2,6 +2,6 @@
 
 The order of reading: ``memprof/commands/fit.py`` is where it starts. ``variables`` reads what may
 be varied, ``search`` finds the largest value of a range in few tries (pure data), ``tries`` runs
-one try on the simulated device, ``store`` keeps what came out of it, ``table`` goes through the
+one try on the simulated device and keeps what came out of it, ``table`` goes through the
 rows and prints them, ``advice`` tries changes of a program.
 """

@@ -10,8 +10,7 @@ from memprof.profiler.report.page import PLAIN, Page, Style
 from memprof.simulate.changes import change_of
 from memprof.simulated_cuda.gpus import Gpu
 
-from .store import Tried
-from .tries import ScriptFailed, Tries
+from .tries import ScriptFailed, Tried, Tries
 
 _AT_MOST = (
     *("expandable-segments", "checkpoint", "chunked-loss", "drop-gradients"),

@@ -10,8 +10,7 @@ from memprof.profiler.report.page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
 
 from .search import Line, Try, largest
-from .store import Tried
-from .tries import Tries
+from .tries import Tried, Tries
 from .variables import Variable
 
 BUDGET = "BUDGET"

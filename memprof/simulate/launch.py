@@ -35,8 +35,7 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .applied import Applied
-from .partition_flops import PartitionFlops
+from .applied import Applied, PartitionFlops
 from .pretend import HostReads, Pretences, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request

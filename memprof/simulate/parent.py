@@ -304,7 +304,10 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
 
 
 def _wait(
-    words: Sequence[str], variables: Mapping[str, str], settings: Settings, given: int | None
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    settings: Settings,
+    given: int | None = None,
 ) -> int | None:
     """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
     of its standard input, None for this process's."""

@@ -43,7 +43,7 @@ from .programs import BUILD, account_of
 
 GIB = 1 << 30
 
-advise_module = importlib.import_module("memprof.commands.advise")
+advise_module = importlib.import_module("memprof.commands.fit")
 """The module, which its function hides."""
 
 SAVES = {"checkpoint": 6, "fused-optimizer": 1, "optimizer-one-by-one": 2, "memory-budget": -1}

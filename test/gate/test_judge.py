@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.gate.judge import BadGate, add, baseline_path, begin, judge, read_mark
+from memprof.gate.item import BadGate, add, baseline_path, begin, judge, read_mark
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,

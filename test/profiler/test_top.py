@@ -16,7 +16,7 @@ from profile_builder import MIB, calls, training
 from test_growth_rule import GROWTH, tracked
 
 from memprof.cli import main
-from memprof.profiler import claims, running_job
+from memprof.profiler import running_job, writing
 from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.frames import whole_frames
@@ -42,7 +42,7 @@ def running(reserved: int = 40 * MIB, rank: int = 0) -> Profile:
 def path(tmp_path: Path) -> Iterator[str]:
     """Of a file that somebody writes."""
     path = str(tmp_path / "run.memprof")
-    fd = claims.claim(path)
+    fd = writing.claim(path)
     assert fd is not None
     os.write(fd, encode_profile(running()))
     yield path
@@ -132,7 +132,7 @@ class TestWriter:
     def test_where_there_are_no_locks_another_host_cannot_be_told(
         self, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(claims, "is_locked", lambda path: None)
+        monkeypatch.setattr(writing, "is_locked", lambda path: None)
         followed = Followed(path)
         followed.profile()
         assert followed.writer() is Writer.UNKNOWN  # it is of `host`

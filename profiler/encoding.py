@@ -27,7 +27,6 @@ import dataclasses
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -63,20 +62,17 @@ def encode_profile(profile: Profile) -> bytes:
     Raises:
         ProfileInvalidError: something in it has no JSON form.
     """
+    encoder, calls = ProfileEncoder(), profile.calls
+    pieces = []
     try:
-        return b"".join(_pieces(profile))
+        for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
+            end = start + _CALLS_A_FRAME
+            columns = calls.each(operator.itemgetter(slice(start, end)), calls.dropped)
+            last = end >= len(calls) and profile.complete
+            pieces.append(encoder.chunk(profile, columns, end=last))
     except (TypeError, ValueError, RecursionError) as e:
         raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
-
-
-def _pieces(profile: Profile) -> Iterator[bytes]:
-    encoder = ProfileEncoder()
-    calls = profile.calls
-    for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
-        part = slice(start, start + _CALLS_A_FRAME)
-        columns = calls.each(operator.itemgetter(part), calls.dropped)
-        last = start + _CALLS_A_FRAME >= len(calls)
-        yield encoder.chunk(profile, columns, end=last and profile.complete)
+    return b"".join(pieces)
 
 
 class ProfileEncoder:

@@ -50,82 +50,6 @@ class Writer(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Followed:
-    """One profile file that may grow."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file: tuple[int, int] | None = None
-        self._read = 0
-        self._process = 0
-        self._document: Document | None = None
-        self._profile: Profile | None = None
-
-    def profile(self) -> Profile:
-        """The profile as far as it is in the file. The same object as long as nothing is new.
-
-        Raises:
-            ProfileError: the file cannot be read, holds no profile, or profiles of several
-                processes.
-        """
-        new = self._new()
-        if any(f.process != self._process for f in new) and self._document is not None:
-            # Another job writes to the same name: it has begun anew.
-            self._forget()
-            new = self._new()
-        for frame in new:
-            self._add(frame)
-            self._profile = None
-        if self._document is None:
-            raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
-        if self._profile is None:
-            found = self._document.profile()
-            repair(found, self._document.left_out)
-            self._profile = found
-        return self._profile
-
-    def writer(self) -> Writer:
-        """Whether the process lives that writes it; see Note [What a file says of its writer]."""
-        found = self._profile
-        if found is None or found.complete:
-            return Writer.ENDED if found is not None else Writer.UNKNOWN
-        locked = writing.is_locked(self.path)
-        if locked is not None:
-            return Writer.ALIVE if locked else Writer.DIED
-        who = found.process
-        pid, host = (who.pid, who.host) if who is not None else (0, "")
-        if found.tracker is not None:
-            pid, host = found.tracker.metadata.pid, found.tracker.metadata.host
-        if not pid or host != platform.node():
-            return Writer.UNKNOWN
-        return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
-
-    def _forget(self) -> None:
-        self._read, self._document, self._profile = 0, None, None
-
-    def _new(self) -> list[Frame]:
-        """Whole frames that were not there before; all of a file that is another one by now."""
-        data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
-            # Written anew: a tracker's, at its end and when it has become long.
-            self._forget()
-            data, _, self._file = read_from(self.path, 0, None)
-        end = whole_frames(data)
-        self._read += end
-        found = frames(data[:end], Budget(end, self.path))
-        return [frame for frame in found if isinstance(frame, Frame)]
-
-    def _add(self, frame: Frame) -> None:
-        if self._document is None:
-            self._process = frame.process
-            self._document = Document(self.path, KEEP_CALLS)
-        elif frame.process != self._process:
-            raise ProfileError(
-                self.path, "it holds several profiles (memprof merge), of jobs that have ended"
-            )
-        self._document.add(frame, None)
-
-
 STALLED_NS = 60_000_000_000
 """A job that writes nothing new for so long is said to do nothing."""
 _RATE_NS = 60_000_000_000
@@ -177,27 +101,91 @@ class Present:
 
 
 class JobFile:
-    """Looks at one file again and again."""
+    """One profile file that may grow, looked at again and again."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = Followed(path)
-        self._seen: Profile | None = None
+        self._file: tuple[int, int] | None = None
+        self._read = 0
+        self._process = 0
+        self._document: Document | None = None
+        self._profile: Profile | None = None
         self._made: Present | None = None
         self._first: dict[str, int] = {}
+
+    def profile(self) -> Profile:
+        """The profile as far as it is in the file. The same object as long as nothing is new.
+
+        Raises:
+            ProfileError: the file cannot be read, holds no profile, or profiles of several
+                processes.
+        """
+        new = self._new()
+        if any(f.process != self._process for f in new) and self._document is not None:
+            # Another job writes to the same name: it has begun anew.
+            self._forget()
+            new = self._new()
+        for frame in new:
+            if self._document is None:
+                self._process = frame.process
+                self._document = Document(self.path, KEEP_CALLS)
+            elif frame.process != self._process:
+                raise ProfileError(
+                    self.path, "it holds several profiles (memprof merge), of jobs that have ended"
+                )
+            self._document.add(frame, None)
+            self._profile = self._made = None
+        if self._document is None:
+            raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
+        if self._profile is None:
+            found = self._document.profile()
+            repair(found, self._document.left_out)
+            self._profile = found
+        return self._profile
+
+    def writer(self) -> Writer:
+        """Whether the process lives that writes it; see Note [What a file says of its writer]."""
+        found = self._profile
+        if found is None or found.complete:
+            return Writer.ENDED if found is not None else Writer.UNKNOWN
+        locked = writing.is_locked(self.path)
+        if locked is not None:
+            return Writer.ALIVE if locked else Writer.DIED
+        who = found.process
+        pid, host = (who.pid, who.host) if who is not None else (0, "")
+        if found.tracker is not None:
+            pid, host = found.tracker.metadata.pid, found.tracker.metadata.host
+        if not pid or host != platform.node():
+            return Writer.UNKNOWN
+        return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
+
+    def _forget(self) -> None:
+        self._read, self._document, self._profile, self._made = 0, None, None, None
+
+    def _new(self) -> list[Frame]:
+        """Whole frames that were not there before; all of a file that is another one by now."""
+        data, begin, file = read_from(self.path, self._read, self._file)
+        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
+            # Written anew: a tracker's, at its end and when it has become long.
+            self._forget()
+            data, _, self._file = read_from(self.path, 0, None)
+        end = whole_frames(data)
+        self._read += end
+        found = frames(data[:end], Budget(end, self.path))
+        return [frame for frame in found if isinstance(frame, Frame)]
 
     def look(self, now_ns: int | None = None) -> Present:
         """What the file tells now, by ``time.time_ns()``, which tests give.
 
         Raises:
-            ProfileError: as ``Followed.profile``.
+            ProfileError: as ``profile``.
         """
-        profile = self._file.profile()
-        if self._made is None or profile is not self._seen:
-            self._made, self._seen = self._of(profile), profile
+        profile = self.profile()
+        if self._made is None:
+            self._made = self._of(profile)
         now_ns = time.time_ns() if now_ns is None else now_ns
         age = max(0, now_ns - profile.created_ns) if profile.created_ns else None
-        return replace(self._made, writer=self._file.writer(), age_ns=age)
+        return replace(self._made, writer=self.writer(), age_ns=age)
 
     def _of(self, profile: Profile) -> Present:
         devices = _devices(profile)

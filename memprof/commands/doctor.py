@@ -85,7 +85,7 @@ def examine() -> Diagnosis:
     environment = [
         _probe(name, probe)
         for name, probe in (
-            ("Python", _python),
+            ("Python", lambda: (Status.OK, f"{platform.python_version()} ({sys.executable})")),
             ("memprof", _memprof),
             ("torch", _torch),
             ("triton", _triton),
@@ -151,10 +151,6 @@ def _probe(name: str, probe: Callable[[], tuple[Status, str] | tuple[Status, str
 # The environment
 
 
-def _python() -> tuple[Status, str]:
-    return Status.OK, f"{platform.python_version()} ({sys.executable})"
-
-
 def _memprof() -> tuple[Status, str, str]:
     try:
         return Status.OK, version("memprof"), ""
@@ -170,7 +166,7 @@ def _torch() -> tuple[Status, str, str]:
     found = f"{torch.__version__}"
     if match := re.match(r"(\d+)\.(\d+)", found):
         release = (int(match[1]), int(match[2]))
-        supported = f"{_dotted(TORCH_OLDEST)} to {_dotted(TORCH_NEWEST)}"
+        supported = " to ".join(f"{a}.{b}" for a, b in (TORCH_OLDEST, TORCH_NEWEST))
         if release < TORCH_OLDEST:
             return Status.FAIL, f"{found}; supported: {supported}", "upgrade torch"
         if release > TORCH_NEWEST:
@@ -180,10 +176,6 @@ def _torch() -> tuple[Status, str, str]:
                 "if graphs run unobserved, `memprof ledger FILE` says why; upgrade memprof",
             )
     return Status.OK, found, ""
-
-
-def _dotted(release: tuple[int, int]) -> str:
-    return f"{release[0]}.{release[1]}"
 
 
 def _triton() -> tuple[Status, str]:
@@ -277,19 +269,23 @@ def _writable(folder: str) -> tuple[Status, str, str]:
 # What works
 
 
+def _lacks(status: dict[str, Finding], *needed: str) -> str:
+    """The first that is needed and failed, in words."""
+    failed = (name for name in needed if status[name].status is Status.FAIL)
+    return next((f"needs {name}: {status[name].detail}" for name in failed), "")
+
+
 def _backend(status: dict[str, Finding]) -> tuple[Status, str]:
-    for name in ("torch", "entry point"):
-        if status[name].status is Status.FAIL:
-            return Status.FAIL, f"needs {name}: {status[name].detail}"
+    if lacks := _lacks(status, "torch", "entry point"):
+        return Status.FAIL, lacks
     if "memprof" not in _torch_compat.backend_names():
         return Status.FAIL, "torch does not list the backend"
     return Status.OK, "torch lists the backend"
 
 
 def _cpu_code(status: dict[str, Finding]) -> tuple[Status, str]:
-    for name in ("torch", "C++ compiler", "Inductor cache"):
-        if status[name].status is Status.FAIL:
-            return Status.FAIL, f"needs {name}: {status[name].detail}"
+    if lacks := _lacks(status, "torch", "C++ compiler", "Inductor cache"):
+        return Status.FAIL, lacks
     return Status.OK, "compiled by the C++ compiler above"
 
 

@@ -36,7 +36,7 @@ from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
 from .applied import Applied, PartitionFlops
-from .pretend import HostReads, Pretences, parse_pretence
+from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
 from .torch_config import parse_setting, put_settings, unused_settings
@@ -133,7 +133,7 @@ class _Run:
         self._watch: Any = None
         self._session: Any = None
         self._out_of_memory: DeviceAccount | None = None
-        self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
+        self._reads = HostReads(list(map(parse_pretence, request.pretend)))
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
         self._changes = Applied(request.changes)
@@ -214,9 +214,8 @@ class _Run:
             outcome.counters = found[outcome.accounts[0].device]
         if control.simulated():
             outcome.uncovered = control.uncovered()
-        pretences = self._reads.pretences
         unused = unused_settings(self._settings)
-        outcome.notes = [*pretences.misfits, *pretences.unused(), *unused]
+        outcome.notes = [*self._reads.misfits, *self._reads.unused(), *unused]
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -257,7 +256,7 @@ class _Run:
                 from .experts import balance_experts
 
                 balance_experts()
-            self._reads.pretences.install()
+            self._reads.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 

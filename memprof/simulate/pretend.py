@@ -95,8 +95,9 @@ def _value(text: str) -> Value:
     raise BadPretence(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
 
 
-class Pretences:
-    """Overwrites what the program is about to look at, where that was asked for.
+class HostReads:
+    """Counts copies from devices to the host by the line that asked for them, and overwrites what
+    the program is about to look at, where that was asked for.
 
     Attributes:
         misfits: what could not be done, in sentences.
@@ -106,6 +107,7 @@ class Pretences:
         self._pretences = list(pretences)
         self._looks = [0] * len(self._pretences)
         self._reading = threading.local()
+        self._found: dict[SourceFrame | None, list[int]] = {}
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
@@ -126,12 +128,23 @@ class Pretences:
 
         return read
 
+    def note(self, nbytes: int, address: int) -> None:
+        """One copy to ``address``, asked for by whoever called."""
+        line = line_of_caller()
+        if line is not None:
+            self.apply(line.file, line.line, nbytes, address)
+        counted = self._found.setdefault(line, [0, 0])
+        counted[0] += 1
+        counted[1] += nbytes
+
+    def rows(self) -> list[HostRead]:
+        """By line, most often first."""
+        rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
+        return sorted(rows, key=lambda r: -r.count)
+
     def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
         """A line has had ``nbytes`` copied to ``address``: overwrite them if that was asked for.
-
-        Returns:
-            Whether they were.
-        """
+        Returns whether they were."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -175,31 +188,3 @@ def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
             raise ValueError("it is no integer")
         value = int(value)
     return struct.pack(f"<{form}", value)
-
-
-class HostReads:
-    """Counts copies from devices to the host by the line that asked for them.
-
-    Attributes:
-        pretences: what some lines are to find there.
-    """
-
-    def __init__(self, pretences: Pretences) -> None:
-        self.pretences = pretences
-        self._found: dict[SourceFrame | None, list[int]] = {}
-
-    def note(self, nbytes: int, address: int) -> None:
-        """One copy to ``address``, asked for by whoever called."""
-        line = line_of_caller()
-        if line is not None:
-            self.pretences.apply(line.file, line.line, nbytes, address)
-        counted = self._found.setdefault(line, [0, 0])
-        counted[0] += 1
-        counted[1] += nbytes
-
-    def rows(self) -> list[HostRead]:
-        """By line, most often first."""
-        rows = [
-            HostRead(line, count, nbytes) for line, (count, nbytes) in list(self._found.items())
-        ]
-        return sorted(rows, key=lambda r: -r.count)

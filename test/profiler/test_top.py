@@ -23,7 +23,7 @@ from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.text import render
-from memprof.profiler.running_job import STALLED_NS, Followed, JobFile, Present, Writer
+from memprof.profiler.running_job import STALLED_NS, JobFile, Present, Writer
 
 NOW = 1_700_000_100_000_000_000
 
@@ -64,7 +64,7 @@ class TestFollowing:
         whole += encoder.chunk(profile, CallColumns(), end=True)
         file = tmp_path / "run.memprof"
         file.write_bytes(b"")
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         with pytest.raises(ProfileError, match="not one yet"):
             followed.profile()
         seen = []
@@ -85,7 +85,7 @@ class TestFollowing:
     def test_a_file_that_is_replaced_is_read_anew(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         assert len(followed.profile().calls) == 9
         (tmp_path / "new").write_bytes(encode_profile(training(steps=1)))
         os.replace(tmp_path / "new", file)
@@ -100,7 +100,7 @@ class TestFollowing:
         monkeypatch.setattr(running_job, "KEEP_CALLS", 4)
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(training()))
-        found = Followed(str(file)).profile()
+        found = JobFile(str(file)).profile()
         assert (len(found.calls), found.calls.dropped) == (4, 5)
         assert found.calls.start_ns == training().calls.start_ns[-4:]
         assert [g.calls for g in found.graphs] == [3, 3, 3]
@@ -115,14 +115,14 @@ class TestFollowing:
 
 class TestWriter:
     def test_it_lives_as_long_as_it_holds_its_file(self, path: str) -> None:
-        followed = Followed(path)
+        followed = JobFile(path)
         followed.profile()
         assert followed.writer() is Writer.ALIVE
 
     def test_without_an_end_and_without_a_writer_it_has_died(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         followed.profile()
         assert followed.writer() is Writer.DIED
         file.write_bytes(encode_profile(training()))
@@ -133,7 +133,7 @@ class TestWriter:
         self, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(writing, "is_locked", lambda path: None)
-        followed = Followed(path)
+        followed = JobFile(path)
         followed.profile()
         assert followed.writer() is Writer.UNKNOWN  # it is of `host`
 

@@ -15,8 +15,7 @@ the project's own ``conftest.py`` has added (``--runslow``), wherever they were 
 
 The limit is for the most that torch's allocator reserved. With a baseline the most that it had
 handed out is compared, since it reserves in segments of 2 MiB and more. Both are the same in each
-run, to the byte, for the same torch: nothing in a simulated device depends on time. So a baseline
-may be compared without any tolerance.
+run, to the byte, for the same torch, so a baseline may be compared without any tolerance.
 """
 
 from __future__ import annotations

@@ -4,28 +4,23 @@ Note [When a stream is written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Compiled calls append to the call log, written or not: the calling threads know nothing of the
 file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
-come together, or after ``FLUSH_S`` if anything has. So a killed process loses what it did in its
-last ``FLUSH_S`` seconds.
-
-The call log keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two
-looks (at 5 µs a call, the fastest there are, 50,000 in ``TICK_S``). Calls that are pushed out
-before we saw them are counted as ``CallColumns.dropped``.
-
-The thread holds the GIL while it collects (some µs a call) and not while it compresses and writes.
-A child that the process forks has no such thread and never writes: the file is its parent's.
+come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
+keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two looks (at 5 µs a
+call, the fastest there are, 50,000 in ``TICK_S``); those that are pushed out before we saw them are
+counted as ``CallColumns.dropped``. The thread holds the GIL while it collects (some µs a call) and
+not while it compresses and writes. A forked child has no such thread: the file is its parent's.
 
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
-*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept
-and written at the next look, before anything newer, so that a stream goes on when there is room
-again. While something waits, ``failed`` is true and the session's profile comes from memory. More
-than ``MAX_UNWRITTEN`` bytes are not kept: then the stream ends there.
+*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept and
+written at the next look, before anything newer. While something waits, ``failed`` is true and the
+session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes are not kept: then the stream
+ends there.
 
-Both are logged once, and both leave the rest of the session in memory if they last to its end, as
-in a session without a path.
+Both are logged once, and leave the rest of the session in memory if they last to its end.
 """
 
 from __future__ import annotations

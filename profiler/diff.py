@@ -5,8 +5,8 @@ Note [How places are matched]
 FX names number operators from the start of the graph: one more operator renames all that follow.
 So a node is matched by what a person would point at: module path, operator, and the source line,
 by its file and its *text* (an edit above it moves its number). Nodes that agree in all of these
-(a line that runs in a loop) are counted together, in both profiles. Memory that no compiled code
-made is matched by its kind and name, e.g. ``(parameter) blocks.0.up.weight``.
+are counted together. Memory that no compiled code made is matched by its kind and name, e.g.
+``(parameter) blocks.0.up.weight``.
 
 Note [What is compared]
 ~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,11 +21,9 @@ Note [What is compared]
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
 grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
-nothing grew.
-
-Of compiled code the main device of one is compared with that of the other, be it another one, and
-every further accelerator with itself, from nothing if need be. The CPU beside an accelerator is
-compared if it is asked for: a few bytes there come and go.
+nothing grew. Of compiled code the main device of one is compared with that of the other, be it
+another one, and every further accelerator with itself; the CPU beside an accelerator only if it is
+asked for: a few bytes there come and go.
 
 A profile does not know what a training step is. One step is taken to be as many calls as come to
 each call of the graph that is called most often among the forwards (else among all graphs), so
@@ -35,13 +33,11 @@ program.
 Note [How saved values are matched]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Between versions of torch, precisions and settings, names of nodes and numbers of graphs differ, and
-so do lines inside of torch. What stays is the program: a value is known by its operator, its module
-with numbers of layers left out, and the text of the line of the program that made it. Values alike
-are counted together. What is left on one side alone, and on the other one of the same line,
-type and bytes was made by another operator there: a decomposition that has changed.
-
-Bytes are those of the tensor, not of the block that the allocator handed out for it: how blocks are
-split differs between runs that keep the same.
+so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
+left out, and the text of the line of the program that made it; values alike are counted together.
+What is left on one side alone, and on the other one of the same line, type and bytes was made by
+another operator there: a decomposition that has changed. Bytes are those of the tensor, not of its
+block: how blocks are split differs between runs that keep the same.
 """
 
 from __future__ import annotations

@@ -9,20 +9,19 @@ By device, over the whole record:
   snapshots, operations and the allocator's own highest mark;
 * *tracker reserved*: the most that the allocator had from the system (not on the CPU);
 * *tracker tensors*: the most bytes of live Python tensors in a snapshot;
-* *tracker end*: what was handed out at the last snapshot: what remained, and grows with a leak.
+* *tracker end*: what was handed out at the last snapshot, which grows with a leak.
 
 And by operation, of those that both records have (one that was added or renamed has not grown):
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
 * *kept by OPERATION*: what an invocation leaves behind it on average, so that runs of different
-  length compare: of an accelerator's allocator, and of live Python tensors. Resident bytes are not
-  compared in this way: what one invocation changes of them is noise. Averages are whole blocks of
-  ``BLOCK`` bytes, the least that torch's allocators hand out.
+  length compare: of an accelerator's allocator, in whole blocks of ``BLOCK`` bytes, and of live
+  Python tensors. What one invocation changes of resident bytes is noise, and not compared.
 
-A device that one record knows nothing of had nothing in use there: it is compared with 0, so that
-memory on another GPU is growth. A figure that one record does not have of a device that it knows,
-or a record of no device at all, is not compared, since 0 would be a guess; a note says so. Figures
-of operations go without a note: short operations are looked at by turns.
+A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
+that one record does not have of a device that it knows, or a record of no device at all, is not
+compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
+looked at by turns.
 """
 
 from __future__ import annotations

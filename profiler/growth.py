@@ -8,9 +8,8 @@ Note [What counts as growth]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Asked is how many bytes that were made in each step are still held at the end. Healthy programs
 hold much from their beginning (parameters, and what an optimizer makes at its first step), from the
-last steps (a batch that was fetched ahead, the loss of the step before), and some from a step here
-or there (a cache that meets a new shape, a best loss so far). A leak holds something of step after
-step, up to the end. So:
+last steps (a batch that was fetched ahead), and some from a step here or there (a cache that meets
+a new shape). A leak holds something of step after step, up to the end. So:
 
 * at least ``LEAST`` (8) steps are needed;
 * the last ``RECENT`` (2) steps, and the one that has begun, do not count: what they made may go;
@@ -21,15 +20,14 @@ step, up to the end. So:
   device, at 512 bytes each, costs nobody memory that he misses.
 
 By how much it grows a step is what was made in the window after the first step of which something
-is held, up to the last such step, divided by the steps between the two: so a leak at every fourth
-step has the same figure wherever the window begins. Of the two of these steps the half counts, that
-two sizes by turns have one figure, too.
+is held, up to the last such step, divided by the steps between the two: the same figure wherever
+the window begins. Of these two steps the half counts, for two sizes by turns.
 
 A buffer of the last hundred batches holds something of step after step, too. It is known by what
-the same line had made before the window and let go of in it (*turned over*): of a full buffer that
-is as much as it holds of the window. So that is taken off, the last step counts whole, of which the
-buffer has some, and where less than a third remains nothing grows. A buffer that is not full yet
-looks like a leak: the report says since when, and how many steps there were.
+the same line had made before the window and let go of in it (*turned over*): of a full buffer as
+much as it holds of the window. That is taken off, the last step counts whole, of which the buffer
+has some, and where less than a third remains nothing grows. A buffer that is not full yet looks
+like a leak: the report says since when, and how many steps there were.
 """
 
 from __future__ import annotations

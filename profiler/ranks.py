@@ -2,15 +2,13 @@
 
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Ranks of one job run the same program, so they should have the same graphs, compile as often, and
-skip the same things; where they do not, one of them compiles while the others wait in a
-collective. Graphs are matched by label (Dynamo's compile id and the part) and are the same if
-their FX nodes run the same operators. Bytes may differ, as shards of uneven parameters do: that is
-imbalance, not a warning.
+Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
+do not, one of them compiles while the others wait in a collective. Graphs are matched by label
+(Dynamo's compile id and the part) and are the same if their FX nodes run the same operators. Bytes
+may differ, as shards of uneven parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
-is no forward) to the next. Each is measured on its own rank's clock; no clock is compared with
-another's.
+is no forward) to the next, on its own clock; no clock is compared with another's.
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ line in the batch: weights, and so much a sample. So the next try is where the l
 largest values that fit reaches the device's memory, and the one after it is the next larger value,
 which must fail: mostly four tries in all.
 
-The line is of what is allocated, and no more than that: what is reserved bends near the end, where
-the allocator gives back what is free before it fails. Below what the line reaches lies what
-fragmentation takes, a share of the memory that no line tells. But a value that failed tells how
-much its request was short of: by so much, along the line, the next try is below it, and by a
-twelfth of it at least where the line comes from far below. What fits there makes a better line, or
-where that one is of no use, bisection finds the end. Where a line misleads altogether (sizes are
-padded, graphs differ), a pair of tries that did not halve what is left is followed by one in its
-middle: never more than three times as many tries as bisection alone.
+The line is of what is allocated: what is reserved bends near the end, where the allocator gives
+back what is free before it fails. What fragmentation takes below its end no line tells. But a value
+that failed tells how much its request was short of: by so much, along the line, the next try is
+below it, and by a twelfth of it at least where the line comes from far below. What fits there makes
+a better line, or bisection finds the end. Where a line misleads altogether (sizes are padded,
+graphs differ), a pair of tries that did not halve what is left is followed by one in its middle:
+never more than three times as many tries as bisection alone.
 
 No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
 """

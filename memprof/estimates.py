@@ -12,10 +12,10 @@ from typing import Any
 
 from memprof.profiler.model import DeviceAccount, Profile
 from memprof.profiler.report.format import format_bytes
+from memprof.simulate.changes import WITHOUT_TIMING
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, simulate
 from memprof.simulate.result import profile_of
-from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, find_gpu
 
 from .views import Views

@@ -32,9 +32,16 @@ from memprof.profiler.frames import MAGIC
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
-from memprof.simulate.changes import CHANGES, GENERAL, BadChange, change_of
+from memprof.simulate.changes import (
+    CHANGES,
+    GENERAL,
+    WITHOUT_TIMING,
+    BadChange,
+    BadSetting,
+    change_of,
+    parse_setting,
+)
 from memprof.simulate.parent import Settings, StandardInput
-from memprof.simulate.torch_config import WITHOUT_TIMING, BadSetting, parse_setting
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 

@@ -26,10 +26,10 @@ from memprof.profiler.file import read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
+from memprof.simulate.changes import WITHOUT_TIMING
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, attempt
 from memprof.simulate.result import profile_of, write_profile_of
-from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, parse_size
 

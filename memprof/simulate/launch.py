@@ -36,10 +36,10 @@ from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
 from .applied import Applied, PartitionFlops
+from .changes import parse_setting, put_settings, unused_settings
 from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
-from .torch_config import parse_setting, put_settings, unused_settings
 
 FACTOR = 3
 LEAST = 20_000

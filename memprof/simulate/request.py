@@ -22,7 +22,7 @@ class Run:
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
         balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
-        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
+        torch_config: settings of torch, ``torch.module.name=value``, see ``changes.py``.
         count_flops: whether operations of what is partitioned for autograd are counted, see
             ``partition_flops.py``.
         changes: of the program that are tried, keys of ``changes.CHANGES``.

@@ -41,7 +41,7 @@ from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.host import resident_bytes
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.process_hooks import on_fork
-from memprof.profiler.writing import create_for_streaming
+from memprof.profiler.writing import create_for_streaming, write_all
 
 log = logging.getLogger("memprof")
 
@@ -114,11 +114,8 @@ class Streamer:
                 self._write(lambda profile, threads: profile, end=False)
 
     def finish(self, join: Join) -> None:
-        """Write the last chunk and close the file.
-
-        Args:
-            join: adds to the last snapshot what other parts of memprof know.
-        """
+        """Write the last chunk, to which ``join`` adds what other parts of memprof know, and close
+        the file."""
         if self._pid != os.getpid():
             return
         self._stop.set()
@@ -158,7 +155,9 @@ class Streamer:
             return False
         self._unwritten += data
         try:
-            self._append(self._unwritten)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            write_all(self._fd, self._unwritten)
+            self._size += len(self._unwritten)
         except Exception as e:
             self.failed = True
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
@@ -197,13 +196,6 @@ class Streamer:
         if records:
             self._last = records[-1]
         return data
-
-    def _append(self, data: bytes) -> None:
-        view = memoryview(data)
-        os.lseek(self._fd, self._size, os.SEEK_SET)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._size += len(data)
 
     def _log_once(self, error: Exception, what: str, then: str) -> None:
         if what not in self._logged:

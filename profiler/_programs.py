@@ -123,7 +123,7 @@ class HandedOn:
 
 @dataclass(slots=True)
 class PreparedProgram:
-    """One program, prepared.
+    """One program, prepared; a storage's name is its key, and all sizes are in bytes.
 
     Attributes:
         id: index in the list of units.
@@ -131,17 +131,14 @@ class PreparedProgram:
             ``prepare_programs`` changes.
         peak_at, peak_bytes: ``program.peak()``.
         exit_bytes: live when the call has returned.
-        saved_bytes: of a forward, bytes of all storages it returns for the backward.
-            Parameters included.
-        given_bytes: of a backward, bytes of those it is given by a forward, by
-            ``GraphValue.forward_graph``.
-        input_keys: key of each storage that is live at entry, by storage id.
+        saved_bytes: of a forward, all storages it returns for the backward, parameters included.
+        given_bytes: of a backward, those it is given by a forward, by ``GraphValue.forward_graph``.
+        input_keys: of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
-        shared: the part of ``saved`` that other units may hold or take too. The rest, nearly
-            all of it, is the business of the forward and its backward alone, and need not be
-            looked at one by one to be counted.
-        private_bytes: bytes of that rest.
+        shared, private_bytes: the part of ``saved`` that other units may hold or take too. The
+            rest, nearly all of it, is the business of the forward and its backward alone, and
+            need not be looked at one by one to be counted.
         handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -336,15 +333,6 @@ def _share(units: list[PreparedProgram]) -> None:
                 u.shared[key] = item
 
 
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """Persistent memory and its epochs, ``begin <= epoch < end``."""
-
-    item: LiveItem
-    begin: int
-    end: int
-
-
 class Persistent:
     """The persistent memory of one call log.
 
@@ -364,23 +352,24 @@ class Persistent:
             if u in seen:
                 continue
             seen.add(u)
-            for key, item in units[u].persistent.items():
+            for key, carried in units[u].persistent.items():
                 released = profile.released.get(key) if isinstance(key, int) else None
                 end = never if released is None else released - dropped
-                found.setdefault(key, (item, k, end))
+                found.setdefault(key, (carried, k, end))
         lives = {key: life for key, life in found.items() if life[1] < life[2]}
         ends = {end for _, _, end in lives.values()} - {never}
         self.starts = sorted({0, *(begin for _, begin, _ in lives.values()), *ends})
         number = {start: i for i, start in enumerate(self.starts)}
         number[never] = len(self.starts)
         self._lives = {
-            key: _Life(item.live(), number[begin], number[end])
-            for key, (item, begin, end) in lives.items()
+            key: (carried.live(), range(number[begin], number[end]))
+            for key, (carried, begin, end) in lives.items()
         }
+        """Persistent memory and the epochs in which it exists."""
         changes = [0] * (len(self.starts) + 1)
-        for life in self._lives.values():
-            changes[life.begin] += life.item.storage.nbytes
-            changes[life.end] -= life.item.storage.nbytes
+        for item, epochs in self._lives.values():
+            changes[epochs.start] += item.storage.nbytes
+            changes[epochs.stop] -= item.storage.nbytes
         self._nbytes = list(accumulate(changes))
 
     def epoch(self, call: int) -> int:
@@ -389,20 +378,19 @@ class Persistent:
 
     def has(self, key: Key, epoch: int) -> bool:
         """Whether memory exists in an epoch."""
-        life = self._lives.get(key)
-        return life is not None and life.begin <= epoch < life.end
+        return key in self._lives and epoch in self._lives[key][1]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
         """What exists in an epoch, in order of first appearance, less what is in ``without``."""
         return [
-            life.item
-            for key, life in self._lives.items()
-            if life.begin <= epoch < life.end and key not in without
+            item
+            for key, (item, epochs) in self._lives.items()
+            if epoch in epochs and key not in without
         ]
 
     def nbytes(self, epoch: int, without: Collection[Key] = ()) -> int:
         """Bytes of ``items``, without looking at each."""
-        less = (self._lives[k].item.storage.nbytes for k in without if self.has(k, epoch))
+        less = (self._lives[k][0].storage.nbytes for k in without if self.has(k, epoch))
         return self._nbytes[epoch] - sum(less)
 
 
@@ -426,7 +414,7 @@ class Pairing:
     ) -> None:
         self._units = units
         self._unit_of_call = unit_of_call
-        self._graphs = {g.id: g for g in profile.graphs}
+        graphs = {g.id: g for g in profile.graphs}
         self._graph_id = {g.id: g.graph_id for g in profile.graphs if g.kind is GraphKind.FORWARD}
         self._first_unit: dict[int | None, int] = {}
         for u in units:
@@ -434,7 +422,7 @@ class Pairing:
                 self._first_unit.setdefault(u.graph.graph_id, u.id)
         self.partner: dict[int, tuple[int, ...]] = {}
         self.lifetimes: dict[int, Counter[int]] = {}
-        found = pair([self._graphs[g] for g in profile.calls.graph], self._saved, self._given)
+        found = pair([graphs[g] for g in profile.calls.graph], self._saved, self._given)
         for forward in sorted(found):
             backward = found[forward][0][0]
             self.partner[forward] = (backward,)

@@ -171,11 +171,10 @@ def module_tree(breakdown: Breakdown) -> ModuleNode:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one storage comes from. What is None is unknown, for the reason in ``why``.
+    """Where one storage comes from. What is None is unknown, for the reason, by view, in ``why``.
 
     Attributes:
         graph: id of the graph that explains it.
-        category: of the storage.
         node: FX node that made it, or the placeholder it entered by.
         op: the operator as the user would know it, e.g. ``aten.mm.default``.
         module: path of the module, "" is the root.
@@ -183,7 +182,6 @@ class Site:
         fqn: name of the parameter, buffer or input.
         outside: what it is, in words, if no compiled code made it. The gradient of an output
             has the module and the frame of the output all the same.
-        why: reason, by view, for what is None.
     """
 
     graph: int

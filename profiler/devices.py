@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 from .model import Profile
 from .timeline import Timeline
@@ -68,9 +69,7 @@ def most_called(timeline: Timeline) -> dict[int, int]:
     """Graph id → the unit of its most called program, also if none was called."""
     calls = timeline.profile.calls
     counts = Counter(zip(calls.graph, calls.program, strict=True))
-    best: dict[int, tuple[int, int]] = {}
-    for u in timeline.units:
-        score = counts[u.graph.id, u.index]
-        if u.graph.id not in best or score > best[u.graph.id][0]:
-            best[u.graph.id] = (score, u.id)
-    return {g: unit for g, (_, unit) in best.items()}
+    return {
+        graph: max(units, key=lambda u: counts[graph, u.index]).id
+        for graph, units in groupby(timeline.units, key=lambda u: u.graph.id)
+    }

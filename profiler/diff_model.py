@@ -83,14 +83,11 @@ class SavedChange(_Grown):
     otherwise.
 
     Attributes:
-        kind: how it differs.
-        op: operator that made it, both where they differ.
+        op, types: operator that made it and its element types, both where they differ.
         module: path of its module, numbers of layers left out.
         line: of the program, its file and its text; the name of an input.
-        types: element types, both where they differ.
         before, after: bytes a step, 0 where it is not saved.
         count: tensors a step, the larger number of both.
-        device: whose memory.
     """
 
     kind: SavedKind

@@ -206,22 +206,17 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
 
 def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[GrowthPart, ...]:
     """Of the largest tensors those alike of which there are more than before."""
-    had = _groups(before, device)
-    found = []
-    for key, (nbytes, count) in _groups(after, device).items():
-        more = count - had.get(key, (0, 0))[1]
-        if more > 0 and count > 1:
-            found.append(GrowthPart(nbytes // count * more, more, key))
-    return tuple(sorted(found, key=lambda p: -p.nbytes))
-
-
-def _groups(snapshot: MemorySnapshot, device: str) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for tensor in snapshot.largest:
+    had = Counter(_in_words(t) for t in before.largest if t.device == device)
+    groups: dict[str, list[int]] = {}
+    for tensor in after.largest:
         if tensor.device == device:
-            nbytes, count = found.get(_in_words(tensor), (0, 0))
-            found[_in_words(tensor)] = nbytes + tensor.nbytes, count + 1
-    return found
+            groups.setdefault(_in_words(tensor), []).append(tensor.nbytes)
+    found = [
+        GrowthPart(sum(sizes) // len(sizes) * more, more, key)
+        for key, sizes in groups.items()
+        if (more := len(sizes) - had[key]) > 0 and len(sizes) > 1
+    ]
+    return tuple(sorted(found, key=lambda p: -p.nbytes))
 
 
 def _in_words(t: TensorInfo) -> str:

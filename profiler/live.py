@@ -69,15 +69,9 @@ class LiveSet:
 
 @dataclass(frozen=True, slots=True)
 class BytesOverTime:
-    """Known live bytes, one entry a call, in log order.
-
-    Attributes:
-        entry: bytes when the call begins, its inputs included.
-        peak: the most bytes at an instant of the call.
-        exit: bytes when it has returned, before its arguments and results are dropped.
-        between: carried bytes after it, see Note [What is live between calls]
-            in timeline.py.
-    """
+    """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
+    most at an instant of it; when it has returned, before its arguments and results are dropped;
+    and what is carried after it, see Note [What is live between calls] in timeline.py."""
 
     entry: Sequence[int]
     peak: Sequence[int]

@@ -92,15 +92,12 @@ class _Step:
 
 
 class Timeline:
-    """The memory of all calls of a profile; see Note [What is live between calls] for what
-    it knows and what it cannot see (eager tensors outside compiled calls above all).
+    """The memory of all calls of a valid profile; see Note [What is live between calls] for what it
+    knows and what it cannot see (eager tensors outside compiled calls above all).
 
-    Building it takes time linear in the number of calls (about a second a million).
-
-    Args:
-        profile: a valid one, see ``profiler.repair``.
-        device: count memory of this device only, e.g. ``cuda:0``; None adds up all devices,
-            which means something only if there is one.
+    Building it takes time linear in the number of calls (about a second a million). It counts
+    memory of ``device`` only, e.g. ``cuda:0``; None adds up all devices, which means something only
+    if there is one.
     """
 
     def __init__(self, profile: Profile, device: str | None = None) -> None:
@@ -139,11 +136,8 @@ class Timeline:
         return Instant(call, self.units[unit].peak_at if unit != _NONE else 0, best)
 
     def live_at(self, call: int, instant: int) -> LiveSet:
-        """Everything known to be live at an instant of a call.
-
-        Args:
-            call: index in the call log, from 0.
-            instant: of the call's program, 0 for a call without one.
+        """Everything known to be live at an instant of a call (by index in the call log) and its
+        program.
 
         Raises:
             IndexError: there is no such call or instant.

@@ -41,12 +41,10 @@ class TreeReason:
 
 @dataclass(frozen=True, slots=True)
 class GraphedFunction:
-    """One function in the trees of one device, all combinations of its sizes together.
+    """One function, e.g. ``0/0 forward``, in the trees of one device.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        function: e.g. ``0/0 forward``.
-        keys: number of combinations of integer inputs.
+        keys: number of combinations of integer inputs, which are counted together.
         warm_ups, recordings, replays, skips: how often; recordings include re-recordings.
         rerecordings: recordings where others exist at the same place and none fitted.
         marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.

@@ -166,9 +166,14 @@ def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> 
     """Write a file, whole or not at all. The arguments, and what is raised, are those of
     ``replacing_all``; ``what`` is e.g. ``the report``."""
     with replacing_all([path], f"{what} ({len(data):,} bytes)", new=new) as (fd,):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``, which the system may take in pieces."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 @contextlib.contextmanager

@@ -97,11 +97,7 @@ class Advice:
 
 
 def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
-    """The remedies of findings, each once, and the findings that have none.
-
-    Args:
-        findings: of a report.
-    """
+    """The remedies of a report's findings, each once, and the findings that have none."""
     trials: dict[str, Trial] = {}
     for f in findings:
         if f.remedy:

@@ -78,18 +78,12 @@ def largest(
     second: int = 3,
     guess: Line | None = None,
 ) -> tuple[int, Line | None]:
-    """The largest index that fits; see Note [How the largest is found].
+    """The largest of ``count`` indices from 0 that fits, -1 where not even the first one does, and
+    the line through what fitted, None where fewer than two did; see Note [How the largest is
+    found].
 
-    Args:
-        count: of indices, from 0.
-        memory: bytes of the device.
-        probe: runs one; called at most once for each index.
-        second: index to try after 0 has fitted.
-        guess: what is known from elsewhere about a similar search.
-
-    Returns:
-        The index, -1 where not even the first one fits; and the line through what fitted, None
-        where fewer than two did.
+    ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess`` is
+    what is known from elsewhere about a similar search.
     """
     fits: dict[int, int] = {}
     low, high = -1, count

@@ -53,27 +53,22 @@ class BadStore(ValueError):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out of a try.
+    """What came out of a try, with values of the variables, on the GPU of that key.
 
     Attributes:
-        values: of the variables.
-        gpu: key of the data sheet.
-        memory: bytes of the device.
         fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
             not.
         needed: bytes that it took of the device in all; where it did not fit, until then.
-        reserved: bytes of that by torch's allocator.
-        allocated: the most bytes that were allocated of it at once.
+        reserved, allocated: bytes of that by torch's allocator, and the most allocated at once.
         parts: what was reserved at the peak, by name and in bytes, largest first.
-        limit: the request that did not fit and who made it, empty where all did.
-        short: bytes more that the device must have had free for that request.
+        limit, short: the request that did not fit and who made it, empty where all did; and bytes
+            more that the device must have had free for it.
         flops: of matrix products, convolutions and attention in what was partitioned for autograd;
             None where they were not counted.
         changed: what the changes that were tried have changed, in sentences.
         idle: changes that found nothing to change.
         notes: what was asked for and could not be done, in sentences.
-        expected: bytes that changes should save, by key, see ``expected`` in ``tries.py``.
-        seconds: that the try took.
+        expected: bytes that changes should save, by key.
     """
 
     values: dict[str, str]
@@ -155,11 +150,7 @@ def _read(path: str) -> dict[str, Tried]:
 
 
 def expected(account: DeviceAccount) -> dict[str, int]:
-    """Bytes that changes should save, by key; what should save nothing is 0.
-
-    Args:
-        account: of the program as it is.
-    """
+    """Bytes that changes of a program with this account should save, by key; 0 if nothing."""
     by_purpose = account.by_purpose()
     in_step = account.phase == "optimizer"
     temporary = by_purpose.get(Purpose.TEMPORARY, 0) if in_step else 0
@@ -196,11 +187,8 @@ _READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPAT
 
 
 class ScriptFailed(Exception):
-    """A try ended in something that says nothing about memory; the message says in what.
-
-    Attributes:
-        trace: of the script, empty if there is none.
-    """
+    """A try ended in something that says nothing about memory; the message says in what, ``trace``
+    is the script's, empty if there is none."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -212,11 +200,8 @@ class Plan:
     """What is run; every text may have ``{NAME}`` of a variable in it.
 
     Attributes:
-        words: of the command.
-        env: environment variables of the script, by name.
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
-        ranks_per_host: None for the usual number.
         settings: of the simulation, without what is above.
         whole: whether what does not fit runs again on an ample device, so that one sees what it
             would take.

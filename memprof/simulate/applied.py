@@ -248,11 +248,7 @@ class Recomputed:
 
 
 class Applied:
-    """Changes in this process.
-
-    Args:
-        texts: as ``change_of`` reads them.
-    """
+    """Changes in this process, as ``change_of`` reads them."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._changes = [(text, *change_of(text)) for text in texts]

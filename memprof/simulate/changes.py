@@ -113,14 +113,12 @@ class Change:
     """A change that can be tried.
 
     Attributes:
-        key: its name.
         what: a line of a report.
         how: what to write to have it for good.
         costs: what it costs, in words.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
         allocator: an option of torch's allocator, ``name:value``; empty if it is none.
         argument: what stands behind ``=``, in a word; empty if nothing may.
-        required: whether it must.
     """
 
     key: str

@@ -12,15 +12,12 @@ from memprof.profiler._text import without_numbers
 
 
 class Checkpointed:
-    """Has blocks of each model recomputed, before its first call.
+    """Has blocks of each model recomputed, before its first call: modules of names like
+    ``pattern``, with ``*`` for their numbers, or ``repeated_blocks``.
 
     What is moved to a device or called is a model, with all that is inside of it. A program may
     have several: where a frozen teacher comes first, the student is still worth it. What is moved
     before it becomes a part of something larger is looked at again as a part of that.
-
-    Args:
-        pattern: names of modules, with ``*`` for their numbers; empty for ``repeated_blocks``.
-        said: is told how many are recomputed, and of which class.
     """
 
     def __init__(self, pattern: str, said: Callable[[str], None]) -> None:

@@ -289,21 +289,19 @@ class _Run:
             waited = now - last
             if self._request.progress and waited >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now
-                self._say(
+                line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{peak[0] / 2**30:.2f} GiB reserved"
+                    f"{peak[0] / 2**30:.2f} GiB reserved\n"
                 )
+                # To what standard error was at the beginning, whatever the script made of it.
+                with contextlib.suppress(OSError):
+                    os.write(self._stderr, line.encode())
             waits = steps == 0 and self._watch.objects.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 ended = f"the peak stood still for {asked - still.asked:,} allocations"
                 on_main_thread(functools.partial(self._finish_once, ended))
                 time.sleep(_PATIENCE)
                 self._finish_once(ended)
-
-    def _say(self, line: str) -> None:
-        """To what standard error was at the beginning, whatever the script made of it."""
-        with contextlib.suppress(OSError):
-            os.write(self._stderr, f"{line}\n".encode())
 
     def _finish_once(self, ended: str) -> None:
         """A call that comes while the run's end is described would find it half done."""

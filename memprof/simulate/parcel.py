@@ -32,11 +32,8 @@ _LENGTH = 8
 
 
 class _Packer:
-    """Turns tensors into what decides about memory.
-
-    Attributes:
-        reached: of each storage the first byte that a tensor reaches, and the one behind the last.
-    """
+    """Turns tensors into what decides about memory; ``reached`` has of each storage the first byte
+    that a tensor reaches, and the one behind the last."""
 
     def __init__(self) -> None:
         self.reached: list[tuple[int, int]] = []

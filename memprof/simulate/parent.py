@@ -155,13 +155,11 @@ class Settings(Run):
 
 @dataclass(slots=True)
 class Simulation:
-    """What a script takes on a device.
+    """What a script takes on a device, of a job or alone.
 
     Attributes:
-        gpu: the device.
         fits: whether the script ran without running out of memory, and what is outside of the
             allocator has room too; None where it did not get far enough to tell.
-        job: of which this is a rank, None for a process alone.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
         smallest: bytes of the smallest device on which it ran, if that was looked for.

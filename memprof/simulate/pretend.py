@@ -97,11 +97,8 @@ def _value(text: str) -> Value:
 
 class HostReads:
     """Counts copies from devices to the host by the line that asked for them, and overwrites what
-    the program is about to look at, where that was asked for.
-
-    Attributes:
-        misfits: what could not be done, in sentences.
-    """
+    the program is about to look at, where that was asked for; ``misfits`` says what could not be
+    done."""
 
     def __init__(self, pretences: Sequence[Pretence]) -> None:
         self._pretences = list(pretences)

@@ -21,10 +21,8 @@ class Run:
         until_still: whether it ends when the peak has stood still, see ``launch.py``.
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
-        balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
         torch_config: settings of torch, ``torch.module.name=value``, see ``changes.py``.
-        count_flops: whether operations of what is partitioned for autograd are counted, see
-            ``partition_flops.py``.
+        count_flops: whether operations of what is partitioned for autograd are counted.
         changes: of the program that are tried, keys of ``changes.CHANGES``.
     """
 
@@ -67,7 +65,6 @@ class Outcome(msgspec.Struct, kw_only=True):
         out_of_memory: the account of the last moment at which an allocation failed, caught or not.
         profile: what memprof's backend recorded, if the script used it; without it, an empty one
             with versions and machine.
-        ended: why the run ended.
         failure: None if the script ended well or was ended.
         status: exit status that the script asked for.
         counters: what torch's own statistics of the device with most reserved say at the end, as
@@ -75,9 +72,9 @@ class Outcome(msgspec.Struct, kw_only=True):
             since it last set them back, in bytes.
         grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
-        notes: what was asked for and could not be done, in sentences.
+        notes, changed: what was asked for and could not be done, and what changes have changed, in
+            sentences.
         flops: of the graphs that were partitioned, if they were counted.
-        changed: what the changes that are tried have changed, in sentences.
         idle: changes that found nothing to change.
     """
 

@@ -22,6 +22,12 @@ from memprof.simulated_cuda.after_import import after_import
 from .changes import change_of, environment_again, option_of
 from .checkpointed import Checkpointed
 
+_CHUNKS = 8
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+Said = Callable[[str], None]
+"""Is told what was changed so far, in words."""
+
 UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """The environment in which every graph is partitioned."""
 
@@ -119,15 +125,57 @@ def _convert(state: Any, old: Any, new: Any) -> int:
     return len(found)
 
 
-_CHUNKS = 8
+def _narrow(_: str, said: Said, module: Any) -> None:
+    def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+        kind = type(optimizer)
+        # Inside of what torch wraps around a step: that is still one step to whoever counts them.
+        if not getattr(kind.step, "hooked", False):
+            kind.step = step_by_parameter(
+                kind.step, lambda n: said(f"{kind.__name__}, {n:,} tensors")
+            )
+        return defaults
+
+    _around_init(module, changed)
 
 
-def chunked_cross_entropy(
-    whole: Callable[..., Any], said: Callable[[int], None]
-) -> Callable[..., Any]:
-    """``torch.nn.functional.cross_entropy``, in eight chunks of rows, each checkpointed: of what
-    lies between logits and loss, one part is there at a time. ``whole``, torch's own, gets what is
-    no mean over rows of logits; ``said`` is told of how many rows, where chunks were made."""
+def _around_init(module: Any, changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
+    """Let ``changed`` have a look at each optimizer that is made, and at its defaults."""
+    init = module.Optimizer.__init__
+
+    def made(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
+        init(optimizer, params, changed(optimizer, defaults))
+
+    module.Optimizer.__init__ = made
+
+
+def _defaults(values: dict[str, Any], always: bool, _: str, said: Said, module: Any) -> None:
+    def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+        if always or all(defaults.get(k) in (None, False) for k in values):
+            mine = {k: v for k, v in values.items() if k in defaults}
+            if any(defaults[k] != v for k, v in mine.items()):
+                chosen = next(iter(values))
+                said(f"{type(optimizer).__name__} has {chosen}={values[chosen]}")
+                return {**defaults, **mine}
+        return defaults
+
+    _around_init(module, changed)
+
+
+def _drop(_: str, said: Said, module: Any) -> None:
+    def drop(optimizer: Any, args: Any, kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.grad is not None for p in parameters):
+            said(f"after each step of {type(optimizer).__name__}")
+        for p in parameters:
+            p.grad = None
+
+    module.register_optimizer_step_post_hook(drop)
+
+
+def _chunk(_: str, said: Said, functional: Any) -> None:
+    """``cross_entropy`` in eight chunks of rows, each checkpointed: of what lies between logits and
+    loss, one part is there at a time. torch's own gets what is no mean over rows of logits."""
+    whole = functional.cross_entropy
 
     def cross_entropy(
         input: Any,
@@ -149,102 +197,120 @@ def chunked_cross_entropy(
                 reduction=reduction,
                 label_smoothing=label_smoothing,
             )
-
-        def part(logits: Any, labels: Any) -> Any:
-            return whole(
-                *(logits, labels),
-                ignore_index=ignore_index,
-                reduction="sum",
-                label_smoothing=label_smoothing,
-            )
-
-        said(rows)
+        part = partial(
+            whole, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+        )
+        said(f"cross_entropy of {rows:,} rows")
         chunks = zip(input.chunk(_CHUNKS), target.chunk(_CHUNKS), strict=True)
         total = sum(checkpoint(part, a, b, use_reentrant=False) for a, b in chunks)
         return total / (target != ignore_index).sum()
 
-    return cross_entropy
+    functional.cross_entropy = cross_entropy
 
 
-class StaticInputs:
-    """Does to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
+def _expect(names: str, said: Said, output_graph: Any) -> None:
+    """Do to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
 
     AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
     all is seen by graph trees, which then record again. ``NAME+NAME`` are each ``GraphValue.fqn``
     of an input, else Dynamo's source, such as ``L['cache']``; every graph that has one is meant.
     """
+    compile_ = output_graph.OutputGraph.call_user_compiler
+    wanted = frozenset(names.split("+"))
+    marked = 0
 
-    def __init__(self, names: str, said: Callable[[str], None]) -> None:
-        self._names = frozenset(names.split("+"))
-        self._said = said
-        self._marked = 0
-
-    def install(self, output_graph: ModuleType) -> None:
-        """Mark in what is compiled from now on."""
-        compile_ = output_graph.OutputGraph.call_user_compiler
-
-        def marked(graph: Any, gm: Any, example_inputs: Any) -> Any:
-            self._mark(gm, example_inputs)
-            return compile_(graph, gm, example_inputs)
-
-        output_graph.OutputGraph.call_user_compiler = marked
-
-    def _mark(self, gm: Any, example_inputs: Any) -> None:
+    def compiled(graph: Any, gm: Any, example_inputs: Any) -> Any:
         from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
 
-        meant = {
-            v.name for v in dynamo_inputs(gm, example_inputs) if (v.fqn or v.source) in self._names
-        }
+        nonlocal marked
+        inputs = dynamo_inputs(gm, example_inputs)
+        meant = {v.name for v in inputs if (v.fqn or v.source) in wanted}
         for node in gm.graph.find_nodes(op="placeholder"):
             facts = node.meta.setdefault("tensor_dict", {})
             if node.name in meant and not facts.get("_dynamo_static_input_type"):
                 facts["_dynamo_static_input_type"] = "unguarded"
-                self._marked += 1
-                self._said(f"inputs of compiled graphs: {self._marked:,}")
+                marked += 1
+                said(f"inputs of compiled graphs: {marked:,}")
+        return compile_(graph, gm, example_inputs)
+
+    output_graph.OutputGraph.call_user_compiler = compiled
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-class Recomputed:
-    """Marks nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
+def _recompute(where: str, said: Said, partitioners: Any) -> None:
+    """Mark nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
     of ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py`` writes
     it."""
+    operators, place, *modules = where.split("@")
+    file, _, line = place.rpartition(":")
+    partition = partitioners.min_cut_rematerialization_partition
+    marked = 0
 
-    def __init__(self, where: str, said: Callable[[str], None]) -> None:
-        operators, line, *module = where.split("@")
-        self._operators = frozenset(operators.split("+"))
-        self._file, _, self._line = line.rpartition(":")
-        self._module = module[0] if module else ""
-        self._said = said
-        self._marked = 0
-
-    def install(self, partitioners: ModuleType) -> None:
-        """Mark in what is partitioned from now on."""
-        partition = partitioners.min_cut_rematerialization_partition
-
-        def marked(joint: Any, *args: Any, **kwargs: Any) -> Any:
-            from torch.utils.checkpoint import CheckpointPolicy
-
-            for node in joint.graph.nodes:
-                if node.op == "call_function" and self._is_meant(node):
-                    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-                    self._marked += 1
-            if self._marked:
-                self._said(f"{self._marked:,} nodes")
-            return partition(joint, *args, **kwargs)
-
-        partitioners.min_cut_rematerialization_partition = marked  # type: ignore[attr-defined]
-
-    def _is_meant(self, node: Any) -> bool:
+    def is_meant(node: Any) -> bool:
         # Seeds must be those of the forward: other random numbers would be another function.
         if node.meta.get("partitioner_tag") == "is_backward" or "seed" in str(node.target):
             return False
         operator = str(node.meta.get("original_aten") or node.target)
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        here = any(os.path.basename(f) == self._file and n == self._line for f, n in frames)
+        here = any(os.path.basename(f) == file and n == line for f, n in frames)
         path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
-        return here and operator in self._operators and is_inside(path, self._module)
+        return here and operator in operators.split("+") and is_inside(path, "".join(modules))
+
+    def partitioned(joint: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.utils.checkpoint import CheckpointPolicy
+
+        nonlocal marked
+        for node in joint.graph.nodes:
+            if node.op == "call_function" and is_meant(node):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                marked += 1
+        if marked:
+            said(f"{marked:,} nodes")
+        return partition(joint, *args, **kwargs)
+
+    partitioners.min_cut_rematerialization_partition = partitioned
+
+
+def _option(argument: str, said: Said, backend: Any) -> None:
+    compile_, split, option = backend._compile, backend.split_options, option_of(argument)
+    changed = 0
+
+    def overridden(
+        gm: Any, inputs: Any, options: Any, mode: str | None, captured: Any = None
+    ) -> Any:
+        nonlocal changed
+        # A captured backward is compiled with the options of its forward.
+        if captured is None:
+            before, options = options, {**(options or {}), **option}
+            if split(options, mode) != split(before, mode):
+                changed += 1
+                said(f"graphs compiled with it: {changed:,}")
+        return compile_(gm, inputs, options, mode, captured)
+
+    backend._compile = overridden
+
+
+_HOOKS: dict[str, tuple[str, Callable[[str, Said, Any], None]]] = {
+    "fused-optimizer": (
+        "torch.optim.optimizer",
+        partial(_defaults, {"fused": True, "foreach": None}, False),
+    ),
+    "optimizer-one-by-one": (
+        "torch.optim.optimizer",
+        partial(_defaults, {"foreach": False, "fused": None}, True),
+    ),
+    "bf16-state": ("torch.optim.optimizer", _narrow),
+    "drop-gradients": ("torch.optim.optimizer", _drop),
+    "chunked-loss": ("torch.nn.functional", _chunk),
+    "checkpoint": (
+        "torch.nn.modules.module",
+        lambda pattern, said, module: Checkpointed(pattern, said).install(module),
+    ),
+    "recompute": ("torch._functorch.partitioners", _recompute),
+    "static-inputs": ("torch._dynamo.output_graph", _expect),
+    "option": ("memprof.compile_backend.backend", _option),
+}
+"""By key of a change the module that it is about, and what is done to it once it was imported,
+given the change's argument and whom to tell what was changed."""
 
 
 class Applied:
@@ -259,28 +325,9 @@ class Applied:
         for text, change, argument in self._changes:
             if change.allocator:
                 self._allocate(text)
-            elif change.key == "fused-optimizer":
-                self._defaults(text, {"fused": True, "foreach": None})
-            elif change.key == "optimizer-one-by-one":
-                self._defaults(text, {"foreach": False, "fused": None})
-            elif change.key == "bf16-state":
-                self._around_init(partial(self._narrow, text))
-            elif change.key == "drop-gradients":
-                after_import("torch.optim.optimizer", partial(self._drop, text))
-            elif change.key == "chunked-loss":
-                after_import("torch.nn.functional", partial(self._chunk, text))
-            elif change.key == "checkpoint":
-                checkpointed = Checkpointed(argument, partial(self._note, text))
-                after_import("torch.nn.modules.module", checkpointed.install)
-            elif change.key == "recompute":
-                marks = Recomputed(argument, partial(self._note, text))
-                after_import("torch._functorch.partitioners", marks.install)
-            elif change.key == "static-inputs":
-                static = StaticInputs(argument, partial(self._note, text))
-                after_import("torch._dynamo.output_graph", static.install)
-            elif change.key == "option":
-                wanted = partial(self._option, text, option_of(argument))
-                after_import("memprof.compile_backend.backend", wanted)
+            elif change.key in _HOOKS:
+                module, hook = _HOOKS[change.key]
+                after_import(module, partial(hook, argument, partial(self._note, text)))
 
     def sentences(self) -> list[str]:
         """What was changed."""
@@ -312,71 +359,3 @@ class Applied:
             return variables.get(name, "")
 
         after_import("torch", lambda torch: allocate_by(settings))
-
-    def _around_init(self, changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
-        """Let ``changed`` have a look at each optimizer that is made, and at its defaults."""
-
-        def put(module: ModuleType) -> None:
-            init = module.Optimizer.__init__
-
-            def made(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
-                init(optimizer, params, changed(optimizer, defaults))
-
-            module.Optimizer.__init__ = made
-
-        after_import("torch.optim.optimizer", put)
-
-    def _defaults(self, text: str, values: dict[str, Any]) -> None:
-        def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-            if all(defaults.get(k) in (None, False) for k in values) or text.endswith("one"):
-                mine = {k: v for k, v in values.items() if k in defaults}
-                if any(defaults[k] != v for k, v in mine.items()):
-                    chosen = next(iter(values))
-                    self._note(text, f"{type(optimizer).__name__} has {chosen}={values[chosen]}")
-                    return {**defaults, **mine}
-            return defaults
-
-        self._around_init(changed)
-
-    def _narrow(self, text: str, optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-        kind = type(optimizer)
-        # Inside of what torch wraps around a step: that is still one step to whoever counts them.
-        if not getattr(kind.step, "hooked", False):
-            kind.step = step_by_parameter(
-                kind.step, lambda n: self._note(text, f"{kind.__name__}, {n:,} tensors")
-            )
-        return defaults
-
-    def _drop(self, text: str, module: ModuleType) -> None:
-        def drop(optimizer: Any, args: Any, kwargs: Any) -> None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            if any(p.grad is not None for p in parameters):
-                self._note(text, f"after each step of {type(optimizer).__name__}")
-            for p in parameters:
-                p.grad = None
-
-        module.register_optimizer_step_post_hook(drop)
-
-    def _chunk(self, text: str, functional: ModuleType) -> None:
-        whole = functional.cross_entropy
-        functional.cross_entropy = chunked_cross_entropy(  # type: ignore[attr-defined]
-            whole, lambda rows: self._note(text, f"cross_entropy of {rows:,} rows")
-        )
-
-    def _option(self, text: str, option: dict[str, object], backend: ModuleType) -> None:
-        compile_, split = backend._compile, backend.split_options
-        changed = 0
-
-        def overridden(
-            gm: Any, inputs: Any, options: Any, mode: str | None, captured: Any = None
-        ) -> Any:
-            nonlocal changed
-            # A captured backward is compiled with the options of its forward.
-            if captured is None:
-                before, options = options, {**(options or {}), **option}
-                if split(options, mode) != split(before, mode):
-                    changed += 1
-                    self._note(text, f"graphs compiled with it: {changed:,}")
-            return compile_(gm, inputs, options, mode, captured)
-
-        backend._compile = overridden  # type: ignore[attr-defined]

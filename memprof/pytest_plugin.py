@@ -67,10 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
         take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
-        from memprof.gate.item import begin
+        from memprof.gate.item import begin_table
 
         try:
-            begin(table)
+            begin_table(table)
         except OSError as e:
             raise pytest.UsageError(f"--memprof-table: {table}: {e.strerror}") from e
     config.addinivalue_line(

@@ -123,7 +123,7 @@ Source = Callable[[], Sequence[ReplayMemory]]
 _sources: list[Source] = []
 
 
-def register(source: Source) -> None:
+def on_replay_memory(source: Source) -> None:
     """Ask ``source`` too when the memory of replays is wanted."""
     _sources.append(source)
 

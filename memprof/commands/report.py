@@ -39,6 +39,13 @@ from ._common import (
 )
 
 
+def _check_output(output: str | None, as_json: bool, *read: str) -> None:
+    if output is not None:
+        if as_json:
+            raise click.UsageError("--output and --json exclude each other: run the command twice.")
+        keep_apart([output], read, "--output")
+
+
 @click.command()
 @file_argument
 @click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes.")
@@ -108,10 +115,7 @@ def report(
     (torch.cuda.memory._dump_snapshot), of which nothing is executed. Of a file of several ranks it
     compares the ranks; --rank chooses one.
     """
-    if output is not None and as_json:
-        raise click.UsageError("--output and --json exclude each other: run the command twice.")
-    if output is not None:
-        keep_apart([output], [file, *names], "--output")
+    _check_output(output, as_json, file, *names)
     try:
         if names:
             from memprof.profiler.snapshot.named import read_named_snapshot
@@ -181,10 +185,7 @@ def diff(
     there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
     something could not be compared.
     """
-    if output is not None and as_json:
-        raise click.UsageError("--output and --json exclude each other: run the command twice.")
-    if output is not None:
-        keep_apart([output], [before, after], "--output")
+    _check_output(output, as_json, before, after)
     old, new = read(before), read(after)
     try:
         found = compare(old, new, device)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memprof.gate import leave
 from memprof.profiler.diff_model import place_of
 from memprof.profiler.diff_parts import account_quantities
 from memprof.profiler.errors import ProfileError
@@ -33,7 +32,7 @@ from memprof.simulate.result import profile_of, write_profile_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, parse_size
 
-from . import CHILD, OPTIONS
+from . import CHILD, OPTIONS, leave
 
 _COLUMNS = ("test", "GPU", "reserved", "limit", "allocated", "baseline", "change", "")
 
@@ -69,14 +68,14 @@ class Row:
         return f"| {' | '.join(cells)} |\n"
 
 
-def begin(path: str) -> None:
+def begin_table(path: str) -> None:
     """Write the head of a table, over what was there."""
     rules = ["---", "---", *["--:"] * 5, "---"]
     with open(path, "w") as f:
         f.write(f"| {' | '.join(_COLUMNS)} |\n| {' | '.join(rules)} |\n")
 
 
-def add(path: str, row: Row) -> None:
+def add_row(path: str, row: Row) -> None:
     """Add a row, in one piece."""
     with open(path, "a") as f:
         f.write(row.markdown())
@@ -304,7 +303,7 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     table = config.getoption("--memprof-table")
     if table is not None:
-        add(table, row)
+        add_row(table, row)
     if problem:
         pytest.fail(problem + (f"\n\nIts output:\n{output}" if output else ""), pytrace=False)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from memprof.profiler._programs import PERSISTENT
 from memprof.profiler.device.holders import HeldGraphs, held_graphs
-from memprof.profiler.growth_rule import LEAST, rate_of
+from memprof.profiler.growth import LEAST, rate_of
 from memprof.profiler.model import (
     GraphKind,
     GraphRecord,

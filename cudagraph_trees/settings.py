@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from memprof.profiler._text import parse_size
 from memprof.profiler.process_hooks import on_reset
-from memprof.profiler.sizes import parse_size
 
 log = logging.getLogger("memprof.cudagraph_trees")
 

@@ -78,11 +78,8 @@ def missing_arena_hooks() -> list[str]:
 
 
 def allocate_by(settings: Callable[[], str]) -> None:
-    """Give the allocator settings when CUDA starts, before it has handed out anything.
-
-    Args:
-        settings: all of them, as in ``PYTORCH_ALLOC_CONF``, or nothing to leave what it has read.
-    """
+    """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts, before
+    it has handed out anything; an empty text leaves what it has read."""
     import torch
 
     def put() -> None:

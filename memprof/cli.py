@@ -22,24 +22,17 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.host import installed_version
 
 COMMANDS = (
-    "report",
-    "leaks",
-    "top",
-    "ledger",
-    "diff",
-    "merge",
-    "gantt",
-    "export",
-    "enrich",
-    "run",
-    "simulate",
-    "fit",
-    "advise",
-    "config",
-    "schema",
-    "doctor",
+    *("report", "leaks", "top", "ledger", "diff", "merge", "gantt", "export", "enrich", "run"),
+    *("simulate", "fit", "advise", "config", "schema", "doctor"),
 )
-"""Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``."""
+"""Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``, but for
+those in ``_INSIDE``."""
+_INSIDE = {
+    **dict.fromkeys(("leaks", "ledger", "diff"), "report"),
+    **dict.fromkeys(("gantt", "merge", "schema", "enrich"), "export"),
+    "advise": "fit",
+    "config": "run",
+}
 
 
 class BadFile(click.ClickException):
@@ -84,7 +77,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = import_module(f"memprof.commands.{name}")
+        module = import_module(f"memprof.commands.{_INSIDE.get(name, name)}")
         command = getattr(module, name)
         assert isinstance(command, click.Command)
         return command

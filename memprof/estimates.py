@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from memprof.profiler.model import DeviceAccount, Profile
 from memprof.profiler.report.format import format_bytes
+from memprof.simulate.changes import WITHOUT_TIMING
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, simulate
 from memprof.simulate.result import profile_of
-from memprof.simulate.torch_config import WITHOUT_TIMING
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, find_gpu
 
 from .views import Views
-
-__all__ = ["Estimate", "EstimateFailed", "estimate"]
-
 
 _WANTED = {
     "model": "give a torch.nn.Module, and its inputs after it",
@@ -151,7 +150,7 @@ def estimate(
         path = os.path.join(folder, "parcel")
         with open(path, "wb") as f:
             f.write(pack((model, args, kwargs, options)))
-        program = ("-m", "memprof.simulate.estimate_job", path)
+        program = ("-m", "memprof.simulate.parcel", path)
         command = Command(python or sys.executable, (), program)
         found = simulate(command, settings, {**os.environ, "PYTHONPATH": _search_path()})
     failure = found.outcome.failure
@@ -166,11 +165,21 @@ def estimate(
 
 
 def _search_path() -> str:
-    """Where the program's own modules are found; what is installed, that interpreter has itself."""
-    installed = {os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)}
-    paths = [os.path.abspath(p) for p in sys.path]
-    kept = (p for p in paths if not any(os.path.join(p, "").startswith(i) for i in installed))
-    return os.pathsep.join(kept)
+    """Where the program's own modules are found; what is installed, that interpreter has itself.
+
+    A project may well lie under ``sys.prefix``: in a container's ``/usr/src/app`` that is ``/usr``.
+    """
+    paths = sysconfig.get_paths()
+    library = {os.path.abspath(paths[name]) for name in ("stdlib", "platstdlib")}
+    library |= {os.path.join(path, "lib-dynload") for path in library}
+
+    def is_installed(path: str) -> bool:
+        folders = {"site-packages", "dist-packages"}.intersection(path.split(os.sep))
+        zipped = re.fullmatch(r"python\d+t?\.zip", os.path.basename(path))
+        return bool(folders or zipped) or path in library
+
+    found = (os.path.abspath(path) for path in sys.path)
+    return os.pathsep.join(path for path in found if not is_installed(path))
 
 
 def _compile_arguments(compile: bool | str | Mapping[str, Any]) -> dict[str, Any] | None:

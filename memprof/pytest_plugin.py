@@ -15,8 +15,7 @@ the project's own ``conftest.py`` has added (``--runslow``), wherever they were 
 
 The limit is for the most that torch's allocator reserved. With a baseline the most that it had
 handed out is compared, since it reserves in segments of 2 MiB and more. Both are the same in each
-run, to the byte, for the same torch: nothing in a simulated device depends on time. So a baseline
-may be compared without any tolerance.
+run, to the byte, for the same torch, so a baseline may be compared without any tolerance.
 """
 
 from __future__ import annotations
@@ -49,9 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Write what tests with limit_device_memory take as their new baselines.",
     )
     group.addoption(
-        "--memprof-gpu",
-        metavar="GPU",
-        help="The GPU of tests that name none. [h100-80gb]",
+        "--memprof-gpu", metavar="GPU", help="The GPU of tests that name none. [h100-80gb]"
     )
     group.addoption(
         "--memprof-table",
@@ -65,15 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known, and begin the table."""
     child = os.environ.get(CHILD)
     if child is not None:
-        from memprof.gate.options import take
+        from memprof.gate import take
 
         take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
-        from memprof.gate.table import begin
+        from memprof.gate.item import begin_table
 
         try:
-            begin(table)
+            begin_table(table)
         except OSError as e:
             raise pytest.UsageError(f"--memprof-table: {table}: {e.strerror}") from e
     config.addinivalue_line(

@@ -104,7 +104,10 @@ class ProfilingSession(Views):
             self._ends.pop()()
         try:
             if self._eager is not None:
-                self._end_eager(self._eager, error)
+                self._eager.end(error)
+                if self._eager.why_not:
+                    reason = f"no account of {self._eager.what}: {self._eager.why_not}"
+                    RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
             self._growth = self._find_growth()
             watched = self._eager if self._all else None
             self._accounts = _accounts_now() if watched is None else watched.accounts
@@ -129,13 +132,6 @@ class ProfilingSession(Views):
 
         found = [] if self._eager is None else self._eager.growth
         return [*found, *_unless_it_fails(of_compiled_code, _NO_GROWTH, list[Growth]())]
-
-    @staticmethod
-    def _end_eager(eager: EagerMemory, error: object) -> None:
-        eager.end(error)
-        if eager.why_not:
-            reason = f"no account of {eager.what}: {eager.why_not}"
-            RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
 
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
@@ -232,12 +228,8 @@ class ProfilingSession(Views):
         return self._join(RUNTIME.profile(self._session, threads), threads)
 
     def _join(self, profile: Profile, threads: Mapping[int, int]) -> Profile:
-        """Adds what other parts of memprof know.
-
-        Args:
-            profile: gets it.
-            threads: numbers of threads in its calls, by ``threading.get_ident()``.
-        """
+        """Adds what other parts of memprof know; ``threads`` has the numbers of threads in the
+        profile's calls, by ``threading.get_ident()``."""
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)

@@ -4,28 +4,23 @@ Note [When a stream is written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Compiled calls append to the call log, written or not: the calling threads know nothing of the
 file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
-come together, or after ``FLUSH_S`` if anything has. So a killed process loses what it did in its
-last ``FLUSH_S`` seconds.
-
-The call log keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two
-looks (at 5 µs a call, the fastest there are, 50,000 in ``TICK_S``). Calls that are pushed out
-before we saw them are counted as ``CallColumns.dropped``.
-
-The thread holds the GIL while it collects (some µs a call) and not while it compresses and writes.
-A child that the process forks has no such thread and never writes: the file is its parent's.
+come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
+keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two looks (at 5 µs a
+call, the fastest there are, 50,000 in ``TICK_S``); those that are pushed out before we saw them are
+counted as ``CallColumns.dropped``. The thread holds the GIL while it collects (some µs a call) and
+not while it compresses and writes. A forked child has no such thread: the file is its parent's.
 
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
-*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept
-and written at the next look, before anything newer, so that a stream goes on when there is room
-again. While something waits, ``failed`` is true and the session's profile comes from memory. More
-than ``MAX_UNWRITTEN`` bytes are not kept: then the stream ends there.
+*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept and
+written at the next look, before anything newer. While something waits, ``failed`` is true and the
+session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes are not kept: then the stream
+ends there.
 
-Both are logged once, and both leave the rest of the session in memory if they last to its end, as
-in a session without a path.
+Both are logged once, and leave the rest of the session in memory if they last to its end.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.host import resident_bytes
 from memprof.profiler.model import CallColumns, Profile
 from memprof.profiler.process_hooks import on_fork
-from memprof.profiler.writing import create_for_streaming
+from memprof.profiler.writing import create_for_streaming, write_all
 
 log = logging.getLogger("memprof")
 
@@ -119,11 +114,8 @@ class Streamer:
                 self._write(lambda profile, threads: profile, end=False)
 
     def finish(self, join: Join) -> None:
-        """Write the last chunk and close the file.
-
-        Args:
-            join: adds to the last snapshot what other parts of memprof know.
-        """
+        """Write the last chunk, to which ``join`` adds what other parts of memprof know, and close
+        the file."""
         if self._pid != os.getpid():
             return
         self._stop.set()
@@ -163,7 +155,9 @@ class Streamer:
             return False
         self._unwritten += data
         try:
-            self._append(self._unwritten)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            write_all(self._fd, self._unwritten)
+            self._size += len(self._unwritten)
         except Exception as e:
             self.failed = True
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
@@ -202,13 +196,6 @@ class Streamer:
         if records:
             self._last = records[-1]
         return data
-
-    def _append(self, data: bytes) -> None:
-        view = memoryview(data)
-        os.lseek(self._fd, self._size, os.SEEK_SET)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._size += len(data)
 
     def _log_once(self, error: Exception, what: str, then: str) -> None:
         if what not in self._logged:

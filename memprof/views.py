@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TextIO
 
 from memprof.profiler.devices import known_devices, no_such_device
-from memprof.profiler.diff import ProfileDiff, compare
+from memprof.profiler.diff import compare
+from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import export_profile
 from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.model import Profile

@@ -6,39 +6,15 @@ profile of a ``torch.profiler`` run, under the names of torch's own
 ``torch.profiler._memory_profiler``, does; it is imported when one of its names is used,
 so that ``import memprof.profiler`` stays free of torch.
 """
+# ruff: noqa: F403, F405
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .dataflow import (
-        DataFlowProfile,
-        PeakReport,
-        Rule,
-        export_timeline,
-        peak_report,
-        profile_memory,
-    )
-    from .dataflow.vocabulary import (
-        Action,
-        Category,
-        CategoryDict,
-        CategoryElement,
-        DataFlowEdge,
-        DataFlowGraph,
-        DataFlowNode,
-        Key,
-        MemoryProfile,
-        MemoryProfileTimeline,
-        OpTree,
-        SchemaMatcher,
-        SizeMap,
-        TensorKey,
-        extract_gradients,
-        extract_parameters,
-        get_scopes,
-    )
+    from .dataflow import *
+    from .dataflow.vocabulary import *
 
 __all__ = [
     "Action",

@@ -1,37 +1,85 @@
-"""Programs prepared for the timeline: what of each outlives its call, under which name.
+"""What the timeline prepares: what of each program outlives its call and under which name, which
+persistent memory exists when, and which forwards a backward takes from; see Note [What is live
+between calls] in ``timeline.py``.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
+
+Note [A cache that is an argument]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+When a graph is compiled nothing tells a cache of keys and values from any other tensor that the
+program hands in to be written to. What came of it does: the same memory is there for call after
+call of graphs that write to such an input. So this is decided when a profile is read, for all
+programs that have that memory: also for the one that made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from .kept_inputs import kept_inputs
 from .live import Hold, LiveItem
 from .model import (
     AllocationProgram,
     Category,
     GraphKind,
     GraphRecord,
+    GraphValue,
     LiveStorage,
     Origin,
     Profile,
     Role,
     Storage,
 )
+from .pairing import forwards_of, pair
 
+CALLS = 3
+"""Calls of a graph for which an input that it writes to must be there."""
+
+
+def kept_inputs(profile: Profile) -> frozenset[int]:
+    """Identities of storages that are state, of which their graph says that they are inputs."""
+    first: dict[int, tuple[int, int]] = {}
+    graphs = {g.id: g for g in profile.graphs if any(_may_be_state(v) for v in g.inputs)}
+    if not graphs:
+        return frozenset()
+    seen: set[tuple[int, int]] = set()
+    calls_of: dict[int, list[int]] = {graph: [] for graph in graphs}
+    calls = profile.calls
+    for k, (graph, program) in enumerate(zip(calls.graph, calls.program, strict=True)):
+        record = graphs.get(graph)
+        if record is None:
+            continue
+        calls_of[graph].append(k)
+        if (graph, program) in seen or not 0 <= program < len(record.programs):
+            continue
+        seen.add((graph, program))
+        for s in record.programs[program].storages:
+            if s.identity is not None and s.category is Category.INPUT:
+                written = (record.inputs[i] for i in s.inputs if i < len(record.inputs))
+                if any(map(_may_be_state, written)):
+                    first.setdefault(s.identity, (graph, k))
+    found = set()
+    for identity, (graph, begin) in first.items():
+        released = profile.released.get(identity)
+        end = len(calls) if released is None else released - calls.dropped
+        if sum(begin <= k < end for k in calls_of[graph]) >= CALLS:
+            found.add(identity)
+    return frozenset(found)
+
+
+def _may_be_state(value: GraphValue) -> bool:
+    return value.mutated and value.role is Role.USER_INPUT and value.category is Category.INPUT
+
+
+_NONE = -1
 Key = int | tuple[int, int] | tuple[str, int, str]
 
 PERSISTENT = frozenset(
-    {
-        Category.PARAMETER,
-        Category.PERSISTENT_STATE,
-        Category.OPTIMIZER_STATE,
-        Category.CONSTANT,
-    }
+    {Category.PARAMETER, Category.PERSISTENT_STATE, Category.OPTIMIZER_STATE, Category.CONSTANT}
 )
 
 SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
@@ -40,13 +88,8 @@ SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
 
 @dataclass(frozen=True, slots=True)
 class CarriedItem:
-    """Memory that outlives a call, with the graph that explains it.
-
-    Attributes:
-        key: its name across units.
-        storage, graph, owner, line, hold: as in ``LiveItem``.
-        made: the unit that holds it has made it; it was no input.
-    """
+    """Memory that outlives a call, by its name across units, with the graph that explains it as in
+    ``LiveItem``, and whether the unit that holds it has made it; else it was an input."""
 
     key: Key
     storage: Storage
@@ -69,14 +112,9 @@ class CarriedItem:
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """Outputs of a unit that the same other units have as inputs.
-
-    Attributes:
-        consumers: these units.
-        accumulates: gradients: autograd adds what the producer makes when it is called again
-            to what it made before, which lives on.
-        items: the outputs.
-    """
+    """Outputs of a unit that the same other units, ``consumers``, have as inputs. Gradients
+    accumulate: autograd adds what the producer makes when it is called again to what it made
+    before."""
 
     consumers: frozenset[int]
     accumulates: bool
@@ -85,7 +123,7 @@ class HandedOn:
 
 @dataclass(slots=True)
 class PreparedProgram:
-    """One program, prepared.
+    """One program, prepared; a storage's name is its key, and all sizes are in bytes.
 
     Attributes:
         id: index in the list of units.
@@ -93,17 +131,14 @@ class PreparedProgram:
             ``prepare_programs`` changes.
         peak_at, peak_bytes: ``program.peak()``.
         exit_bytes: live when the call has returned.
-        saved_bytes: of a forward, bytes of all storages it returns for the backward.
-            Parameters included.
-        given_bytes: of a backward, bytes of those it is given by a forward, by
-            ``GraphValue.forward_graph``.
-        input_keys: key of each storage that is live at entry, by storage id.
+        saved_bytes: of a forward, all storages it returns for the backward, parameters included.
+        given_bytes: of a backward, those it is given by a forward, by ``GraphValue.forward_graph``.
+        input_keys: of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
-        shared: the part of ``saved`` that other units may hold or take too. The rest, nearly
-            all of it, is the business of the forward and its backward alone, and need not be
-            looked at one by one to be counted.
-        private_bytes: bytes of that rest.
+        shared, private_bytes: the part of ``saved`` that other units may hold or take too. The
+            rest, nearly all of it, is the business of the forward and its backward alone, and
+            need not be looked at one by one to be counted.
         handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -296,3 +331,125 @@ def _share(units: list[PreparedProgram]) -> None:
                 u.private_bytes += item.storage.nbytes
             else:
                 u.shared[key] = item
+
+
+class Persistent:
+    """The persistent memory of one call log.
+
+    The set changes with few calls only: the first ones of each graph, and those at which something
+    was released. The calls from one change to the next are an *epoch*; ``starts`` has the first
+    call of each, and begins with 0.
+    """
+
+    def __init__(
+        self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
+    ) -> None:
+        dropped = profile.calls.dropped
+        never = len(unit_of_call) + 1
+        found: dict[Key, tuple[CarriedItem, int, int]] = {}
+        seen: set[int] = {_NONE}
+        for k, u in enumerate(unit_of_call):
+            if u in seen:
+                continue
+            seen.add(u)
+            for key, carried in units[u].persistent.items():
+                released = profile.released.get(key) if isinstance(key, int) else None
+                end = never if released is None else released - dropped
+                found.setdefault(key, (carried, k, end))
+        lives = {key: life for key, life in found.items() if life[1] < life[2]}
+        ends = {end for _, _, end in lives.values()} - {never}
+        self.starts = sorted({0, *(begin for _, begin, _ in lives.values()), *ends})
+        number = {start: i for i, start in enumerate(self.starts)}
+        number[never] = len(self.starts)
+        self._lives = {
+            key: (carried.live(), range(number[begin], number[end]))
+            for key, (carried, begin, end) in lives.items()
+        }
+        """Persistent memory and the epochs in which it exists."""
+        changes = [0] * (len(self.starts) + 1)
+        for item, epochs in self._lives.values():
+            changes[epochs.start] += item.storage.nbytes
+            changes[epochs.stop] -= item.storage.nbytes
+        self._nbytes = list(accumulate(changes))
+
+    def epoch(self, call: int) -> int:
+        """The epoch of a call."""
+        return bisect_right(self.starts, call) - 1
+
+    def has(self, key: Key, epoch: int) -> bool:
+        """Whether memory exists in an epoch."""
+        return key in self._lives and epoch in self._lives[key][1]
+
+    def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
+        """What exists in an epoch, in order of first appearance, less what is in ``without``."""
+        return [
+            item
+            for key, (item, epochs) in self._lives.items()
+            if epoch in epochs and key not in without
+        ]
+
+    def nbytes(self, epoch: int, without: Collection[Key] = ()) -> int:
+        """Bytes of ``items``, without looking at each."""
+        less = (self._lives[k][0].storage.nbytes for k in without if self.has(k, epoch))
+        return self._nbytes[epoch] - sum(less)
+
+
+Forwards = tuple[int, ...]
+"""Units of the forwards whose saved memory a call of a backward takes: one, unless it is captured;
+one for each call, so that a unit can be there several times."""
+
+
+class Pairing:
+    """Forwards and backwards of one call log; a call's unit is -1 where it has no program.
+
+    Attributes:
+        partner: by call: of a backward the forwards that had none before it, of a forward the
+            first of its backwards.
+        lifetimes: ``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n
+            calls later.
+    """
+
+    def __init__(
+        self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
+    ) -> None:
+        self._units = units
+        self._unit_of_call = unit_of_call
+        graphs = {g.id: g for g in profile.graphs}
+        self._graph_id = {g.id: g.graph_id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+        self._first_unit: dict[int | None, int] = {}
+        for u in units:
+            if u.graph.id in self._graph_id:
+                self._first_unit.setdefault(u.graph.graph_id, u.id)
+        self.partner: dict[int, tuple[int, ...]] = {}
+        self.lifetimes: dict[int, Counter[int]] = {}
+        found = pair([graphs[g] for g in profile.calls.graph], self._saved, self._given)
+        for forward in sorted(found):
+            backward = found[forward][0][0]
+            self.partner[forward] = (backward,)
+            self.partner[backward] = (*self.partner.get(backward, ()), forward)
+            if (unit := unit_of_call[forward]) != _NONE:
+                self.lifetimes.setdefault(unit, Counter())[backward - forward] += 1
+
+    def usual_forwards(self, unit: int) -> Forwards:
+        """For a backward: the first program of each of its forwards, where the calls that it
+        belongs to are not known."""
+        graph = self._units[unit].graph
+        if graph.kind is not GraphKind.BACKWARD:
+            return ()
+        graph_ids = forwards_of(graph, self._graph_id)
+        return tuple(self._first_unit[i] for i in graph_ids if i in self._first_unit)
+
+    def _saved(self, call: int) -> int:
+        unit = self._unit_of_call[call]
+        return self._units[unit].saved_bytes if unit != _NONE else _NONE
+
+    def _given(self, call: int, graph_id: int | None) -> int:
+        """Bytes that a call of a backward is given by calls of one of its forwards."""
+        unit = self._unit_of_call[call]
+        if unit == _NONE:
+            return _NONE
+        return sum(
+            nbytes
+            for forward, nbytes in self._units[unit].given_bytes.items()
+            if forward is None or self._graph_id.get(forward) == graph_id
+        )

@@ -7,26 +7,41 @@ is the profile, and ``left_out`` says what was lost. Later frames count on earli
 places, and there the loss is kept in mind: programs and ledger entries have their positions (what
 is missing is a gap, and calls of a lost program have none), and a graph of which only a later
 change is known is left out with its calls.
+
+Nearly every profile is decoded at once. Only where that fails (something is not of the type that it
+should be, or a number beyond its limits in ``model/limits.py``) is it taken apart, the way it is
+nested, so that what cannot be read costs no more than the smallest part that stands alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from ._json import to_json
 from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError, ProfileVersionError
 from .frames import Damage, Frame, Kind, frames
-from .model import FORMAT, SCHEMA_VERSION, CallColumns, Profile
+from .model import (
+    FORMAT,
+    SCHEMA_VERSION,
+    AllocationProgram,
+    CallColumns,
+    DataFlowColumns,
+    GraphRecord,
+    OperationSummary,
+    Profile,
+    TrackerMetadata,
+    TrackerRecord,
+)
 from .model.limits import Int
 from .reading import Budget
-from .repair import Notes
-from .salvage import UNREADABLE, raw_fields, salvage
+from .repair import LOST_PROGRAM, Notes
 from .tracker.fold import Entry, TrackerFold
 
 _MOST_BAD = 1_000
@@ -36,8 +51,15 @@ _GAP = 100_000
 """Programs and ledger entries of a process that can be missing, all gaps together."""
 _LOST = msgspec.Raw(b"null")
 """Stands where a program or a ledger entry is missing."""
+_UNREADABLE = (msgspec.ValidationError, UnicodeDecodeError, RecursionError)
+"""What decoding a value of another type, of no text, or of too many levels leads to."""
+_BY_FIELD = (GraphRecord, DataFlowColumns, TrackerRecord, TrackerMetadata, OperationSummary)
+"""What is taken apart field by field, as the profile itself; other parts stand alone."""
+_IN_PLACE = {AllocationProgram: LOST_PROGRAM, OperationSummary: OperationSummary("(lost)")}
+"""What others refer to by its position, and what stands there instead."""
+_T = TypeVar("_T")
 _PROFILE_FIELDS = {f.name for f in fields(Profile)} - {
-    *("format", "schema_version", "graphs", "calls", "ledger", "complete"),
+    *("format", "schema_version", "graphs", "calls", "ledger", "complete")
 }
 
 
@@ -107,17 +129,8 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
 
 
 class Document:
-    """What the frames of one process come to.
-
-    Args:
-        path: of the file, for errors.
-        keep_calls: of the log so many calls are kept, the latest, and the others only counted;
-            by default all.
-
-    Attributes:
-        left_out: what was damaged.
-        refused: why nothing of it was read, None if it was.
-    """
+    """What the frames of one process come to: ``left_out`` is what was damaged, ``refused`` why
+    nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by default all."""
 
     def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
         self.left_out = Notes()
@@ -143,12 +156,7 @@ class Document:
         self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
 
     def add(self, frame: Frame, damage: Damage | None) -> None:
-        """Add a frame.
-
-        Args:
-            frame: of this process.
-            damage: what could not be read before it, if nobody has said so.
-        """
+        """Add a frame, before which there was damage of which nobody has said anything."""
         missing = frame.number - self._next
         if missing < 0:
             self.lost(frame.start, "its number was there before")
@@ -164,7 +172,7 @@ class Document:
             self._apply(frame)
         except ProfileError as e:
             self.refused = e  # of other processes the file can have readable ones
-        except (*UNREADABLE, msgspec.DecodeError, ValueError) as e:
+        except (*_UNREADABLE, msgspec.DecodeError, ValueError) as e:
             self._bad += 1
             self.lost(frame.start, f"not what it should be ({type(e).__name__}: {e})")
             if self._bad == _MOST_BAD:
@@ -177,9 +185,9 @@ class Document:
         if frame.kind == Kind.HEADER:
             self._header(payload)
         elif frame.kind == Kind.FIELDS:
-            self._fields.update(raw_fields(payload))
+            self._fields.update(_raw_fields(payload))
         elif frame.kind == Kind.GRAPH:
-            self._graph(raw_fields(payload))
+            self._graph(_raw_fields(payload))
         elif frame.kind == Kind.LEDGER:
             self._entries(msgspec.json.decode(payload, type=_Ledger))
         elif frame.kind == Kind.CALLS:
@@ -191,12 +199,12 @@ class Document:
             self._complete = True
 
     def _header(self, payload: bytes) -> None:
-        found = raw_fields(payload)
+        found = _raw_fields(payload)
 
         def plain(name: str) -> Any:
             try:
                 return msgspec.json.decode(found[name]) if name in found else None
-            except UNREADABLE:
+            except _UNREADABLE:
                 return "something that cannot be read"
 
         if plain("format") != FORMAT:
@@ -273,8 +281,8 @@ class Document:
         data = to_json(document)
         try:
             found = msgspec.json.decode(data, type=Profile)
-        except UNREADABLE:
-            found = salvage(raw_fields(data), self.left_out)
+        except _UNREADABLE:
+            found = _object(Profile, _raw_fields(data), "$", self.left_out)
         found.calls = calls
         if self._tracker is not None:
             record, lost = self._tracker.record()
@@ -290,12 +298,7 @@ class Document:
 
 
 def _check_version(version: Any, written_by: Any, path: str | None) -> None:
-    """Refuse a schema version that is not ours.
-
-    Raises:
-        ProfileInvalidError: ``version`` is no whole number.
-        ProfileVersionError: it is another one.
-    """
+    """Refuse a schema version that is not ours."""
     if type(version) is not int:
         raise ProfileInvalidError(
             path,
@@ -312,3 +315,75 @@ def _check_version(version: Any, written_by: Any, path: str | None) -> None:
             f"schema version {version!r:.60}, written by memprof {by}; this memprof reads version "
             f"{SCHEMA_VERSION}: {do}",
         )
+
+
+# Parts that cannot be read
+
+
+def _raw_fields(payload: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """The fields of an object, not decoded: the structure is checked and no value is built, which
+    matters for large files."""
+    return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+
+
+def _object(kind: type[_T], document: Mapping[str, msgspec.Raw], at: str, notes: Notes) -> _T:
+    """A dataclass, field by field; a field that cannot be read has its default, and is noted.
+
+    Raises:
+        msgspec.ValidationError: it has none.
+    """
+    found: dict[str, Any] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):  # type: ignore[arg-type]
+        required = field.default is MISSING and field.default_factory is MISSING
+        if field.name not in document:
+            if required:
+                raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
+            continue
+        where = f"{at}.{field.name}"
+        try:
+            found[field.name] = _value(hints[field.name], document[field.name], where, notes)
+        except _UNREADABLE as e:
+            what, inside = _explained(e)
+            if required:
+                raise msgspec.ValidationError(f"{what} - at `$.{field.name}{inside}`") from e
+            notes.add(field.name, where + inside, what)
+    return kind(**found)
+
+
+def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except _UNREADABLE:
+        inner = get_args(kind)
+        if get_origin(kind) is list and is_dataclass(inner[0]):
+            return _elements(inner[0], raw, at, notes)
+        for one in (kind, *inner):
+            if one in _BY_FIELD:
+                return _object(one, _raw_fields(raw), at, notes)
+        raise
+
+
+def _elements(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
+    """The elements of a list that can be read."""
+    out: list[Any] = []
+    for i, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
+        try:
+            if bytes(item) == b"null":
+                raise msgspec.ValidationError("it was in what is damaged")
+            out.append(_value(kind, item, f"{at}[{i}]", notes))
+        except _UNREADABLE as e:
+            what, inside = _explained(e)
+            name = re.sub("(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
+            notes.add(f"a{'n' * (name[0] in 'aio')} {name}", f"{at}[{i}]{inside}", what)
+            if kind in _IN_PLACE:
+                out.append(_IN_PLACE[kind])
+    return out
+
+
+def _explained(e: Exception) -> tuple[str, str]:
+    """Why a value could not be read, and where inside of it, as a path without its ``$``."""
+    if isinstance(e, RecursionError):
+        return "it is nested too deeply", ""
+    what, found, where = str(e).rpartition(" - at `$")
+    return (what, where.rstrip("`")) if found else (str(e), "")

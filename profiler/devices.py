@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 from .model import Profile
 from .timeline import Timeline
@@ -28,12 +29,8 @@ def peak_bytes(timeline: Timeline) -> int:
 
 def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     """The device that was asked for; by default an accelerator's if any is used, the one with
-    the highest peak.
-
-    Args:
-        found: timelines of one profile. One that only its tracker or its data flow knows gets a
-            timeline without memory here when it is asked for.
-        wanted: the device, None for the default.
+    the highest peak. One that only the tracker or the data flow knows gets a timeline without
+    memory in ``found`` when it is asked for.
 
     Raises:
         ValueError: the profile has nothing on ``wanted``.
@@ -72,9 +69,7 @@ def most_called(timeline: Timeline) -> dict[int, int]:
     """Graph id → the unit of its most called program, also if none was called."""
     calls = timeline.profile.calls
     counts = Counter(zip(calls.graph, calls.program, strict=True))
-    best: dict[int, tuple[int, int]] = {}
-    for u in timeline.units:
-        score = counts[u.graph.id, u.index]
-        if u.graph.id not in best or score > best[u.graph.id][0]:
-            best[u.graph.id] = (score, u.id)
-    return {g: unit for g, (_, unit) in best.items()}
+    return {
+        graph: max(units, key=lambda u: counts[graph, u.index]).id
+        for graph, units in groupby(timeline.units, key=lambda u: u.graph.id)
+    }

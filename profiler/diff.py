@@ -5,14 +5,14 @@ Note [How places are matched]
 FX names number operators from the start of the graph: one more operator renames all that follow.
 So a node is matched by what a person would point at: module path, operator, and the source line,
 by its file and its *text* (an edit above it moves its number). Nodes that agree in all of these
-(a line that runs in a loop) are counted together, in both profiles. Memory that no compiled code
-made is matched by its kind and name, e.g. ``(parameter) blocks.0.up.weight``.
+are counted together. Memory that no compiled code made is matched by its kind and name, e.g.
+``(parameter) blocks.0.up.weight``.
 
 Note [What is compared]
 ~~~~~~~~~~~~~~~~~~~~~~~
 * *peak*: the live set at the peak of known live memory;
 * *saved*: what forwards leave for their backwards, all forwards of one step; and value by value,
-  Note [How saved values are matched] in ``diff_saved.py``;
+  Note [How saved values are matched];
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
@@ -21,42 +21,142 @@ Note [What is compared]
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
 grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
-nothing grew.
-
-Of compiled code the main device of one is compared with that of the other, be it another one, and
-every further accelerator with itself, from nothing if need be. The CPU beside an accelerator is
-compared if it is asked for: a few bytes there come and go.
+nothing grew. Of compiled code the main device of one is compared with that of the other, be it
+another one, and every further accelerator with itself; the CPU beside an accelerator only if it is
+asked for: a few bytes there come and go.
 
 A profile does not know what a training step is. One step is taken to be as many calls as come to
 each call of the graph that is called most often among the forwards (else among all graphs), so
 graphs that are called less often count by their share. Each graph counts with its most called
 program.
+
+Note [How saved values are matched]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Between versions of torch, precisions and settings, names of nodes and numbers of graphs differ, and
+so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
+left out, and the text of the line of the program that made it; values alike are counted together.
+What is left on one side alone, and on the other one of the same line, type and bytes was made by
+another operator there: a decomposition that has changed. Bytes are those of the tensor, not of its
+block: how blocks are split differs between runs that keep the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ._text import without_numbers
 from .attribution import Attribution, Site, View
 from .devices import devices_of, known_devices, main_device, most_called, no_such_device, timelines
-from .diff_model import Change, ProfileDiff, Quantity, SavedChange, changes, place_of
+from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
 from .diff_parts import (
     account_quantities,
     dataflow_notes,
     dataflow_quantities,
     operation_quantities,
-    tracker_notes,
-    tracker_quantities,
+    tracker_changes,
 )
-from .diff_saved import Saved, saved_changes, saved_values
 from .live import Hold, LiveItem
 from .model import EventKind, GraphKind, Profile
 from .timeline import Timeline
 from .trees import REST, graphed_functions, pool_bytes, pool_rest
 
-__all__ = ["Change", "NothingToCompare", "ProfileDiff", "Quantity", "SavedChange", "compare"]
+_Key = tuple[str, str, str]
+"""Operator, module and line."""
+
+
+@dataclass(slots=True)
+class _Value:
+    """Bytes and tensors a step, by type."""
+
+    nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def sums(self) -> tuple[int, int]:
+        """Bytes and tensors, of all types."""
+        return round(sum(self.nbytes.values())), round(sum(self.count.values()))
+
+    @property
+    def types(self) -> str:
+        """Types without torch's prefix, most bytes first."""
+        ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
+        return ", ".join(t.removeprefix("torch.") for t in ordered)
+
+
+Saved = dict[_Key, _Value]
+
+
+def saved_values(
+    profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
+) -> Saved:
+    """Values that are saved in a step: of each item that forwards leave for their backwards, how
+    often a step."""
+    graphs = {g.id: g for g in profile.graphs}
+    found: Saved = defaultdict(_Value)
+    for item, weight in items:
+        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        graph = graphs.get(item.graph)
+        buffer = graph.buffers.get(item.owner or "") if graph is not None else None
+        nbytes, dtype = item.storage.nbytes, buffer.dtype if buffer is not None else None
+        if buffer is not None and buffer.nbytes is not None:
+            nbytes = min(nbytes, buffer.nbytes)
+        elif graph is not None and item.storage.at_entry:
+            values = [graph.inputs[i] for i in item.storage.inputs if i < len(graph.inputs)]
+            dtype = next((v.dtype for v in values if v.dtype), None)
+            nbytes = max((v.nbytes for v in values if v.nbytes), default=nbytes)
+        op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
+        key = (
+            f"({site.outside})" if site.outside else op,
+            "?" if site.module is None else without_numbers(site.module) or "(root)",
+            site.fqn or "" if site.outside else place_of(site.frame),
+        )
+        found[key].nbytes[dtype or "?"] += nbytes * item.count * weight
+        found[key].count[dtype or "?"] += item.count * weight
+    return found
+
+
+def saved_changes(before: Saved, after: Saved, device: str) -> list[SavedChange]:
+    """What is saved on one side alone, or otherwise: lines with most bytes first."""
+    gone = {k: v for k, v in before.items() if k not in after}
+    new = {k: v for k, v in after.items() if k not in before}
+    pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
+    for k, v in list(gone.items()):
+        other = next((n for n, w in new.items() if n[1:] == k[1:] and _same(v, w)), None)
+        if other is not None:
+            pairs.append((k, gone.pop(k), other, new.pop(other)))
+    pairs += [(k, v, k, _Value()) for k, v in gone.items()]
+    pairs += [(k, _Value(), k, v) for k, v in new.items()]
+    found = [_change(k, a, n, b, device) for k, a, n, b in pairs if k != n or not _same(a, b)]
+    by_line: dict[tuple[str, str], int] = defaultdict(int)
+    for c in found:
+        by_line[c.module, c.line] += max(c.before, c.after)
+
+    def order(c: SavedChange) -> tuple[int, str, str, int, str]:
+        return (-by_line[c.module, c.line], c.module, c.line, -abs(c.change), c.op)
+
+    return sorted(found, key=order)
+
+
+def _same(a: _Value, b: _Value) -> bool:
+    return a.types == b.types and a.sums() == b.sums()
+
+
+def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
+    (old, old_count), (now, now_count) = a.sums(), b.sums()
+    if not old_count:
+        kind = SavedKind.NEW
+    elif not now_count:
+        kind = SavedKind.GONE
+    elif k != n:
+        kind = SavedKind.OPERATOR
+    elif a.types != b.types:
+        kind = SavedKind.TYPE
+    else:
+        kind = SavedKind.SIZE
+    op = f"{k[0]} → {n[0]}" if k != n else k[0]
+    types = a.types if a.types == b.types else " → ".join(t for t in (a.types, b.types) if t)
+    return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
 
 
 Bytes = Counter[str]
@@ -75,10 +175,8 @@ class NothingToCompare(ValueError):
 def compare(before: Profile, after: Profile, device: str | None = None) -> ProfileDiff:
     """Compare two profiles in every part that both have.
 
-    Args:
-        before, after: valid ones.
-        device: whose memory, in both. By default of compiled code the main one of each and every
-            other accelerator, and all of the tracker's and the data flow's.
+    By default of compiled code the main device of each is compared and every other accelerator, and
+    all of the tracker's and the data flow's.
 
     Raises:
         NothingToCompare: they have no part in common.
@@ -92,8 +190,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
-        notes += tracker_notes(before.tracker, after.tracker, device)
-        quantities += tracker_quantities(before.tracker, after.tracker, device)
+        changed, notes = tracker_changes(before.tracker, after.tracker, device)
+        quantities += changed
         operations += operation_quantities(before.tracker, after.tracker, device)
     quantities += dataflow_quantities(before, after, device)
     quantities += account_quantities(before, after, device)

@@ -11,16 +11,10 @@ from .model import SourceFrame
 from .model.provenance import IN_TORCH
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Bytes of one place before and after.
+class _Grown:
+    """Bytes before and after."""
 
-    Attributes:
-        key: its name.
-        before, after: bytes, 0 where it is not there.
-    """
-
-    key: str
+    __slots__ = ()
     before: int
     after: int
 
@@ -31,7 +25,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class Change(_Grown):
+    """Bytes of the place ``key`` before and after, 0 where it is not there."""
+
+    key: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(_Grown):
     """One thing that is compared, see Note [What is compared].
 
     Attributes:
@@ -50,11 +53,6 @@ class Quantity:
     after: int
     views: dict[str, tuple[Change, ...]]
     device: str = ""
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
 
     @property
     def growth(self) -> float:
@@ -80,19 +78,16 @@ class SavedKind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedChange:
+class SavedChange(_Grown):
     """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
     otherwise.
 
     Attributes:
-        kind: how it differs.
-        op: operator that made it, both where they differ.
+        op, types: operator that made it and its element types, both where they differ.
         module: path of its module, numbers of layers left out.
         line: of the program, its file and its text; the name of an input.
-        types: element types, both where they differ.
         before, after: bytes a step, 0 where it is not saved.
         count: tensors a step, the larger number of both.
-        device: whose memory.
     """
 
     kind: SavedKind
@@ -104,11 +99,6 @@ class SavedChange:
     after: int
     count: int
     device: str = ""
-
-    @property
-    def change(self) -> int:
-        """By how much it grew."""
-        return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,7 @@ class ProfileDiff:
         operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
         saved: values that forwards save for their backwards in one profile alone, or otherwise:
-            Note [How saved values are matched] in ``diff_saved.py``.
+            Note [How saved values are matched] in ``diff.py``.
     """
 
     devices: tuple[str, str]

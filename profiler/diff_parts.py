@@ -9,20 +9,19 @@ By device, over the whole record:
   snapshots, operations and the allocator's own highest mark;
 * *tracker reserved*: the most that the allocator had from the system (not on the CPU);
 * *tracker tensors*: the most bytes of live Python tensors in a snapshot;
-* *tracker end*: what was handed out at the last snapshot: what remained, and grows with a leak.
+* *tracker end*: what was handed out at the last snapshot, which grows with a leak.
 
 And by operation, of those that both records have (one that was added or renamed has not grown):
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
 * *kept by OPERATION*: what an invocation leaves behind it on average, so that runs of different
-  length compare: of an accelerator's allocator, and of live Python tensors. Resident bytes are not
-  compared in this way: what one invocation changes of them is noise. Averages are whole blocks of
-  ``BLOCK`` bytes, the least that torch's allocators hand out.
+  length compare: of an accelerator's allocator, in whole blocks of ``BLOCK`` bytes, and of live
+  Python tensors. What one invocation changes of resident bytes is noise, and not compared.
 
-A device that one record knows nothing of had nothing in use there: it is compared with 0, so that
-memory on another GPU is growth. A figure that one record does not have of a device that it knows,
-or a record of no device at all, is not compared, since 0 would be a guess; a note says so. Figures
-of operations go without a note: short operations are looked at by turns.
+A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
+that one record does not have of a device that it knows, or a record of no device at all, is not
+compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
+looked at by turns.
 """
 
 from __future__ import annotations
@@ -48,28 +47,19 @@ BLOCK = 512
 _TENSORS = "python tensors"
 
 
-def tracker_quantities(
+def tracker_changes(
     before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[Quantity]:
-    """What both records say of each device; see Note [What is compared of the tracker].
-
-    Args:
-        before, after: the records.
-        device: of this one alone.
-    """
+) -> tuple[list[Quantity], list[str]]:
+    """What both records say of each device, and what could not be compared, in words; see Note
+    [What is compared of the tracker]."""
+    found = []
+    notes = list(_empty("a tracker's record", set(_devices(before)), set(_devices(after))))
     for name, quantity, old, new in _figures(before, after, device):
         if old is not None and new is not None:
-            yield Quantity(quantity, old, new, {}, name)
-
-
-def tracker_notes(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[str]:
-    """What could not be compared of them, in words."""
-    yield from _empty("a tracker's record", set(_devices(before)), set(_devices(after)))
-    for name, quantity, old, new in _figures(before, after, device):
-        if (old is None) != (new is None):
-            yield f"{quantity}, {name}: only {'before' if new is None else 'after'}"
+            found.append(Quantity(quantity, old, new, {}, name))
+        elif old is not None or new is not None:
+            notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
+    return found, notes
 
 
 def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
@@ -84,7 +74,10 @@ def _figures(
     records = (before, after)
     known = [set(_devices(r)) for r in records]
     # Every snapshot has all devices that are in use then.
-    idle = [_idle(r, set.union(*known)) for r in records]
+    idle = [
+        set.union(*known).difference(*(s.devices for s in r.snapshots)) if r.snapshots else set()
+        for r in records
+    ]
     for name in sorted(set.union(*known)) if all(known) else ():
         if device not in (None, name):
             continue
@@ -96,13 +89,6 @@ def _figures(
                 for n, none in zip((figure(r, name) for r in records), idle, strict=True)
             )
             yield name, quantity, old, new
-
-
-def _idle(record: TrackerRecord, devices: Collection[str]) -> set[str]:
-    """Those of ``devices`` that no snapshot of a record has, if it has any."""
-    if not record.snapshots:
-        return set()
-    return set(devices).difference(*(s.devices for s in record.snapshots))
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:
@@ -237,12 +223,7 @@ def _place(storage: DataFlowStorage) -> str:
 def account_quantities(
     before: Profile, after: Profile, device: str | None = None
 ) -> Iterator[Quantity]:
-    """The reserved peak of each device that both profiles have an account of.
-
-    Args:
-        before, after: the profiles.
-        device: of this one alone.
-    """
+    """The reserved peak of each device that both profiles have an account of."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
     for name in (n for n in new if n in old and device in (None, n)):
         pair = old[name], new[name]

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """Something memprof does in the place of the program.
-
-    Attributes:
-        what: in words, e.g. ``recording 0/0 forward as a CUDA graph``.
-        pool: of the allocator, from which what is asked for meanwhile comes; None if not known.
-    """
+    """Something memprof does in the place of the program, in words, e.g. ``recording 0/0 forward
+    as a CUDA graph``, and the allocator's pool that serves it meanwhile, None if not known."""
 
     what: str
     pool: tuple[int, int] | None = None

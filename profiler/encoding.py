@@ -27,7 +27,6 @@ import dataclasses
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -63,20 +62,17 @@ def encode_profile(profile: Profile) -> bytes:
     Raises:
         ProfileInvalidError: something in it has no JSON form.
     """
+    encoder, calls = ProfileEncoder(), profile.calls
+    pieces = []
     try:
-        return b"".join(_pieces(profile))
+        for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
+            end = start + _CALLS_A_FRAME
+            columns = calls.each(operator.itemgetter(slice(start, end)), calls.dropped)
+            last = end >= len(calls) and profile.complete
+            pieces.append(encoder.chunk(profile, columns, end=last))
     except (TypeError, ValueError, RecursionError) as e:
         raise ProfileInvalidError(None, f"this profile has no JSON form: {e}") from e
-
-
-def _pieces(profile: Profile) -> Iterator[bytes]:
-    encoder = ProfileEncoder()
-    calls = profile.calls
-    for start in range(0, max(len(calls), 1), _CALLS_A_FRAME):
-        part = slice(start, start + _CALLS_A_FRAME)
-        columns = calls.each(operator.itemgetter(part), calls.dropped)
-        last = start + _CALLS_A_FRAME >= len(calls)
-        yield encoder.chunk(profile, columns, end=last and profile.complete)
+    return b"".join(pieces)
 
 
 class ProfileEncoder:
@@ -106,20 +102,16 @@ class ProfileEncoder:
                 whatever else is raised, the encoder is as it was: what this chunk would have
                 said is said by the next one.
         """
-        draft = self._copy()
-        data = draft._chunk(profile, calls, end)
-        self.__dict__.update(draft.__dict__)
-        return data
-
-    def _copy(self) -> ProfileEncoder:
-        copy = ProfileEncoder()
-        copy.__dict__.update(
+        draft = ProfileEncoder()
+        draft.__dict__.update(
             self.__dict__,
             _fields=dict(self._fields),
             _graphs={id: graph.copy() for id, graph in self._graphs.items()},
             _calls=self._calls.copy(),
         )
-        return copy
+        data = draft._chunk(profile, calls, end)
+        self.__dict__.update(draft.__dict__)
+        return data
 
     def _chunk(self, profile: Profile, calls: CallColumns, end: bool) -> bytes:
         new: list[tuple[Kind, bytes]] = []
@@ -192,16 +184,14 @@ class _WrittenGraph:
     """What the file knows of one graph."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._sizes: dict[str, int] = {}
-        self._hashes: dict[str, int] = {}
+        self._fields: dict[str, tuple[Any, int, int]] = {}
+        """Of each the value, its length, and the hash of its JSON."""
         self._programs: list[AllocationProgram] = []
 
     def copy(self) -> _WrittenGraph:
         """Another one that knows the same."""
         copy = _WrittenGraph()
-        copy._values, copy._sizes = dict(self._values), dict(self._sizes)
-        copy._hashes, copy._programs = dict(self._hashes), self._programs
+        copy._fields, copy._programs = dict(self._fields), self._programs
         return copy
 
     def changes(self, record: GraphRecord, by_content: bool) -> dict[str, bytes]:
@@ -210,17 +200,14 @@ class _WrittenGraph:
         for name in _GRAPH_FIELDS:
             value = getattr(record, name)
             size = len(value) if isinstance(value, (dict, list, tuple)) else 0
-            if not by_content and name in self._values:
-                old = self._values[name]
-                # Comparing containers by content would take as long as encoding them.
-                same_value = old is value if size else old == value
-                if same_value and self._sizes[name] == size:
-                    continue
+            old, old_size, old_hash = self._fields.get(name, (None, -1, None))
+            # Comparing containers by content would take as long as encoding them.
+            same_value = old is value if size else old == value
+            if not by_content and same_value and old_size == size:
+                continue
             data = to_json(value)
-            self._values[name], self._sizes[name] = value, size
-            digest = hash(data)
-            if self._hashes.get(name) != digest:
-                self._hashes[name] = digest
+            self._fields[name] = value, size, hash(data)
+            if old_hash != hash(data):
                 changed[name] = data
         known = self._programs
         same = 0

@@ -50,6 +50,8 @@ _BEGIN = 256
 _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
 
+_WAY_OUT = "say whose is meant (on the command line --rank), or use `read_profiles`"
+
 log = logging.getLogger("memprof")
 
 
@@ -59,17 +61,11 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     Raises:
         ProfileMergedError: it holds several; others as ``decode_profiles``.
     """
-    way_out = "say whose is meant (on the command line --rank), or use `read_profiles`"
-    return single_profile(decode_profiles(data, path), path, way_out)
+    return single_profile(decode_profiles(data, path), path, _WAY_OUT)
 
 
 def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: str) -> Profile:
-    """The profile of a file that holds one.
-
-    Args:
-        profiles: of the file, one at least.
-        path: of the file, for the message.
-        way_out: what to do where there are several.
+    """The profile of a file that holds one; ``way_out`` says what to do where there are several.
 
     Raises:
         ProfileMergedError: there are.
@@ -173,9 +169,7 @@ def read_profile(path: StrPath) -> Profile:
         ProfileInvalidError: it is damaged, and nothing of it can be used.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
-    profile = decode_profile(read_file(path), path)
-    _warn(path, [profile])
-    return profile
+    return single_profile(read_profiles(path), path, _WAY_OUT)
 
 
 def read_profiles(path: StrPath) -> list[Profile]:
@@ -185,25 +179,16 @@ def read_profiles(path: StrPath) -> list[Profile]:
         ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
     """
     profiles = decode_profiles(read_file(path), path)
-    _warn(path, profiles)
-    return profiles
-
-
-def _warn(path: StrPath, profiles: Sequence[Profile]) -> None:
-    """Log what was left out of each profile of a file, a line each."""
     for profile in profiles:
         for line in profile.left_out[:_LOGGED]:
             log.warning("%s", visible(f"{os.fspath(path)}: left out: {line}"))
         if (more := len(profile.left_out) - _LOGGED) > 0:
             log.warning("%s", visible(f"{os.fspath(path)}: left out: {more} more parts"))
+    return profiles
 
 
 def write_profile(profile: Profile, path: StrPath) -> None:
-    """Write a profile file, whole or not at all; see ``write_whole``.
-
-    Args:
-        profile: what to write.
-        path: where to, see ``check_name``. Its folder must exist. A symbolic link is followed.
+    """Write a profile file, whole or not at all; see ``write_whole`` and ``check_name``.
 
     Raises:
         ProfileInvalidError: ``profile`` has no JSON form.

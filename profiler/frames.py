@@ -57,10 +57,9 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole frame.
+    """A whole frame, which begins at byte ``start`` of its file.
 
     Attributes:
-        start: its first byte in the file.
         kind: a ``Kind``, or a number that this memprof does not know.
         process, number: whose it is, and its number there.
         payload: JSON.
@@ -75,25 +74,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place where no whole frame is.
-
-    Attributes:
-        start: its first byte in the file.
-        problem: what is wrong, in words.
-    """
+    """A place, from byte ``start`` of the file on, where no whole frame is, and why in words."""
 
     start: int
     problem: str
 
 
 def pack(kind: Kind, process: int, number: int, payload: bytes) -> bytes:
-    """A frame.
-
-    Args:
-        kind: of what it holds.
-        process, number: below 2³².
-        payload: JSON, not compressed.
-    """
+    """A frame; ``payload`` is JSON, not compressed, and the numbers are below 2³²."""
     packed = zlib.compress(payload, 6)
     check = _check(kind, process, number, packed)
     return _HEAD.pack(MAGIC, kind, process, number, len(packed), check) + packed

@@ -11,12 +11,8 @@ from .model import CapturedGraph, CaptureRow, Fate, GraphPool
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Memory that captures left in their pool at one place of the program.
-
-    Attributes:
-        row: the place and the fate, with the bytes and blocks of all captures.
-        graphs: numbers of the captures, ascending.
-    """
+    """Memory that captures left in their pool at one place of the program: the place and the fate
+    with the bytes and blocks of all captures, and their numbers, ascending."""
 
     row: CaptureRow
     graphs: tuple[int, ...]
@@ -47,12 +43,8 @@ def label(graph: CapturedGraph) -> str:
 
 
 def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:
-    """Numbers of graphs in short: those that follow each other in ``of`` as a range.
-
-    Args:
-        graphs: the numbers, ascending.
-        of: numbers of all graphs that there are, ascending.
-    """
+    """Numbers of graphs in short: those that follow each other in ``of``, all that there are, as a
+    range; both ascend."""
     place = {number: i for i, number in enumerate(of)}
     runs = groupby(enumerate(graphs), key=lambda pair: place[pair[1]] - pair[0])
     ranges = ([number for _, number in run] for _, run in runs)

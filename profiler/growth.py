@@ -3,15 +3,42 @@
 The same leak may be seen by several. Of each device the best of them is believed: the allocator's
 history, which has every block and who holds it; then the data-flow profile, which has lines; then
 the forwards of compiled code; then the tracker, which has sizes.
+
+Note [What counts as growth]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Asked is how many bytes that were made in each step are still held at the end. Healthy programs
+hold much from their beginning (parameters, and what an optimizer makes at its first step), from the
+last steps (a batch that was fetched ahead), and some from a step here or there (a cache that meets
+a new shape). A leak holds something of step after step, up to the end. So:
+
+* at least ``LEAST`` (8) steps are needed;
+* the last ``RECENT`` (2) steps, and the one that has begun, do not count: what they made may go;
+* of the rest the later half decides (*the window*): what came to rest before it is no growth;
+* in the window something is held of at least ``TIMES`` (3) steps, and there is no gap longer than
+  half of the window, the ends included: what leaks at every fourth step leaks;
+* that is at least ``MIN_A_STEP`` (4 KiB) a step on average: a list of losses as numbers on a
+  device, at 512 bytes each, costs nobody memory that he misses.
+
+By how much it grows a step is what was made in the window after the first step of which something
+is held, up to the last such step, divided by the steps between the two: the same figure wherever
+the window begins. Of these two steps the half counts, for two sizes by turns.
+
+A buffer of the last hundred batches holds something of step after step, too. It is known by what
+the same line had made before the window and let go of in it (*turned over*): of a full buffer as
+much as it holds of the window. That is taken off, the last step counts whole, of which the buffer
+has some, and where less than a third remains nothing grows. A buffer that is not full yet looks
+like a leak: the report says since when, and how many steps there were.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from .growth_rule import LEAST, rate_of
 from .model import (
     DataFlowDevice,
     Growth,
@@ -22,6 +49,67 @@ from .model import (
     SnapshotKind,
     TensorInfo,
 )
+
+LEAST = 8
+RECENT = 2
+TIMES = 3
+MIN_A_STEP = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """By how many bytes a step something grows, and the first step of which something is held, from
+    1, without a gap longer than half of what was looked at."""
+
+    a_step: int
+    since: int
+
+
+class Gone(NamedTuple):
+    """What was made in one step and let go of in another, both from 1."""
+
+    made: int
+    ended: int
+    nbytes: int
+
+
+def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
+    """Whether something grows, None if not; see Note [What counts as growth].
+
+    Args:
+        held: bytes that are held at the end, by the step that made them, from 1.
+        steps: that have ended.
+        gone: what was held for long and is held no more, as far as known.
+    """
+    if steps < LEAST:
+        return None
+    end = steps - RECENT
+    begin = end - (end // 2) + 1
+    window = end - begin + 1
+    made = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
+    longest = window / 2
+    edges = itertools.pairwise([begin - 1, *made, end + 1])
+    if len(made) < TIMES or max(b - a for a, b in edges) - 1 > longest:
+        return None
+    later = sum(held[s] for s in made[1:])
+    turned_over = 0
+    for g in gone:
+        if g.made < begin <= g.ended <= end:
+            turned_over += g.nbytes
+        elif begin <= g.made <= end < g.ended:  # It would be held, were the end that of the window.
+            turned_over -= g.nbytes
+    if not turned_over:
+        later += (held[made[0]] - held[made[-1]]) // 2
+    a_step = (later - turned_over) // (made[-1] - made[0])
+    if a_step < MIN_A_STEP or 3 * turned_over > 2 * later:
+        return None
+    since = made[0]
+    for step in sorted((s for s, n in held.items() if s < since and n > 0), reverse=True):
+        if since - step > longest + 1:
+            break
+        since = step
+    return Rate(a_step, since)
+
 
 MIN_TRACKED = 1 << 20
 MIN_TRACKED_SHARE = 0.05
@@ -118,22 +206,17 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
 
 def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[GrowthPart, ...]:
     """Of the largest tensors those alike of which there are more than before."""
-    had = _groups(before, device)
-    found = []
-    for key, (nbytes, count) in _groups(after, device).items():
-        more = count - had.get(key, (0, 0))[1]
-        if more > 0 and count > 1:
-            found.append(GrowthPart(nbytes // count * more, more, key))
-    return tuple(sorted(found, key=lambda p: -p.nbytes))
-
-
-def _groups(snapshot: MemorySnapshot, device: str) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for tensor in snapshot.largest:
+    had = Counter(_in_words(t) for t in before.largest if t.device == device)
+    groups: dict[str, list[int]] = {}
+    for tensor in after.largest:
         if tensor.device == device:
-            nbytes, count = found.get(_in_words(tensor), (0, 0))
-            found[_in_words(tensor)] = nbytes + tensor.nbytes, count + 1
-    return found
+            groups.setdefault(_in_words(tensor), []).append(tensor.nbytes)
+    found = [
+        GrowthPart(sum(sizes) // len(sizes) * more, more, key)
+        for key, sizes in groups.items()
+        if (more := len(sizes) - had[key]) > 0 and len(sizes) > 1
+    ]
+    return tuple(sorted(found, key=lambda p: -p.nbytes))
 
 
 def _in_words(t: TensorInfo) -> str:

@@ -21,13 +21,8 @@ class Hold(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A point in time and the bytes known to be live then.
-
-    Attributes:
-        call: index in the call log.
-        instant: of that call's program.
-        nbytes: known live bytes.
-    """
+    """A point in time, by index in the call log and instant of that call's program, and the bytes
+    known to be live then."""
 
     call: int
     instant: int
@@ -36,16 +31,14 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """A live storage, or several alike.
+    """A live storage, as some program knows it, or ``count`` alike: several calls of one program
+    may hold one each.
 
     Attributes:
-        storage: as some program knows it.
         graph: id of the graph whose record explains it: the one that made it where that
             is known, else the one that has it as an input.
         owner: name in that graph's code that owns it, None for internal memory.
         line: line of that graph's code at which the owner got it, 0 for an input.
-        hold: why it is live.
-        count: copies: several calls of one program may hold one each.
     """
 
     storage: Storage
@@ -76,15 +69,9 @@ class LiveSet:
 
 @dataclass(frozen=True, slots=True)
 class BytesOverTime:
-    """Known live bytes, one entry a call, in log order.
-
-    Attributes:
-        entry: bytes when the call begins, its inputs included.
-        peak: the most bytes at an instant of the call.
-        exit: bytes when it has returned, before its arguments and results are dropped.
-        between: carried bytes after it, see Note [What is live between calls]
-            in timeline.py.
-    """
+    """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
+    most at an instant of it; when it has returned, before its arguments and results are dropped;
+    and what is carried after it, see Note [What is live between calls] in timeline.py."""
 
     entry: Sequence[int]
     peak: Sequence[int]

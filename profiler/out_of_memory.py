@@ -23,18 +23,16 @@ _SAYS_SO = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """An allocation that failed, or several alike.
+    """An allocation that failed, or ``count`` alike; what is not known is None.
 
     Attributes:
         source: who says so: ``torch.profiler``, ``allocator``, ``ledger`` or ``tracker``.
         what: what failed, in words: an operator, a graph and what was done with it.
         text: the error, "" if it is not known.
-        count: how often.
-        time_ns: ``time.time_ns()`` of the first, None if not known.
-        device: that had no more, None if not known.
-        live: known live bytes of that device then, None if not known.
-        module: path of the module whose call it was in, None if not known.
-        frame: line of user code, None if not known.
+        time_ns: ``time.time_ns()`` of the first.
+        live: known live bytes of ``device``, which had no more, then.
+        module: path of the module whose call it was in.
+        frame: line of user code.
     """
 
     source: str

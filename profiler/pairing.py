@@ -98,11 +98,8 @@ def captured_by(graph: GraphRecord) -> str | None:
 
 
 def forwards_of(backward: GraphRecord, key: Mapping[int, int | None]) -> dict[int | None, int]:
-    """By ``graph_id``, of how many calls of a forward ``backward`` is.
-
-    Args:
-        key: ``graph_id`` of each forward, by the id of its record.
-    """
+    """By ``graph_id``, of how many calls of a forward ``backward`` is, given the ``graph_id`` of
+    each forward by the id of its record."""
     times: dict[int | None, int] = {}
     given = Counter(
         (v.forward_graph, v.forward_output)

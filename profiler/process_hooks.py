@@ -1,14 +1,16 @@
-"""What every package registers once: what to do in a forked child, and when torch is reset; and
-the switch of Python's collector, which the whole process has one of."""
+"""What every package registers once: what to do in a forked child, when torch is reset, and which
+memory replays run in; and the switch of Python's collector, of which the process has one."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Action = Callable[[], object]
@@ -79,3 +81,59 @@ _LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 def _free_locks() -> None:
     for lock in list(_LOCKS):
         lock._in_child()
+
+
+# Memory that replays run in. ``torch.profiler`` sees what torch's allocators hand out; CUDA graphs
+# replay into a pool that was filled once, compiled CPU code runs in an arena that is not torch's.
+# Whoever owns such memory registers here, so that a data-flow profile can tell it from memory that
+# was there before the trace (docs/dataflow.md, "Replayed calls").
+
+SCRATCH = "scratch"
+"""Label of a block for what lives and dies in a call, one call after the other."""
+
+log = logging.getLogger("memprof")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A block that left a call as a tensor of its own, ``<graph label>: <buffer>``, or one for
+    scratch memory, ``SCRATCH``; times are ``time.time_ns()``, None while somebody holds it."""
+
+    label: str
+    nbytes: int
+    address: int
+    born_ns: int
+    died_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMemory:
+    """The memory of one pool or arena: bytes that it has from the system, (first address, address
+    after the last) of its segments, and leases, the latest last; those that ended long ago may be
+    missing."""
+
+    device: str
+    reserved: int
+    ranges: Sequence[tuple[int, int]]
+    leases: Sequence[Lease] = ()
+
+
+Source = Callable[[], Sequence[ReplayMemory]]
+
+_sources: list[Source] = []
+
+
+def on_replay_memory(source: Source) -> None:
+    """Ask ``source`` too when the memory of replays is wanted."""
+    _sources.append(source)
+
+
+def replay_memory() -> list[ReplayMemory]:
+    """All memory of replays in this process now."""
+    found: list[ReplayMemory] = []
+    for source in list(_sources):
+        try:
+            found.extend(source())
+        except Exception:
+            log.warning("memprof could not ask for the memory of replays", exc_info=True)
+    return found

@@ -2,15 +2,13 @@
 
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Ranks of one job run the same program, so they should have the same graphs, compile as often, and
-skip the same things; where they do not, one of them compiles while the others wait in a
-collective. Graphs are matched by label (Dynamo's compile id and the part) and are the same if
-their FX nodes run the same operators. Bytes may differ, as shards of uneven parameters do: that is
-imbalance, not a warning.
+Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
+do not, one of them compiles while the others wait in a collective. Graphs are matched by label
+(Dynamo's compile id and the part) and are the same if their FX nodes run the same operators. Bytes
+may differ, as shards of uneven parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
-is no forward) to the next. Each is measured on its own rank's clock; no clock is compared with
-another's.
+is no forward) to the next, on its own clock; no clock is compared with another's.
 """
 
 from __future__ import annotations
@@ -36,12 +34,8 @@ class RankRow:
 
     Attributes:
         rank, host, pid: of the process; ranks count from 0 in order of files where unknown.
-        device: whose memory.
-        peak: of known live memory, bytes.
-        categories: bytes of it, by category.
-        graphs, calls: numbers.
-        steps: number of steps after the first.
-        step_ns: median, None if there are none.
+        peak, categories: known live memory of ``device``, bytes.
+        steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
         skips: how often something ran without a graph or without memprof.
         complete: False if its file ends before its session did.
@@ -64,13 +58,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """One figure over all ranks.
-
-    Attributes:
-        name: ``peak``, ``step`` or a category's.
-        unit: ``bytes`` or ``ns``.
-        lowest, lowest_rank, highest, highest_rank, mean: of the figure.
-    """
+    """One figure over all ranks, in bytes or ns: the peak, a step or a category's."""
 
     name: str
     unit: str
@@ -88,10 +76,9 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job.
+    """All ranks of a job, of ``world_size`` (0 if unknown).
 
     Attributes:
-        world_size: of the job, 0 if unknown.
         rows: by rank.
         imbalance: peak and step first, then categories, most bytes first.
         warnings: where ranks differ that should not, in words.
@@ -109,11 +96,8 @@ def ranks_of(profiles: Sequence[Profile]) -> list[int]:
 
 
 def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
-    """Compare the profiles of one job's processes.
-
-    Args:
-        profiles: one a process, at least one.
-        device: whose memory, on all ranks; by default the main one of each.
+    """Compare the profiles of one job's processes, at least one; by default the main device of
+    each.
 
     Raises:
         ValueError: no program of one of them uses ``device``.

@@ -17,6 +17,7 @@ many in memory: the smallest values (``{}``) of JSON are the largest in Python b
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -25,8 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ._text import parse_size
 from .errors import ProfileTooLargeError, ProfileUnreadableError
-from .sizes import parse_size
 from .writing import why
 
 StrPath = str | os.PathLike[str]
@@ -51,13 +52,9 @@ def read_file(path: StrPath) -> bytes:
 def read_from(
     path: StrPath, start: int, file: tuple[int, int] | None
 ) -> tuple[bytes, int, tuple[int, int]]:
-    """The bytes of a regular file from ``start`` on, the first one's place, and which file it is:
-    device and inode.
-
-    Args:
-        path: of the file.
-        start: so many bytes were read before.
-        file: of which file; if ``path`` is another one by now, or shorter, all of it is read.
+    """The bytes of a regular file from ``start`` on, where so many were read before; the first
+    one's place; and which file it is, by device and inode. Where it is not ``file`` by now, or is
+    shorter, all of it is read.
 
     Raises:
         ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
@@ -93,12 +90,11 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 def _check_regular(found: os.stat_result, path: Path) -> None:
     mode = found.st_mode
-    if stat.S_ISREG(mode):
-        return
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(21, "Is a directory", str(path))
-    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    raise ValueError(f"it is {kind}, which may never end: write it to a file first")
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+    if not stat.S_ISREG(mode):
+        what = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise ValueError(f"it is a {what}, which may never end: write it to a file first")
 
 
 def _limit(path: StrPath | None) -> float:
@@ -157,12 +153,7 @@ def unpacked(
 
 
 class Budget:
-    """What unpacking one file may still make.
-
-    Args:
-        packed: bytes of the file.
-        path: to name in errors.
-    """
+    """What unpacking one file of ``packed`` bytes may still make."""
 
     def __init__(self, packed: int, path: StrPath | None) -> None:
         self._path = path

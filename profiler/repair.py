@@ -2,8 +2,9 @@
 
 Note [What a contradiction costs]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Views trust what they are given: indices that exist, columns of one length, releases of what is
-live. What a file has besides is left out, the smallest part that has a meaning of its own:
+Views trust what they are given, beyond its types: indices that exist, columns of one length,
+releases of what is live. What a file has besides is left out, the smallest part that has a meaning
+of its own:
 
 * a program: calls of it have none, and the report counts them among those that were not observed;
 * a graph's inputs, nodes, buffers or statements: all that is known of it but its name and its
@@ -13,49 +14,52 @@ live. What a file has besides is left out, the smallest part that has a meaning 
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
 such file: the tests of its producers hold that nothing is left out of theirs. What is of another
-type than it should be, or a number beyond its limits, ``salvage.py`` has left out before.
+type than it should be, or a number beyond its limits, ``decoding.py`` has left out before.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
-from itertools import accumulate, compress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import accumulate, compress, pairwise
 from typing import TypeVar
 
 from .model import (
     AllocationProgram,
+    CallColumns,
     DataFlowColumns,
     DataFlowDevice,
+    DeviceAccount,
+    EventKind,
+    GraphPool,
     GraphRecord,
+    Growth,
     OperationColumns,
+    Placement,
+    Process,
     Profile,
     TrackerMetadata,
     TrackerRecord,
 )
 from .model.limits import LARGEST
-from .validate import (
-    Finding,
-    Paths,
-    account_findings,
-    bad_calls,
-    device_findings,
-    graph_findings,
-    growth_findings,
-    operations_findings,
-    placement_findings,
-    pool_findings,
-    process_findings,
-    program_findings,
-    snapshots_findings,
-)
+from .model.tracker import MAX_NAMES
 
 LOST_PROGRAM = AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
 
-_T = TypeVar("_T")
+LONGEST_PATH = 10_000
+"""Characters of the names from the root of the tree of operations to one of them. Every operation
+shows its path, so that long names above many would come to more than any memory holds."""
+LONGEST_PATHS = MAX_NAMES * LONGEST_PATH
+"""Characters that all paths together have beyond the operations' own names; those of a tracker's
+places have no more."""
+
 _MOST = 50
 _LONGEST = 400
+
+_T = TypeVar("_T")
+_Finding = tuple[str, str]
+"""Path in the document, what is wrong there."""
 
 
 class Notes:
@@ -72,13 +76,7 @@ class Notes:
         return bool(self._lines)
 
     def add(self, part: str, where: str, what: str) -> None:
-        """Note a part.
-
-        Args:
-            part: which, in words.
-            where: path in the document of what is wrong.
-            what: in what way.
-        """
+        """Note which part is left out, the path of what is wrong, and in what way it is."""
         if not self:
             self.where = where
         self.line(f"{part}: {what} - at `{where}`")
@@ -97,114 +95,107 @@ class Notes:
 
 
 def repair(profile: Profile, notes: Notes) -> None:
-    """Leave out of ``profile`` what contradicts itself; see Note [What a contradiction costs].
+    """Leave out of ``profile``, in place, what contradicts itself, and note it; a second look finds
+    nothing. See Note [What a contradiction costs]."""
 
-    Args:
-        profile: changed in place, so that a second look finds nothing in it.
-        notes: get what was left out.
-    """
+    def those_sound(
+        part: str, items: list[_T], at: str, check: Callable[[_T, str], Iterator[_Finding]]
+    ) -> list[_T]:
+        return [x for i, x in enumerate(items) if _sound(part, check(x, f"{at}[{i}]"), notes)]
+
     moved = _graphs(profile, notes)
+    inputs = {g.id: len(g.inputs) for g in profile.graphs}
+    for g, graph in enumerate(profile.graphs):
+        graph.placements = those_sound(
+            f"a placement of {graph.label}",
+            graph.placements,
+            f"$.graphs[{g}].placements",
+            lambda placement, at: _in_placement(placement, at, inputs),
+        )
     _calls(profile, moved, notes)
-    graphs = {g.id for g in profile.graphs}
     for i, entry in enumerate(profile.ledger):
-        if entry.graph is not None and entry.graph not in graphs:
+        if entry.graph is not None and entry.graph not in inputs:
             where = f"$.ledger[{i}].graph"
             notes.add("a ledger entry's graph", where, f"there is no graph {entry.graph}")
-            profile.ledger[i] = dataclasses.replace(entry, graph=None)
+            profile.ledger[i] = replace(entry, graph=None)
     logged = len(profile.calls) + profile.calls.dropped
     for identity, call in [*profile.released.items()]:
         if not 0 <= call <= logged:
             said = f"released after call {call}, of {logged} calls"
             notes.add("when memory was released", f"$.released[{str(identity)!r}]", said)
             del profile.released[identity]
-    process = profile.process
-    if process and not _sound("the process", process_findings(process, "$.process"), notes):
+    if profile.process and not _sound("the process", _in_process(profile.process), notes):
         profile.process = None
     if profile.dataflow is not None:
-        profile.dataflow = _dataflow(profile.dataflow, graphs, notes)
+        profile.dataflow = _dataflow(profile.dataflow, inputs, notes)
     if profile.tracker is not None:
         _tracker(profile.tracker, notes)
-    profile.growth = _those_sound("growth", profile.growth, "$.growth", growth_findings, notes)
-    profile.accounts = _those_sound(
-        "an account", profile.accounts, "$.accounts", account_findings, notes
-    )
-    profile.graph_pools = _those_sound(
-        "a pool", profile.graph_pools, "$.graph_pools", pool_findings, notes
+    profile.growth = those_sound("growth", profile.growth, "$.growth", _in_growth)
+    profile.accounts = those_sound("an account", profile.accounts, "$.accounts", _in_account)
+    profile.graph_pools = those_sound(
+        "a graph pool", profile.graph_pools, "$.graph_pools", _in_pool
     )
 
 
-def _sound(part: str, found: Iterable[Finding], notes: Notes) -> bool:
+def _sound(part: str, found: Iterator[_Finding], notes: Notes) -> bool:
     """Whether nothing was found in a part; notes the first finding."""
-    first = next(iter(found), None)
+    first = next(found, None)
     if first is not None:
         notes.add(part, *first)
     return first is None
 
 
-def _those_sound(
-    part: str,
-    items: Iterable[_T],
-    at: str,
-    check: Callable[[_T, str], Iterable[Finding]],
-    notes: Notes,
-) -> list[_T]:
-    """The elements of the list at ``at`` in which ``check`` finds nothing."""
-    return [x for i, x in enumerate(items) if _sound(part, check(x, f"{at}[{i}]"), notes)]
+def _no(what: str, index: int, whole: str, count: int) -> str:
+    return f"there is no {what} {index}, {whole} {count}"
 
 
 # Graphs and calls
 
 
 def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
-    """Repairs the graphs; of those that have lost programs, the new position of each old one, -1
-    for one that is lost."""
+    """Repairs the graphs but for placements; of those that have lost programs, the new position of
+    each old one, -1 for one that is lost."""
     kept: dict[int, GraphRecord] = {}
-    places: list[int] = []
+    moved: dict[int, list[int]] = {}
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
         if graph.id in kept:
             said = f"graph id {graph.id} is used twice; ids are unique"
             notes.add(f"the second graph {graph.id}, {graph.label}", f"{at}.id", said)
-        else:
-            kept[graph.id] = graph
-            places.append(g)
-    bare: dict[int, GraphRecord] = {}
-    moved: dict[int, list[int]] = {}
-    for g, graph in zip(places, kept.values(), strict=True):
-        at = f"$.graphs[{g}]"
-        first = next(graph_findings(graph, at), None)
-        if first is not None:
-            notes.add(f"all of graph {graph.label} but its name", *first)
-            moved[graph.id] = [-1] * len(graph.programs)
-            graph = _bare(graph, first[1])
-        else:
+            continue
+        first = next(_in_graph(graph, at), None)
+        if first is None:
             position = _programs(graph, at, notes)
             if -1 in position:
                 moved[graph.id] = position
-        bare[graph.id] = graph
-    inputs = {g.id: len(g.inputs) for g in bare.values()}
-    for g, graph in zip(places, bare.values(), strict=True):
-        at = f"$.graphs[{g}].placements"
-        graph.placements = _those_sound(
-            f"a placement of {graph.label}",
-            graph.placements,
-            at,
-            lambda placement, at: placement_findings(placement, at, inputs),
-            notes,
-        )
-    profile.graphs = list(bare.values())
+        else:
+            notes.add(f"all of graph {graph.label} but its name", *first)
+            moved[graph.id] = [-1] * len(graph.programs)
+            graph = GraphRecord(
+                *(graph.id, graph.kind, graph.compile_id, graph.graph_id),
+                calls=max(graph.calls, 0),
+                unobservable=f"what the file says of it contradicts itself: {first[1]}",
+            )
+        kept[graph.id] = graph
+    profile.graphs = list(kept.values())
     return moved
 
 
-def _bare(graph: GraphRecord, reason: str) -> GraphRecord:
-    return GraphRecord(
-        graph.id,
-        graph.kind,
-        graph.compile_id,
-        graph.graph_id,
-        calls=max(graph.calls, 0),
-        unobservable=f"what the file says of it contradicts itself: {reason}",
-    )
+def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
+    """What contradicts itself in a graph but for its programs and placements."""
+    inputs = len(graph.inputs)
+    for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        for i, value in enumerate(values):
+            alias = value.alias_of_input
+            if value.index != i:
+                yield f"{at}.{side}[{i}].index", f"index {value.index} at position {i}"
+            if alias is not None and not 0 <= alias < inputs:
+                said = _no("input", alias, "the graph has", inputs)
+                yield f"{at}.{side}[{i}].alias_of_input", said
+    for what, named in (("nodes", graph.nodes), ("buffers", graph.buffers)):
+        for key, made in named.items():
+            if made.name != key:
+                yield f"{at}.{what}[{key!r}].name", f"{made.name!r} stands under the key {key!r}"
 
 
 def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
@@ -214,7 +205,7 @@ def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
     for p, program in enumerate(graph.programs):
         sound = program is not LOST_PROGRAM and _sound(
             f"a program of {graph.label}",
-            program_findings(program, graph, f"{at}.programs[{p}]", keys),
+            _in_program(program, graph, f"{at}.programs[{p}]", keys),
             notes,
         )
         position.append(len(kept) if sound else -1)
@@ -224,14 +215,66 @@ def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
     return position
 
 
+def _in_program(
+    program: AllocationProgram, graph: GraphRecord, at: str, keys: set[tuple[int, ...]]
+) -> Iterator[_Finding]:
+    """What contradicts itself in a program; ``keys``, of those before it, get its key."""
+    if program.key in keys:
+        yield f"{at}.key", f"two programs have the key {list(program.key)}"
+    keys.add(program.key)
+    storages = program.storages
+    for i, s in enumerate(storages):
+        if s.id != i:
+            yield f"{at}.storages[{i}].id", f"id {s.id} at position {i}"
+        for name, indices, count in (
+            ("inputs", s.inputs, len(graph.inputs)),
+            ("outputs", s.outputs, len(graph.outputs)),
+        ):
+            for k in indices:
+                if not 0 <= k < count:
+                    said = _no(name[:-1], k, "the graph has", count)
+                    yield f"{at}.storages[{i}].{name}", said
+    inputs = {i for i, s in enumerate(storages) if s.at_entry}
+    live = set(inputs)
+    for i, e in enumerate(program.events):
+        where = f"{at}.events[{i}]"
+        if not 0 <= e.storage < len(storages):
+            yield f"{where}.storage", _no("storage", e.storage, "the program has", len(storages))
+            return  # What is live is no longer known.
+        if e.kind is EventKind.ALLOC:
+            if e.storage in inputs:
+                yield where, f"allocates storage {e.storage}, which was live before the call"
+            elif e.storage in live:
+                yield where, f"allocates storage {e.storage}, which is live already"
+            live.add(e.storage)
+        else:
+            if e.storage not in live:
+                verb = "frees" if e.kind is EventKind.FREE else "reuses"
+                yield where, f"{verb} storage {e.storage}, which is not live"
+            if e.kind is EventKind.FREE:
+                live.discard(e.storage)
+
+
+def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> Iterator[_Finding]:
+    last = len(placement.lines) + 1
+    for i, b in enumerate(placement.blocks):
+        if not 0 <= b.begin <= b.end <= last:
+            said = f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}"
+            yield f"{at}.blocks[{i}]", said
+        # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
+        count = inputs.get(b.graph, max(b.inputs, default=0) + 1)
+        for k in b.inputs:
+            if not 0 <= k < count:
+                yield f"{at}.blocks[{i}].inputs", _no("input", k, "the graph has", count)
+
+
 def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
     calls = profile.calls
     if moved:
         columns = zip(calls.graph, calls.program, strict=True)
         program = [moved[g][p] if g in moved and 0 <= p < len(moved[g]) else p for g, p in columns]
-        calls = dataclasses.replace(calls, program=program)
-    profile.calls = calls
-    bad = bad_calls(calls, {g.id: len(g.programs) for g in profile.graphs})
+        calls = profile.calls = replace(calls, program=program)
+    bad = _bad_calls(calls, {g.id: len(g.programs) for g in profile.graphs})
     dropped = calls.dropped if 0 <= calls.dropped <= LARGEST // 2 else 0
     if dropped != calls.dropped:
         notes.add("the number of earlier calls", "$.calls.dropped", f"{calls.dropped} is no count")
@@ -251,10 +294,89 @@ def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
     profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
-# Optional parts
+def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
+    """The calls of a log that contradict it or themselves, by position, each with what is wrong;
+    ``programs`` has the number of each graph's."""
+    found: dict[int, _Finding] = {}
+    # A log has millions of calls and few distinct pairs: look at the pairs first.
+    bad = {
+        (g, p)
+        for g, p in set(zip(calls.graph, calls.program, strict=True))
+        if g not in programs or not -1 <= p < programs[g]
+    }
+    for i, (g, p) in enumerate(zip(calls.graph, calls.program, strict=True)) if bad else ():
+        if (g, p) in bad and g not in programs:
+            found[i] = f"$.calls.graph[{i}]", f"there is no graph {g}"
+        elif (g, p) in bad:
+            said = _no("program", p, f"graph {g} has", programs[g])
+            found[i] = f"$.calls.program[{i}]", f"{said} (-1 stands for none)"
+    times = calls.start_ns, calls.end_ns
+    # They are sums of what the file has, and of its numbers each alone fits.
+    beyond = calls.start_ns and (min(map(min, times)) < -LARGEST or max(map(max, times)) > LARGEST)
+    if beyond or any(map(int.__gt__, *times)):
+        for i, (start, end) in enumerate(zip(*times, strict=True)):
+            if start > end:
+                said = f"the call ends at {end}, before it starts at {start}"
+            elif not -LARGEST <= start <= end <= LARGEST:
+                said = "its times do not fit 64 bits"
+            else:
+                continue
+            found.setdefault(i, (f"$.calls.end_ns[{i}]", said))
+    if calls.thread and not 0 <= min(calls.thread) <= max(calls.thread) <= LARGEST:
+        for i, t in enumerate(calls.thread):
+            if not 0 <= t <= LARGEST:
+                found.setdefault(i, (f"$.calls.thread[{i}]", f"{t} is no thread number"))
+    return found
 
 
-def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlowColumns:
+# Other parts
+
+
+def _in_process(process: Process) -> Iterator[_Finding]:
+    for name, value in (("rank", process.rank), ("local_rank", process.local_rank)):
+        if value >= process.world_size:
+            yield f"$.process.{name}", f"there is no rank {value} among {process.world_size}"
+
+
+def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
+    if account.peak is not None and account.peak.peak is not None:
+        yield f"{at}.peak.peak", "an instant of an instant"
+        return
+    total = account.explained + account.unexplained
+    if total != account.reserved:
+        yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
+    if account.peak is not None:
+        yield from _in_account(account.peak, f"{at}.peak")
+
+
+def _in_pool(pool: GraphPool, at: str) -> Iterator[_Finding]:
+    grew = pool.grew_outside + sum(g.grew for g in pool.graphs)
+    used = pool.other_shares + sum(s.nbytes for s in pool.shares)
+    for what, total in (
+        ("captures and what was between them", grew),
+        ("users", used + pool.live_outside + pool.unused),
+    ):
+        if total != pool.reserved:
+            yield f"{at}.reserved", f"{pool.reserved} bytes, while its {what} come to {total}"
+    known = {g.number for g in pool.graphs}
+    if len(known) != len(pool.graphs):
+        yield f"{at}.graphs", "two graphs have one number"
+    for i, share in enumerate(pool.shares):
+        if not share.graphs or not known.issuperset(share.graphs):
+            yield f"{at}.shares[{i}]", f"{share.nbytes} bytes of graphs {list(share.graphs)}"
+    for i, graph in enumerate(pool.graphs):
+        had = graph.rounding + sum(r.nbytes for r in graph.at_peak)
+        if had != graph.peak:
+            yield f"{at}.graphs[{i}].peak", f"{graph.peak} bytes, while its blocks have {had}"
+
+
+def _in_growth(growth: Growth, at: str) -> Iterator[_Finding]:
+    if not 0 <= growth.since <= growth.steps:
+        yield f"{at}.since", f"step {growth.since} of {growth.steps}"
+
+
+def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> DataFlowColumns:
+    known = {None, *graphs}
     devices: dict[str, DataFlowDevice] = {}
     for i, device in enumerate(found.devices):
         at = f"$.dataflow.devices[{i}]"
@@ -262,32 +384,55 @@ def _dataflow(found: DataFlowColumns, graphs: set[int], notes: Notes) -> DataFlo
         if device.device in devices:
             notes.add(name, f"{at}.device", f"{device.device!r} is there twice")
             continue
-        leaks = device.leaks
-        storages = [*device.live, *(leak.storage for leak in leaks)]
-        strangers = [s for s in storages if s.graph is not None and s.graph not in graphs]
+        storages = [*device.live, *(leak.storage for leak in device.leaks)]
+        strangers = [s.graph for s in storages if s.graph not in known]
         if strangers:
-            said = f"there is no graph {strangers[0].graph}"
+            said = f"there is no graph {strangers[0]}"
             notes.add(f"graphs of {len(strangers):,} storages in {name}", f"{at}.live", said)
-            known = [
-                s if s.graph in graphs else dataclasses.replace(s, graph=None) for s in storages
-            ]
-            live, held = known[: len(device.live)], known[len(device.live) :]
-            leaks = [dataclasses.replace(k, storage=s) for k, s in zip(leaks, held, strict=True)]
-            device = dataclasses.replace(device, live=live, leaks=leaks)
-        if _sound(name, device_findings(device, at), notes):
+            storages = [s if s.graph in known else replace(s, graph=None) for s in storages]
+            held = zip(device.leaks, storages[len(device.live) :], strict=True)
+            device = replace(
+                device,
+                live=storages[: len(device.live)],
+                leaks=[replace(leak, storage=s) for leak, s in held],
+            )
+        if _sound(name, _in_flow(device, at), notes):
             devices[device.device] = device
-    return dataclasses.replace(found, devices=list(devices.values()))
+    return replace(found, devices=list(devices.values()))
+
+
+def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
+    times = device.time_ns
+    for j, (before, time) in enumerate(pairwise(times), 1):
+        if time <= before:
+            yield f"{at}.time_ns[{j}]", f"{time} after {before}; times ascend"
+    for category, column in device.bytes.items():
+        if len(column) != len(times):
+            said = f"{len(column)} entries for {len(times)} times"
+            yield f"{at}.bytes[{category.value!r}]", said
+            return
+    if device.peak is None:
+        return
+    if not 0 <= device.peak < len(times):
+        yield f"{at}.peak", f"there is no time {device.peak}, there are {len(times)}"
+        return
+    live, total = sum(storage.nbytes for storage in device.live), device.bytes_at(device.peak)
+    if live != total:
+        yield f"{at}.live", f"adds up to {live:,} bytes, the columns to {total:,}"
 
 
 def _tracker(record: TrackerRecord, notes: Notes) -> None:
     at = "$.tracker"
     _metadata(record.metadata, f"{at}.metadata", notes)
-    order = snapshots_findings(record.snapshots, f"{at}.snapshots")
-    if not _sound("the order of snapshots", order, notes):
-        record.snapshots.sort(key=lambda s: s.time_ns)
+    for i, (before, s) in enumerate(pairwise(record.snapshots), 1):
+        if s.time_ns < before.time_ns:
+            said = f"{s.time_ns} after {before.time_ns}; times ascend"
+            notes.add("the order of snapshots", f"{at}.snapshots[{i}].time_ns", said)
+            record.snapshots.sort(key=lambda s: s.time_ns)
+            break
     _summary(record, f"{at}.operation_summary", notes)
-    where = f"{at}.operation_allocations"
-    if not _sound("the table of single operations", operations_findings(record, where), notes):
+    single = _in_operations(record, f"{at}.operation_allocations")
+    if not _sound("the table of single operations", single, notes):
         record.operation_allocations = OperationColumns()
 
 
@@ -295,9 +440,9 @@ def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
     lanes = len(metadata.lanes)
     for i, lane in enumerate(metadata.lanes):
         if not 0 <= lane.thread < lanes:
-            said = f"there is no lane {lane.thread}, there are {lanes}"
+            said = _no("lane", lane.thread, "there are", lanes)
             notes.add(f"the thread of lane {lane.name}", f"{at}.lanes[{i}].thread", said)
-            metadata.lanes[i] = dataclasses.replace(lane, thread=i)
+            metadata.lanes[i] = replace(lane, thread=i)
     for i, pause in enumerate(metadata.pauses):
         if pause.end_ns < pause.start_ns:
             notes.add("a pause of the tracker", f"{at}.pauses[{i}]", "it ends before it starts")
@@ -307,11 +452,46 @@ def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
 def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
     """Operations stay where they are, since others refer to their positions."""
     summary = record.operation_summary
-    paths = Paths()
+    lengths: list[int] = []
+    every = 0
     for i, o in enumerate(summary):
-        wrong = paths.wrong(o)
-        if wrong is not None:
+        above = lengths[o.parent] if 0 <= o.parent < i else 0
+        wrong = ""
+        if not -1 <= o.parent < i:
+            wrong = f"{o.parent} is no operation before this one"
+        elif above + len(o.name) + 1 > LONGEST_PATH:
+            wrong = f"the names from the root to it have more than {LONGEST_PATH:,} characters"
+        elif above and every + above > LONGEST_PATHS:
+            wrong = f"the names above all before it have some {LONGEST_PATHS:,} characters already"
+        if wrong:
             notes.add("an operation's place in the tree", f"{at}[{i}].parent", wrong)
             name = o.name if len(o.name) < 1_000 else f"{o.name[:1_000]}…"
-            o = summary[i] = dataclasses.replace(o, name=name, parent=-1)
-        paths.add(o)
+            o, above = replace(o, name=name, parent=-1), 0
+            summary[i] = o
+        every += above
+        lengths.append(above + len(o.name) + 1)
+
+
+def _in_operations(record: TrackerRecord, at: str) -> Iterator[_Finding]:
+    columns = record.operation_allocations
+    lengths = {
+        f.name: len(getattr(columns, f.name))
+        for f in fields(OperationColumns)
+        if f.name != "memory"
+    }
+    for device, memory in columns.memory.items():
+        lengths |= {
+            f"memory[{device!r}].{f.name}": len(getattr(memory, f.name)) for f in fields(memory)
+        }
+    if len(set(lengths.values())) > 1:
+        yield at, f"the columns differ in length: {lengths}"
+        return
+    limits = (
+        ("summary", 0, len(record.operation_summary)),
+        ("lane", 0, len(record.metadata.lanes)),
+        ("parent", -1, len(columns)),
+    )
+    for name, lowest, end in limits:
+        for i, n in enumerate(getattr(columns, name)):
+            if not lowest <= n < end:
+                yield f"{at}.{name}[{i}]", f"{n} is not from {lowest} to {end - 1}"

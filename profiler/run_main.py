@@ -25,11 +25,8 @@ class CannotRun(Exception):
 
 
 def run_main(arguments: list[str], before: Callable[[], object]) -> None:
-    """Run what ``arguments`` say.
-
-    Args:
-        arguments: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``, as after ``python``.
-        before: called right before the first line of the script.
+    """Run ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``, as after ``python``; ``before`` is
+    called right before its first line.
 
     Raises:
         CannotRun: there is no such script or module.

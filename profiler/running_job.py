@@ -5,19 +5,50 @@ Note [What a live view may cost]
 The job pays nothing for being looked at: its file is read, which it writes in any case. So what is
 shown is as old as the last that it wrote (a session writes every 5 s, a tracker with each
 snapshot), and its age stands beside it. Who looks reads what is new and works on the latest calls.
+
+Note [What a file says of its writer]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A running process appends to its file every few seconds if anything is new, so the age of what is
+there says when it last did something; that it lives says its lock on the file (``writing.py``), and
+an end says the last frame. Without an end and without a lock it has died. Where the file system has
+no locks the process is asked for by its number, on its own host only; else nobody can tell, and
+that is what is said.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
+from . import writing
 from .advice import advise
 from .attribution import Attribution, View
+from .decoding import Document
 from .devices import main_device, timelines
-from .following import Followed, Writer
+from .errors import ProfileError, ProfileForeignError
+from .frames import MAGIC, Frame, frames, whole_frames
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
+from .reading import Budget, read_from
+from .repair import repair
+
+KEEP_CALLS = 100_000
+"""Of the call log, the latest: what a view of the present looks at."""
+
+
+class Writer(str, Enum):
+    """Whether a file is still written."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    """The session came to its end."""
+    DIED = "died"
+    """It did not, and nobody writes the file."""
+    UNKNOWN = "unknown"
+
 
 STALLED_NS = 60_000_000_000
 """A job that writes nothing new for so long is said to do nothing."""
@@ -34,17 +65,14 @@ class Present:
     """One process, as far as its file tells.
 
     Attributes:
-        path: of the file.
-        writer: whether it still runs.
         process: whose file it is, with 0 and "" where that is not known.
         age_ns: how long ago the latest was written, None if not known.
         calls: of compiled code, so far.
-        rate: steps a second in the last minute of the log, None without two of them.
-        steps: what a step is: backwards of a graph, else calls.
+        rate: steps a second in the last minute of the log, None without two of them; of ``steps``,
+            which are backwards of a graph, else calls.
         devices: by the allocators' counters; the process's resident bytes last.
-        peak: of compiled code, on ``peak_device``; None without calls.
-        peak_device: the device that has it.
-        categories: bytes at that peak, largest first.
+        peak, peak_device, categories: bytes of compiled code, None without calls; where; and of
+            what, largest first.
         grows: what is held across steps and grows.
         since: by device, by how much reserved memory has grown since somebody began to look.
         findings: what could be changed, in words, most bytes first.
@@ -73,30 +101,91 @@ class Present:
 
 
 class JobFile:
-    """Looks at one file again and again."""
+    """One profile file that may grow, looked at again and again."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = Followed(path)
-        self._seen: Profile | None = None
+        self._file: tuple[int, int] | None = None
+        self._read = 0
+        self._process = 0
+        self._document: Document | None = None
+        self._profile: Profile | None = None
         self._made: Present | None = None
         self._first: dict[str, int] = {}
 
-    def look(self, now_ns: int | None = None) -> Present:
-        """What the file tells now.
-
-        Args:
-            now_ns: ``time.time_ns()``, for tests.
+    def profile(self) -> Profile:
+        """The profile as far as it is in the file. The same object as long as nothing is new.
 
         Raises:
-            ProfileError: as ``Followed.profile``.
+            ProfileError: the file cannot be read, holds no profile, or profiles of several
+                processes.
         """
-        profile = self._file.profile()
-        if self._made is None or profile is not self._seen:
-            self._made, self._seen = self._of(profile), profile
+        new = self._new()
+        if any(f.process != self._process for f in new) and self._document is not None:
+            # Another job writes to the same name: it has begun anew.
+            self._forget()
+            new = self._new()
+        for frame in new:
+            if self._document is None:
+                self._process = frame.process
+                self._document = Document(self.path, KEEP_CALLS)
+            elif frame.process != self._process:
+                raise ProfileError(
+                    self.path, "it holds several profiles (memprof merge), of jobs that have ended"
+                )
+            self._document.add(frame, None)
+            self._profile = self._made = None
+        if self._document is None:
+            raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
+        if self._profile is None:
+            found = self._document.profile()
+            repair(found, self._document.left_out)
+            self._profile = found
+        return self._profile
+
+    def writer(self) -> Writer:
+        """Whether the process lives that writes it; see Note [What a file says of its writer]."""
+        found = self._profile
+        if found is None or found.complete:
+            return Writer.ENDED if found is not None else Writer.UNKNOWN
+        locked = writing.is_locked(self.path)
+        if locked is not None:
+            return Writer.ALIVE if locked else Writer.DIED
+        who = found.process
+        pid, host = (who.pid, who.host) if who is not None else (0, "")
+        if found.tracker is not None:
+            pid, host = found.tracker.metadata.pid, found.tracker.metadata.host
+        if not pid or host != platform.node():
+            return Writer.UNKNOWN
+        return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
+
+    def _forget(self) -> None:
+        self._read, self._document, self._profile, self._made = 0, None, None, None
+
+    def _new(self) -> list[Frame]:
+        """Whole frames that were not there before; all of a file that is another one by now."""
+        data, begin, file = read_from(self.path, self._read, self._file)
+        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
+            # Written anew: a tracker's, at its end and when it has become long.
+            self._forget()
+            data, _, self._file = read_from(self.path, 0, None)
+        end = whole_frames(data)
+        self._read += end
+        found = frames(data[:end], Budget(end, self.path))
+        return [frame for frame in found if isinstance(frame, Frame)]
+
+    def look(self, now_ns: int | None = None) -> Present:
+        """What the file tells now, by ``time.time_ns()``, which tests give.
+
+        Raises:
+            ProfileError: as ``profile``.
+        """
+        profile = self.profile()
+        if self._made is None:
+            self._made = self._of(profile)
         now_ns = time.time_ns() if now_ns is None else now_ns
         age = max(0, now_ns - profile.created_ns) if profile.created_ns else None
-        return replace(self._made, writer=self._file.writer(), age_ns=age)
+        return replace(self._made, writer=self.writer(), age_ns=age)
 
     def _of(self, profile: Profile) -> Present:
         devices = _devices(profile)
@@ -107,6 +196,10 @@ class JobFile:
             about = profile.tracker.metadata
             process = Process(host=about.host, pid=about.pid)
         rate, steps = _rate(profile)
+        of = timelines(profile)
+        device = main_device(of)
+        timeline, attribution = of[device], Attribution(profile)
+        advice = advise(profile, timeline, attribution)[:_FINDINGS]
         found = Present(
             self.path,
             Writer.UNKNOWN,
@@ -117,8 +210,14 @@ class JobFile:
             devices=devices,
             grows=growth(profile),
             since={d.device: d.reserved - self._first[d.device] for d in devices},
+            findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
-        return _with_compiled(found, profile)
+        at = timeline.peak()
+        if at is None:
+            return found
+        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
+        categories = [(p.key, p.nbytes) for p in (*live.parts, *live.remainder)]
+        return replace(found, peak=at.nbytes, peak_device=device, categories=categories)
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:
@@ -159,24 +258,3 @@ def _rate(profile: Profile) -> tuple[float | None, str]:
     if len(ends) < _LEAST or ends[-1] == ends[0]:
         return None, what
     return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0]), what
-
-
-def _with_compiled(found: Present, profile: Profile) -> Present:
-    """With what compiled code had at its peak, and what could be changed."""
-    of = timelines(profile)
-    device = main_device(of)
-    timeline, attribution = of[device], Attribution(profile)
-    at = timeline.peak()
-    advice = [
-        (f.nbytes, f.whose, f.title) for f in advise(profile, timeline, attribution)[:_FINDINGS]
-    ]
-    if at is None:
-        return replace(found, findings=advice)
-    live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
-    return replace(
-        found,
-        findings=advice,
-        peak=at.nbytes,
-        peak_device=device,
-        categories=[(p.key, p.nbytes) for p in (*live.parts, *live.remainder)],
-    )

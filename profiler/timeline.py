@@ -2,44 +2,37 @@
 
 Note [What is live between calls]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A program says what is live inside a call. Between calls, three kinds of memory are known
-to be live; we call them *carried*:
+A program says what is live inside a call. Between calls, three kinds of memory are known to be
+live, the *carried*:
 
-* **persistent**: parameters, buffers, optimizer state and constants, from the first call
-  that has them among its inputs until ``Profile.released`` says that they are gone, else
-  to the end of the log;
-* **saved**: what a forward returns for its backward, from the forward's return until its
-  backward begins (from then on it is an input of the backward's own program, which frees
-  it, or of the first part of it that runs). Which forwards a backward belongs to: Note
-  [Forwards and their backwards] in pairing.py;
+* **persistent**: parameters, buffers, optimizer state and constants, from the first call that has
+  them among its inputs until ``Profile.released`` says that they are gone;
+* **saved**: what a forward returns for its backward, from the forward's return until its backward
+  (or the first part of it that runs) begins, whose own program then has it as an input. Which
+  forwards a backward belongs to: Note [Forwards and their backwards] in pairing.py;
 * **handed on**: an output that another graph's program has as an input (the same
-  ``Storage.identity``): between graph breaks, between a compiled backward and a compiled
-  optimizer. It is live from its producer's return to the return of the last of its
-  consumers that is called before the producer is called again. A parameter's gradient
-  stays until its consumers are called at all: what its producer makes when it is called
-  again, autograd adds to it.
+  ``Storage.identity``), between graph breaks or a compiled backward and optimizer. It is live from
+  its producer's return to the return of the last of its consumers that is called before the
+  producer is called again. A parameter's gradient stays until its consumers are called at all: what
+  its producer makes when it is called again, autograd adds to it.
 
-Programs are observed once and stand for many calls, so identities are those of the
-observed calls. Memory that two waiting forwards of *one* program hold is different memory;
-memory with one identity that *different* programs hold is the same memory. So of an
-identity, carried memory holds as many copies as the program that has the most of them
-waiting, and a persistent identity exists once.
+Programs are observed once and stand for many calls, so identities are those of the observed calls.
+Memory that two waiting forwards of *one* program hold is different memory; memory with one identity
+that *different* programs hold is the same. So of an identity, carried memory holds as many copies
+as the program that has the most of them waiting, and a persistent identity exists once.
 
-Everything carried is a lower bound. What is **not seen**: tensors that eager code makes
-or keeps outside compiled calls (an eager loss, gradients between a backward and an eager
-optimizer, gradients summed in ``.grad`` over several backwards where the observed backward was
-not the first, outputs the user keeps, data batches between calls); the saved memory of a
-forward whose backward is not in the log, once that forward has returned (we cannot know
-when the user dropped it); temporaries of a call that runs at the same time on another
-thread (a call meets what calls that returned before it left behind); parameters other
-than those of the observed call where one graph serves several modules.
+Everything carried is a lower bound. **Not seen** are tensors that eager code makes or keeps outside
+of compiled calls (a loss, gradients on the way to an eager optimizer or summed over several
+backwards where the observed one was not the first, outputs the user keeps, data batches); what a
+forward without a backward in the log saved, once it has returned; temporaries of a call that runs
+at the same time on another thread; parameters other than those of the observed call where one graph
+serves several modules.
 
 Note [Linear in calls]
 ~~~~~~~~~~~~~~~~~~~~~~
-A training loop goes through few distinct states. The state between calls (how many
-forwards of which program wait, what is handed on, which persistent memory exists) is
-interned, and a *step* (state, program, partner) → (bytes, next state) is computed once.
-A call then costs a dictionary lookup.
+A training loop goes through few distinct states. The state between calls (which forwards wait, what
+is handed on, which persistent memory exists) is interned, and a *step* (state, program, partner) →
+(bytes, next state) is computed once. A call then costs a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -49,9 +42,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from ._call_pairs import Forwards, Pairing
-from ._persistent import Persistent
-from ._programs import CarriedItem, Key, PreparedProgram, partner_keys, prepare_programs
+from ._programs import (
+    CarriedItem,
+    Forwards,
+    Key,
+    Pairing,
+    Persistent,
+    PreparedProgram,
+    partner_keys,
+    prepare_programs,
+)
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
 from .model import EventKind, GraphKind, GraphRecord, LedgerEntry, LedgerKind, LiveStorage, Profile
 
@@ -92,15 +92,12 @@ class _Step:
 
 
 class Timeline:
-    """The memory of all calls of a profile; see Note [What is live between calls] for what
-    it knows and what it cannot see (eager tensors outside compiled calls above all).
+    """The memory of all calls of a valid profile; see Note [What is live between calls] for what it
+    knows and what it cannot see (eager tensors outside compiled calls above all).
 
-    Building it takes time linear in the number of calls (about a second a million).
-
-    Args:
-        profile: a valid one, see ``profiler.repair``.
-        device: count memory of this device only, e.g. ``cuda:0``; None adds up all devices,
-            which means something only if there is one.
+    Building it takes time linear in the number of calls (about a second a million). It counts
+    memory of ``device`` only, e.g. ``cuda:0``; None adds up all devices, which means something only
+    if there is one.
     """
 
     def __init__(self, profile: Profile, device: str | None = None) -> None:
@@ -139,11 +136,8 @@ class Timeline:
         return Instant(call, self.units[unit].peak_at if unit != _NONE else 0, best)
 
     def live_at(self, call: int, instant: int) -> LiveSet:
-        """Everything known to be live at an instant of a call.
-
-        Args:
-            call: index in the call log, from 0.
-            instant: of the call's program, 0 for a call without one.
+        """Everything known to be live at an instant of a call (by index in the call log) and its
+        program.
 
         Raises:
             IndexError: there is no such call or instant.
@@ -318,8 +312,7 @@ class Timeline:
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
         after = self._intern(
             _State(
-                _counts(waiting),
-                tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2])))),
+                _counts(waiting), tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2]))))
             )
         )
         moving, taken = self._rest(before, epoch, unit, forwards, whole=False)

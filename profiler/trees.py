@@ -1,12 +1,24 @@
-"""What the ledger says about graph trees: which graphs replay, at what cost, and why not."""
+"""What the ledger says about graph trees: which graphs replay, at what cost, and why not.
+
+Note [What the ledger tells of single calls]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The call log says when a compiled function was called, not by which way it ran: one more field
+would cost every replay. The ledger has the first time of everything that graph trees did, and
+counts repeats. So a call during which a warm-up, a recording or a skip was first written down is
+that; one that began before its graph's first recording ran plainly; and the calls after it are the
+replays that the ledger has counted. Where there are more of them than it has counted, some were
+repeated skips or warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, TreeCause, TreeDetail
+from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, Profile, TreeCause, TreeDetail
 
 _EXPLAINED = (
     *(LedgerKind.RERECORD, LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.DEMOTION),
@@ -29,12 +41,10 @@ class TreeReason:
 
 @dataclass(frozen=True, slots=True)
 class GraphedFunction:
-    """One function in the trees of one device, all combinations of its sizes together.
+    """One function, e.g. ``0/0 forward``, in the trees of one device.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        function: e.g. ``0/0 forward``.
-        keys: number of combinations of integer inputs.
+        keys: number of combinations of integer inputs, which are counted together.
         warm_ups, recordings, replays, skips: how often; recordings include re-recordings.
         rerecordings: recordings where others exist at the same place and none fitted.
         marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.
@@ -188,17 +198,12 @@ class RecordedNode:
     """One recording in a tree of graphs.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        node: its number.
-        parent: number of the recording that ran before it on its path, None at a root.
-        function: e.g. ``0/0 forward``.
-        key: integer inputs.
+        node, parent: its number, and that of the recording before it on its path, None at a root.
+        key: integer inputs of the function.
         graph: ``GraphRecord.id``, None if not known.
-        replays: how often it was replayed.
         marginal_bytes: by which recording it made the pool grow.
         rerecorded: recordings of the function existed at that place and none fitted.
-        reason: why it was recorded.
-        evicted: why it was dropped, None if it was not.
+        reason, evicted: why it was recorded, and why it was dropped, None if it was not.
         record_ns: how long recording took on the host, 0 if not measured.
         step: number of the step that recorded it.
     """
@@ -246,3 +251,62 @@ def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
         elif e.kind is LedgerKind.EVICTION:
             node.evicted = e.reason
     return list(found.values())
+
+
+class CallMode(str, Enum):
+    """How a call ran."""
+
+    RUN = "run"
+    WARM_UP = "warm-up"
+    RECORD = "recording"
+    REPLAY = "replay"
+    REPLAY_OR_RUN = "replay or run"
+
+
+_TOLD = {
+    LedgerKind.WARM_UP: CallMode.WARM_UP,
+    LedgerKind.RECORD: CallMode.RECORD,
+    LedgerKind.RERECORD: CallMode.RECORD,
+    LedgerKind.SKIP: CallMode.RUN,
+}
+
+
+def call_modes(profile: Profile) -> list[CallMode]:
+    """One entry a call of the log, see Note [What the ledger tells of single calls]."""
+    calls = profile.calls
+    modes = [CallMode.RUN] * len(calls)
+    replays: dict[int, int] = {}
+    told: dict[int, list[tuple[int, CallMode]]] = {}
+    recorded: dict[int, int] = {}
+    for e in profile.ledger:
+        if e.graph is None:
+            continue
+        time = e.time_ns - profile.perf_origin_ns
+        if e.kind is LedgerKind.REPLAY:
+            replays[e.graph] = replays.get(e.graph, 0) + e.count
+        elif e.kind in _TOLD:
+            told.setdefault(e.graph, []).append((time, _TOLD[e.kind]))
+            if _TOLD[e.kind] is CallMode.RECORD:
+                recorded[e.graph] = min(time, recorded.get(e.graph, time))
+    if not replays:
+        return modes
+    for entries in told.values():
+        entries.sort(key=lambda entry: entry[0])
+    found: dict[int, list[int]] = {}
+    for k, (graph, start, end) in enumerate(
+        zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
+    ):
+        if graph not in replays:
+            continue
+        entries = told.get(graph, [])
+        at = bisect_left(entries, start, key=lambda entry: entry[0])
+        if profile.perf_origin_ns and at < len(entries) and entries[at][0] <= end:
+            modes[k] = entries[at][1]
+        elif not profile.perf_origin_ns or start >= recorded.get(graph, start):
+            found.setdefault(graph, []).append(k)
+    for graph, indices in found.items():
+        certain = bool(profile.perf_origin_ns) and len(indices) <= replays[graph]
+        mode = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
+        for k in indices:
+            modes[k] = mode
+    return modes

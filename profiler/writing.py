@@ -7,6 +7,18 @@ what the umask allows. A path that was there keeps its mode, and its owner and g
 system lets us: somebody who had made a profile private (0600) has it private still. Where the group
 cannot be kept, the new group gets no more than everybody else had. The temporary file of a path
 that was there is its owner's alone until it has taken the place.
+
+Note [Files that are being written]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A profile grows while its process lives. Another process that is given the same path must know
+whether the writer lives. Process numbers do not tell: on another host or in another PID namespace
+the same number is another process. So a writer holds ``flock`` on its file. The kernel lets go of
+it when the last descriptor is closed, however the process ends; it is a property of the file, so
+every process that sees the file sees the lock, whatever its namespaces.
+
+What it does not do: some network and FUSE file systems have no such locks (``try_lock`` says
+None), or keep them to one host. And a child that was forked without ``exec`` has the descriptor
+too: the writer's fork hook closes it there.
 """
 
 from __future__ import annotations
@@ -18,11 +30,131 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
-from .claims import claim_here_or_beside, is_locked, put_in_place
 from .errors import ProfileExistsError, ProfileNotWritableError
+
+_flock: Callable[[int, int], None] | None
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+
+    _flock = flock
+except ImportError:  # Windows
+    _flock = None
+
+_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_PATIENCE = 10
+"""Tries to claim a name that others make and remove meanwhile."""
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool | None:
+    """Lock the file of ``fd`` until it is closed, or share its lock; waits for nothing. False where
+    someone else has it, None where this file system has no locks."""
+    if _flock is None:
+        return None
+    try:
+        _flock(fd, (LOCK_SH if shared else LOCK_EX) | LOCK_NB)
+    except OSError as e:
+        return False if e.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
+def is_locked(path: str) -> bool | None:
+    """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
+    None where there is no such file, or this cannot be found out."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
+    except OSError:
+        return None
+    try:
+        got = try_lock(fd, shared=True)
+        return None if got is None else not got
+    finally:
+        os.close(fd)
+
+
+def claim(path: str) -> int | None:
+    """A descriptor of the file at ``path``, made empty and locked; None if someone else writes it.
+
+    Where the file system has no locks nobody can know that: there only a file that is new or empty
+    is given.
+
+    Raises:
+        OSError: the operating system refuses.
+    """
+    for _ in range(_PATIENCE):
+        # Not O_TRUNC: what is there may be another's.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+        keep = False
+        try:
+            locked = try_lock(fd)
+            if locked is False or (locked is None and os.fstat(fd).st_size):
+                return None
+            # It may have been replaced, or removed, since it was opened.
+            if keep := os.path.samestat(os.fstat(fd), os.stat(path)):
+                os.ftruncate(fd, 0)
+                return fd
+        except FileNotFoundError:
+            continue
+        finally:
+            if not keep:
+                os.close(fd)
+    return None
+
+
+def claim_here_or_beside(path: str) -> tuple[int, str]:
+    """A descriptor as ``claim`` gives it, and its path: ``path``, or if someone else writes that,
+    a new file beside it.
+
+    Raises:
+        OSError: the operating system refuses.
+    """
+    fd = claim(path)
+    if fd is not None:
+        return fd, path
+    for name in names_beside(path):
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+            try_lock(fd)
+            return fd, name
+    raise FileExistsError(
+        errno.EEXIST, "someone writes it, and all names beside it are taken", path
+    )
+
+
+def names_beside(path: str) -> Iterator[str]:
+    """Other names in the folder of ``path``, with the number of this process before the suffix."""
+    folder, name = os.path.split(path)
+    stem, suffix = os.path.splitext(name)
+    if suffix == ".gz":
+        stem, inner = os.path.splitext(stem)
+        suffix = inner + suffix
+    for i in range(1, 100):
+        count = f"-{i}" if i > 1 else ""
+        yield os.path.join(folder, f"{stem}.{os.getpid()}{count}{suffix}")
+
+
+def put_in_place(temporary: str, target: str) -> None:
+    """Rename a file unless ``target`` exists, if only as a link; in one step where there are hard
+    links.
+
+    Raises:
+        FileExistsError: it exists.
+        OSError: the operating system refuses.
+    """
+    try:
+        os.link(temporary, target, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except (OSError, NotImplementedError):
+        # No hard links here. The name is claimed first: a reader of just this instant sees an
+        # empty file.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666))
+        os.replace(temporary, target)
+    else:
+        os.unlink(temporary)
+
 
 StrPath = str | os.PathLike[str]
 Output = IO[bytes]
@@ -33,38 +165,26 @@ _O_BINARY: int = getattr(os, "O_BINARY", 0)
 def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
     """Write a file, whole or not at all. The arguments, and what is raised, are those of
     ``replacing_all``; ``what`` is e.g. ``the report``."""
-    with replacing(path, f"{what} ({len(data):,} bytes)", new=new) as fd:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+    with replacing_all([path], f"{what} ({len(data):,} bytes)", new=new) as (fd,):
+        write_all(fd, data)
 
 
-@contextlib.contextmanager
-def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[int]:
-    """The descriptor of a new file that takes the path's place when the block ends well.
-
-    It lies in the same folder, reaches the disk, and then takes the place in one step. When
-    anything fails, an interrupt included, it is removed and what was at ``path`` before is as
-    it was. Its mode: Note [Who may read what was replaced].
-
-    The arguments, and what is raised, are those of ``replacing_all``.
-    """
-    with replacing_all([path], what, new=new) as (fd,):
-        yield fd
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``, which the system may take in pieces."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 @contextlib.contextmanager
 def replacing_all(
-    paths: Sequence[StrPath],
-    what: str,
-    named: StrPath | None = None,
-    *,
-    new: bool = False,
+    paths: Sequence[StrPath], what: str, named: StrPath | None = None, *, new: bool = False
 ) -> Iterator[list[int]]:
-    """Several files as ``replacing`` has one: all take their places, or none does.
+    """Descriptors of new files that take the places of ``paths`` when the block ends well.
 
-    All have reached the disk before the first takes its place. If one cannot take it, those that
-    did give it back.
+    They lie in the same folders, and all have reached the disk before the first takes its place.
+    When anything fails, an interrupt included, they are removed and what was at ``paths`` before
+    is as it was. Their modes: Note [Who may read what was replaced].
 
     Args:
         paths: where to. Their folders must exist. A symbolic link is followed.
@@ -107,13 +227,13 @@ def replacing_all(
 
 @contextlib.contextmanager
 def output(path: StrPath) -> Iterator[Output]:
-    """A binary file that takes the path's place when the block ends well, see ``replacing``. A
+    """A binary file that takes the path's place when the block ends well, see ``replacing_all``. A
     path that ends in ``.gz`` is compressed.
 
     Raises:
         ProfileNotWritableError: the operating system refuses.
     """
-    with replacing(path, "the export") as fd, open(fd, "wb", closefd=False) as file:
+    with replacing_all([path], "the export") as (fd,), open(fd, "wb", closefd=False) as file:
         if os.fspath(path).endswith(".gz"):
             # Level 4: half the time of 6, a tenth more bytes.
             zipped = gzip.GzipFile("", "wb", 4, file, mtime=0)
@@ -124,14 +244,8 @@ def output(path: StrPath) -> Iterator[Output]:
 
 
 class _Replacement:
-    """A file that is to take a place.
-
-    Attributes:
-        target: the place, links followed unless it is to be new.
-        new: nothing may be there.
-        fd: of the file, -1 once it is closed.
-        temporary: where it is meanwhile.
-    """
+    """A file that is to take the place ``target`` (links followed, unless nothing may be there:
+    ``new``) and is at ``temporary`` meanwhile; ``fd`` is -1 once it is closed."""
 
     def __init__(self, path: StrPath, new: bool) -> None:
         self.target = os.path.abspath(path) if new else os.path.realpath(path)
@@ -172,7 +286,10 @@ def _take_places(files: Sequence[_Replacement]) -> None:
             before = None
             if os.path.lexists(file.target):
                 before = _temporary(file.target)
-                _put_aside(file.target, before)
+                try:
+                    os.link(file.target, before)  # So that the place is never empty.
+                except OSError:  # A file system without links.
+                    os.rename(file.target, before)
             kept.append((file.target, before))
             _take_place(file)
     except BaseException:
@@ -196,13 +313,6 @@ def _take_place(file: _Replacement) -> None:
         put_in_place(file.temporary, file.target)
     else:
         os.replace(file.temporary, file.target)
-
-
-def _put_aside(target: str, before: str) -> None:
-    try:
-        os.link(target, before)  # So that the place is never empty.
-    except OSError:  # A file system without links.
-        os.rename(target, before)
 
 
 def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
@@ -239,14 +349,12 @@ def check_writable(path: StrPath, what: str = "a profile") -> None:
 
 
 def create_for_streaming(path: StrPath) -> tuple[int, str]:
-    """A new, empty file for a profile that is written while its process runs.
+    """A new, empty file for a profile that is written while its process runs: an open descriptor,
+    which holds the file's lock, and the file's path.
 
-    It takes the place of what was at ``path``, unless that is a file that another live process
-    writes (a path without ``{rank}``, or a rank that nobody knows). Then it lies beside it, with
-    this process's number in its name. See Note [Files that are being written] in ``claims``.
-
-    Returns:
-        An open descriptor, which holds the file's lock, and the file's path.
+    It takes the place of what was at ``path``, unless another live process writes that (a path
+    without ``{rank}``, or a rank that nobody knows): then it lies beside it, with this process's
+    number in its name. See Note [Files that are being written].
 
     Raises:
         ProfileNotWritableError: the operating system refuses.

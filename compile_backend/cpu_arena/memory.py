@@ -38,8 +38,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memprof.cudagraph_trees.device.protocol import Block, Segment
-from memprof.profiler.process_hooks import on_fork
-from memprof.profiler.replay_memory import Lease, ReplayMemory
+from memprof.profiler.process_hooks import Lease, ReplayMemory, on_fork
 
 from .planner import ALIGNMENT
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memprof.cudagraph_trees.settings import current_settings
-from memprof.profiler.process_hooks import on_reset
-from memprof.profiler.replay_memory import register
+from memprof.profiler.process_hooks import on_replay_memory, on_reset
 
 from .memory import LeasePool
 from .tensors import ScratchPlan, ScratchPool
@@ -24,7 +23,7 @@ BoxedCall = Callable[[list[Any]], Any]
 
 POOL = LeasePool(lambda: current_settings().pool_budget)
 SCRATCHES = ScratchPool(POOL)
-register(lambda: [POOL.replay_memory()])
+on_replay_memory(lambda: [POOL.replay_memory()])
 # Free memory goes back; calls that come later start again.
 on_reset(POOL.trim)
 

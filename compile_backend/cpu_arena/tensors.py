@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.profiler.replay_memory import SCRATCH
+from memprof.profiler.process_hooks import SCRATCH
 
 from .memory import LeasePool, Tokens
 

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.replay_memory import ReplayMemory, register
+from memprof.profiler.process_hooks import ReplayMemory, on_replay_memory
 
 from ..capture_lock import capturing
 from ..manager import CUDAGraphTreeManager
@@ -82,4 +82,4 @@ def replay_memory() -> list[ReplayMemory]:
     return found
 
 
-register(replay_memory)
+on_replay_memory(replay_memory)

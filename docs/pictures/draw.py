@@ -11,11 +11,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import LedgerKind, Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.timeline import Timeline
+from memprof.profiler.trees import CallMode, call_modes
 
 WIDTH = 760
 COLORS = {

@@ -47,12 +47,7 @@ def read_by(
 
 
 def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
-    """Refuse to write over what is read, before anything is read or written.
-
-    Args:
-        outputs: paths that will be written.
-        inputs: paths that will be read.
-        name: of the parameter that gives the outputs.
+    """Refuse to write to ``outputs``, which the parameter ``name`` gives, over what will be read.
 
     Raises:
         click.BadParameter: two are the same file, by whatever name: relative, linked, or in
@@ -89,16 +84,12 @@ def rank_option(command: Command) -> Command:
         "--rank",
         type=click.IntRange(min=0),
         expose_value=False,
-        callback=_keep_rank,
+        callback=lambda ctx, param, value: ctx.meta.__setitem__(_RANK, value),
         help="Whose profile, in a file of several ranks.",
     )(command)
 
 
 _RANK = "memprof.rank"
-
-
-def _keep_rank(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
-    ctx.meta[_RANK] = value
 
 
 def chosen_rank() -> int | None:

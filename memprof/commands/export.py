@@ -1,21 +1,36 @@
-"""``memprof export FILE``."""
+"""``memprof export``, ``gantt``, ``merge``, ``schema``, ``enrich``: files made of profiles."""
 
 from __future__ import annotations
+
+import os
+from collections import Counter
 
 import click
 
 from memprof.profiler.devices import known_devices, no_such_device
-from memprof.profiler.export import FORMATS, export_paths, export_profile
-from memprof.profiler.file import read_profiles
+from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
+from memprof.profiler.export.walk import call_range
+from memprof.profiler.file import profile_schema, read_profiles, write_profiles
+from memprof.profiler.report.format import format_bytes, shorten_path
+from memprof.profiler.report.html import write_report
+from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
+from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
+from memprof.profiler.snapshot.named import in_words, read_names
+from memprof.profiler.snapshot.names import CodeNames
+from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
+from memprof.profiler.snapshot.recordings import replayed
 
 from ._common import (
+    BadFile,
     calls_option,
     chosen_rank,
     file_argument,
     keep_apart,
     no_such_calls,
     output_option,
+    print_json,
     print_line,
+    print_page,
     read,
 )
 
@@ -75,3 +90,146 @@ def export(
     except ImportError as e:
         raise click.ClickException(str(e)) from e
     print_line(f"{output}: {FORMATS[format_]}")
+
+
+@click.command()
+@file_argument
+@output_option("The page: one file, no network.")
+@calls_option
+def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
+    """Write the page of a report, opened at operations and calls over time.
+
+    FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
+    tracker's operations and calls of compiled code, replays of graphs among them. With --calls
+    these are in sight first.
+    """
+    keep_apart([output], [file], "--output")
+    profile = read(file)
+    try:
+        check_has_time([profile], "bars are over time")
+        shown = call_range(profile, *calls)
+        print_page(output, write_report(profile, output, source=file, calls=shown))
+    except IndexError as e:
+        raise no_such_calls(profile) from e
+
+
+@click.command()
+@click.argument("files", type=click.Path(), nargs=-1, required=True)
+@output_option("Where to, e.g. job.memprof.")
+def merge(files: tuple[str, ...], output: str) -> None:
+    """Put the profiles of several ranks into one file.
+
+    `memprof report` then compares the ranks; with --rank N it and the other commands look at one.
+    """
+    keep_apart([output], files, "--output")
+    profiles = [profile for path in files for profile in read_profiles(path)]
+    profiles.sort(key=lambda p: p.process.rank if p.process else 0)
+    ranks = Counter(p.process.rank for p in profiles if p.process)
+    if twice := [r for r, n in ranks.items() if n > 1]:
+        raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
+    write_profiles(profiles, output)
+    world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
+    print_line(f"{output}: {len(profiles)} profiles, of {world} ranks")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of exported profiles (memprof export -f json)."""
+    print_json(profile_schema())
+
+
+_FILES = 5
+"""Files of generated code that no profile knows, named one by one."""
+
+
+@click.command()
+@click.argument("snapshot", type=click.Path())
+@click.option(
+    "--profile",
+    "profiles",
+    type=click.Path(),
+    multiple=True,
+    required=True,
+    help="Of a run of the same code, by backend memprof; may be given again.",
+)
+@output_option("Where to, e.g. named.pickle; compressed if it ends in .gz.")
+@click.option(
+    "--mosaic",
+    is_flag=True,
+    help="Frames keep to name, file and line: mosaic's profiles take no other fields.",
+)
+def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) -> None:
+    """Name what generated code allocated in a snapshot of torch's allocator.
+
+    SNAPSHOT is what torch.cuda.memory._dump_snapshot wrote, in this run or another; nothing of it
+    is executed. In OUT each frame of Inductor's code has its FX node, role, module and graph, in
+    the places where memory_viz, mosaic and oomscope show them. Frames that no profile knows stay
+    as they are.
+    """
+    keep_apart([output], [snapshot, *profiles], "--output")
+    _keep_other_files(output)
+    found = read_snapshot(snapshot)
+    known = read_names(profiles)
+    done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
+    write_snapshot(found, output)
+    for line in [*_said(done), *map(in_words, replayed(found, known))]:
+        print_line(line)
+    print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
+
+
+def _keep_other_files(output: str) -> None:
+    """Refuse to replace what is no snapshot: a program, a profile.
+
+    Raises:
+        click.BadParameter: there is such a file.
+    """
+    try:
+        if not os.path.isfile(output):
+            return
+        with open(output, "rb") as file:
+            begin = file.read(4096)
+    except (OSError, ValueError):  # Writing it will say why.
+        return
+    if begin and not is_pickle(begin):
+        raise click.BadParameter(
+            f"{output} is there and is no snapshot: remove it, or give another path",
+            param_hint="--output",
+        )
+
+
+def _said(done: Enriched) -> list[str]:
+    """What was named and what was not, a line each."""
+    lines = []
+    graphs = dict.fromkeys([*done.nbytes, *done.events, *done.frames])
+    for graph in sorted(graphs, key=lambda g: (-done.nbytes[g], -done.events[g])):
+        lines.append(
+            f"{graph}: {_count(done.frames[graph], 'frame')} named, in "
+            f"{_blocks(done.blocks[graph], done.nbytes[graph])} and "
+            f"{_count(done.events[graph], 'event')}"
+        )
+    if not lines:
+        lines.append("Nothing was named: the profiles know none of its generated code")
+    files = sorted(done.unnamed_frames, key=lambda f: -done.unnamed_bytes[f])
+    for file in files[:_FILES]:
+        lines.append(
+            f"not known: {_count(done.unnamed_frames[file], 'frame')} of {shorten_path(file)}, in "
+            f"{_blocks(done.unnamed_blocks[file], done.unnamed_bytes[file])}"
+        )
+    if len(files) > _FILES:
+        rest = files[_FILES:]
+        blocks = sum(done.unnamed_blocks[f] for f in rest)
+        nbytes = sum(done.unnamed_bytes[f] for f in rest)
+        lines.append(f"not known: {len(rest)} more files, in {_blocks(blocks, nbytes)}")
+    lines.append(
+        f"no generated code: {_blocks(done.eager_blocks, done.eager_bytes)}; no stack: "
+        f"{_blocks(done.bare_blocks, done.bare_bytes)}"
+    )
+    return lines
+
+
+def _blocks(count: int, nbytes: int) -> str:
+    return f"{_count(count, 'block')} of {format_bytes(nbytes)}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"

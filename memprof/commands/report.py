@@ -1,27 +1,87 @@
-"""``memprof report FILE``."""
+"""``memprof report``, ``leaks``, ``ledger`` and ``diff``: what profiles say."""
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 
 import click
 
+from memprof.profiler._text import parse_size, visible
+from memprof.profiler.diff import NothingToCompare, compare
+from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.file import read_profiles
+from memprof.profiler.growth import growth, looked
+from memprof.profiler.model import Profile
+from memprof.profiler.report import render_ledger
+from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
+from memprof.profiler.report.sections.growth import of_growth
+from memprof.profiler.report.text import render, render_diff
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (
+    BadFile,
     chosen_rank,
+    exact_option,
     file_argument,
     keep_apart,
     page_option,
     print_json,
+    print_line,
     print_page,
     print_text,
+    rank_option,
     read,
+    read_by,
     table_options,
 )
+
+
+def _check_output(output: str | None, as_json: bool, *read: str) -> None:
+    if output is not None:
+        if as_json:
+            raise click.UsageError("--output and --json exclude each other: run the command twice.")
+        keep_apart([output], read, "--output")
+
+
+@click.command()
+@file_argument
+@click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes.")
+@exact_option
+@click.option(
+    "--fail", is_flag=True, help="Exit with 1 if memory grows, and with 2 if the file cannot tell."
+)
+def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
+    """Print what is held across steps and grows: by how much a step, since when, who made it and
+    who refers to it.
+
+    FILE is a profile written by memprof; one taken with eager=True tells most.
+    """
+    profile = read(file)
+    found, seen = growth(profile), looked(profile)
+    if as_json:
+        print_json(found)
+    elif found:
+        style = replace(style_of(sys.stdout), exact=exact)
+        print_text(render([of_growth(found, style.show, len(found))], style))
+    elif seen:
+        print_line(f"Nothing grows, by {', '.join(seen)}.")
+    else:
+        print_line(
+            "This file cannot tell what grows: take one with memprof.profile(PATH, eager=True) "
+            "over at least 10 steps."
+        )
+    if fail and (found or not seen):
+        raise click.exceptions.Exit(1 if found else 2)
+
+
+@click.command()
+@file_argument
+def ledger(file: str) -> None:
+    """Print what memprof did, declined and gave up on, and why, in order of time."""
+    print_text(render_ledger(read(file), style_of(sys.stdout)))
 
 
 @click.command()
@@ -55,10 +115,7 @@ def report(
     (torch.cuda.memory._dump_snapshot), of which nothing is executed. Of a file of several ranks it
     compares the ranks; --rank chooses one.
     """
-    if output is not None and as_json:
-        raise click.UsageError("--output and --json exclude each other: run the command twice.")
-    if output is not None:
-        keep_apart([output], [file, *names], "--output")
+    _check_output(output, as_json, file, *names)
     try:
         if names:
             from memprof.profiler.snapshot.named import read_named_snapshot
@@ -78,3 +135,111 @@ def report(
             print_text(report_text(profiles, report_style(style, full, top), device))
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
+
+
+def _limit(value: str) -> tuple[float, bool]:
+    """From ``5%`` (a growth relative to BEFORE) or ``64MiB``: number, whether it is relative."""
+    text = value.strip()
+    if percent := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
+        return float(percent[1]) / 100, True
+    has_unit = text == "0" or not text[-1:].isdigit()
+    nbytes = parse_size(text) if has_unit else None
+    if nbytes is None:
+        raise click.BadParameter(
+            f"{value!r} is no limit: give a percentage like 5% or bytes like 64MiB"
+        )
+    return nbytes, False
+
+
+@click.command()
+@click.argument("before", type=click.Path())
+@click.argument("after", type=click.Path())
+@click.option(
+    "--fail-over",
+    "limit",
+    callback=read_by(_limit),
+    metavar="LIMIT",
+    help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
+@rank_option
+@page_option
+@table_options
+def diff(
+    before: str,
+    after: str,
+    limit: tuple[float, bool] | None,
+    as_json: bool,
+    output: str | None,
+    top: int | None,
+    device: str | None,
+    exact: bool,
+) -> None:
+    """Print what grew from one profile to another, by category, module and node.
+
+    Compared is every part that both files have: of compiled code the peak of live memory, what
+    forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
+    tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
+    flow its peaks. Values that forwards save in one of them alone, or in another type, are named
+    by operator and line, also between versions of torch. Exits 2 if a file cannot be read, or if
+    there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
+    something could not be compared.
+    """
+    _check_output(output, as_json, before, after)
+    old, new = read(before), read(after)
+    try:
+        found = compare(old, new, device)
+    except NothingToCompare as e:
+        raise BadFile(f"{before} and {after}: {e}") from e
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--device") from e
+    if output is not None:
+        # Its assets are of no use to the terminal's text.
+        from memprof.profiler.report.html import write_diff
+
+        print_page(output, write_diff(found, output, before, after))
+    elif as_json:
+        print_json(found)
+    else:
+        style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
+        print_text(render_diff(found, style))
+    if limit is not None:
+        for path, profile in ((before, old), (after, new)):
+            _check_whole(path, profile)
+        _check(found, *limit)
+        if found.notes:
+            raise BadFile(
+                f"{before} and {after}: not compared: {'; '.join(found.notes)}, so --fail-over "
+                "cannot judge them: take both profiles in the same way"
+            )
+
+
+def _check_whole(path: str, profile: Profile) -> None:
+    """Refuse to judge a profile that lacks something, which looks smaller than it was.
+
+    Raises:
+        BadFile: it does.
+    """
+    if profile.left_out:
+        raise BadFile(
+            f"{path}: {len(profile.left_out)} parts of it cannot be used (memprof report "
+            "says which), so --fail-over cannot judge it"
+        )
+    if not profile.complete:
+        raise BadFile(
+            f"{path}: its process was killed or still runs, and what came later is not in it, so "
+            "--fail-over cannot judge it"
+        )
+
+
+def _check(found: ProfileDiff, limit: float, relative: bool) -> None:
+    over = [
+        q
+        for q in (*found.quantities, *found.operations)
+        if q.change > 0 and (q.growth if relative else q.change) > limit
+    ]
+    if over:
+        allowed = f"{100 * limit:g} %" if relative else format_bytes(int(limit))
+        grown = ", ".join(f"{q.label} by {format_bytes(q.change)}" for q in over)
+        click.echo(f"Grew by more than {allowed}: {visible(grown)}", err=True)
+        raise SystemExit(1)

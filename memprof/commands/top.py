@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from memprof.profiler.claims import is_locked
-from memprof.profiler.following import Writer
 from memprof.profiler.report.page import style_of
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.text import render
-from memprof.profiler.running_job import JobFile, Present
+from memprof.profiler.running_job import JobFile, Present, Writer
+from memprof.profiler.writing import is_locked
 
 from ._common import BadFile, print_text
 

@@ -1,7 +1,7 @@
 """``memprof fit``: the largest batch, the smallest GPU or the cheapest recomputation that fits.
 
 The order of reading: ``memprof/commands/fit.py`` is where it starts. ``variables`` reads what may
-be varied, ``search`` finds the largest value of a range in few tries (pure data), ``tries`` runs
-one try on the simulated device, ``store`` keeps what came out of it, ``table`` goes through the
-rows, ``text`` prints them.
+be varied, ``tries`` runs one try on the simulated device and keeps what came out of it, ``table``
+goes through the rows, finds the largest value of a range in few tries and prints what fits,
+``advice`` tries changes of a program.
 """

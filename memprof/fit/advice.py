@@ -1,4 +1,4 @@
-"""Changes of a program, each tried on the simulated device: what did it save?"""
+"""Changes of a program, each tried on the simulated device: what did it save? And that in words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.advice import Finding
+from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.simulate.changes import change_of
 from memprof.simulated_cuda.gpus import Gpu
 
-from .store import Tried
-from .tries import ScriptFailed, Tries
-
-__all__ = ["Advice", "Result", "Trial", "advise", "trials_of"]
+from .tries import ScriptFailed, Tried, Tries
 
 _AT_MOST = (
     *("expandable-segments", "checkpoint", "chunked-loss", "drop-gradients"),
@@ -26,13 +25,11 @@ _RIVALS = ("fused-optimizer", "optimizer-one-by-one", "bf16-state")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change to try, and why.
+    """A change to try, as ``change_of`` reads it.
 
     Attributes:
-        change: as ``change_of`` reads it.
         title: of the finding that it is to remedy; empty where there is none.
-        estimate: bytes that the finding says; None where the account of the program as it is
-            tells what to expect.
+        estimate: bytes that the finding says; None where the account before tells what to expect.
     """
 
     change: str
@@ -42,12 +39,10 @@ class Trial:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a change.
+    """What came of changes, several for all together.
 
     Attributes:
-        changes: what was changed, several for all together.
-        tried: None where the program failed with it.
-        problem: why it failed; empty if it did not.
+        tried: None where the program failed with it, which ``problem`` says.
         title: of the finding, if it is the remedy of one.
         estimate: bytes that it should save, by the finding or by the account before; None if
             nobody knows.
@@ -72,11 +67,9 @@ class Result:
 
 @dataclass(slots=True)
 class Advice:
-    """The program as it is, and with changes.
+    """The program as it is on a device, and with changes.
 
     Attributes:
-        gpu: the device.
-        before: the program as it is.
         results: one a change, and the last of all that helped together, if more than one did.
         untried: findings of the report that memprof cannot apply.
     """
@@ -104,11 +97,7 @@ class Advice:
 
 
 def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
-    """The remedies of findings, each once, and the findings that have none.
-
-    Args:
-        findings: of a report.
-    """
+    """The remedies of a report's findings, each once, and the findings that have none."""
     trials: dict[str, Trial] = {}
     for f in findings:
         if f.remedy:
@@ -125,14 +114,8 @@ def advise(
     said: Callable[[str, Tried | None], None],
     untried: Sequence[Finding] = (),
 ) -> Advice:
-    """Try each change alone, and all that help together.
-
-    Args:
-        gpu: the device.
-        trials: what to try.
-        tries: runs them.
-        said: is told of each as it ends, by name; None where the program failed with it.
-        untried: findings that nobody can try from outside.
+    """Try each change alone, and all that help together; ``said`` is told of each as it ends, by
+    name, and None where the program failed with it.
 
     Raises: as ``Tries.run``, for the program as it is.
     """
@@ -160,3 +143,72 @@ def advise(
     if len(together) > 1:
         attempt(together, "", None)
     return found
+
+
+def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) -> str:
+    """A table of changes, largest saving first; so many tries were ``made``, ``known`` before."""
+    page = Page(style)
+    fits = "fits" if found.before.fits else "does not fit"
+    page.line(
+        f"As it is it needs {page.bytes(found.before.needed)} and {fits} {found.gpu.name} "
+        f"({page.bytes(found.gpu.memory)})",
+        "bold",
+    )
+    page.line()
+    table = page.table(
+        *("change", ">needs", ">estimated", ">saves", ">recomputed", "fits", "costs"), fold=True
+    )
+    ordered = sorted(found.results, key=lambda r: -found.saved(r))
+    for result in ordered:
+        tried = result.tried
+        if tried is None or result.idle:
+            continue
+        more = found.more_flops(result)
+        saved = found.saved(result)
+        alone = len(result.changes) == 1
+        table.add_row(
+            result.changes[0] if alone else "all that help",
+            page.bytes(tried.needed),
+            _estimate(page, result),
+            page.bytes(saved) if saved > 0 else "does not help",
+            "" if not more else f"{100 * more:.1f} %",
+            "yes" if tried.fits else "no",
+            change_of(result.changes[0])[0].costs if alone else " + ".join(result.changes),
+        )
+    page.show(table)
+    for result in ordered:
+        if len(result.changes) == 1:
+            page.indented(_sentence(found, result), 2)
+    for finding in found.untried:
+        page.indented(
+            f"not tried, since it is the program's own text that has to change: {finding.title}: "
+            f"up to {page.bytes(finding.nbytes)}",
+            2,
+        )
+    page.line(
+        f"{made} tries, {known} known from the file before. Each row is a run of the whole script "
+        "on the simulated device. Estimates are of bytes that are live, and what is saved is of "
+        "all that the device gives. Recomputed operations are those of compiled code."
+    )
+    return page.text()
+
+
+def _estimate(page: Page, result: Result) -> str:
+    if result.estimate is None:
+        return ""
+    size = page.bytes(result.estimate)
+    return f"at most {size}" if result.at_most and result.estimate else size
+
+
+def _sentence(found: Advice, result: Result) -> str:
+    """What was changed and how to have it, or why there is no row."""
+    (text,) = result.changes
+    of = f" (finding: {result.title})" if result.title else ""
+    if result.tried is None:
+        return f"{text}: the program failed with it: {result.problem}{of}"
+    if result.idle:
+        return f"{text}: there was nothing to change{of}"
+    if found.saved(result) <= 0:
+        return f"{text}: does not help{of}"
+    changed = "; ".join(result.tried.changed)
+    return f"{changed or text}. To have it: {change_of(text)[0].how}{of}"

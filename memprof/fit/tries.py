@@ -1,39 +1,194 @@
-"""One try of ``memprof fit``: a command with values filled in, on a simulated device."""
+"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and a file of
+tries, so that what was interrupted goes on from there.
+
+Note [What a change is expected to save]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+All is of the instant at which most was reserved; that another instant may then be the fullest is
+not known from one account.
+
+* *expandable-segments*: what was reserved beyond the most that was ever allocated, at most: what
+  lies in pieces then, too, nobody knows.
+* *fused-optimizer*, *optimizer-one-by-one*, *checkpoint*: only where that instant lies in the
+  optimizer's step, or does not, respectively.
+* *checkpoint*: activations of the class of modules that saves most, all but those of one of its
+  instances being gone; of how many there are no line of theirs can have made fewer blocks. At most:
+  what an instance hands on is kept, and an account does not tell it from the rest of its line.
+* *bf16-state*: half of the optimizer's state.
+
+Of other changes nothing is expected: a budget is the partitioner's business, and findings of a
+report bring estimates of their own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from memprof.profiler._json import to_json
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import Failure
+from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.reading import read_file
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
-from memprof.simulate.command_line import Command, parse
-from memprof.simulate.job import jobs_of
+from memprof.profiler.writing import check_writable, write_whole
+from memprof.simulate.applied import UNCACHED
+from memprof.simulate.command_line import Command, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, attempt, simulate
-from memprof.simulate.partition_flops import UNCACHED
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
-from .expected import expected
-from .store import Store, Tried
 from .variables import fill
 
-__all__ = ["Plan", "ScriptFailed", "Tries"]
+FORMAT = 1
+
+
+class BadStore(ValueError):
+    """A file that holds something else than tries; the message says what to do."""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of a try, with values of the variables, on the GPU of that key.
+
+    Attributes:
+        fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
+            not.
+        needed: bytes that it took of the device in all; where it did not fit, until then.
+        reserved, allocated: bytes of that by torch's allocator, and the most allocated at once.
+        parts: what was reserved at the peak, by name and in bytes, largest first.
+        limit, short: the request that did not fit and who made it, empty where all did; and bytes
+            more that the device must have had free for it.
+        flops: of matrix products, convolutions and attention in what was partitioned for autograd;
+            None where they were not counted.
+        changed: what the changes that were tried have changed, in sentences.
+        idle: changes that found nothing to change.
+        notes: what was asked for and could not be done, in sentences.
+        expected: bytes that changes should save, by key.
+    """
+
+    values: dict[str, str]
+    gpu: str
+    memory: int
+    fits: bool
+    needed: int
+    reserved: int
+    allocated: int
+    parts: list[tuple[str, int]]
+    limit: str
+    flops: int | None
+    changed: list[str]
+    idle: list[str]
+    notes: list[str]
+    seconds: float
+    expected: dict[str, int] = {}
+    short: int = 0
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    memprof_fit: int
+    tries: dict[str, Tried]
+
+
+class Store:
+    """Tries by a key that says all that they depend on; kept in a JSON file, which is read if it is
+    there and written whole after each try, or in memory alone.
+
+    Raises:
+        BadStore: the file is there and is something else.
+        ProfileNotWritableError: it could not be written.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._tries: dict[str, Tried] = {}
+        if path is None:
+            return
+        self._tries = _read(path)
+        check_writable(path)
+
+    def get(self, key: str) -> Tried | None:
+        """What is known under a key."""
+        return self._tries.get(key)
+
+    def put(self, key: str, tried: Tried) -> None:
+        """Keep a try, in the file as well.
+
+        Raises:
+            BadStore: the file has meanwhile become something else; it is left alone.
+            ProfileNotWritableError: the file cannot be written; what it had is still there.
+        """
+        self._tries[key] = tried
+        if self._path is not None:
+            # Another run may have written to it meanwhile.
+            self._tries = {**_read(self._path), **self._tries}
+            whole = _File(memprof_fit=FORMAT, tries=self._tries)
+            write_whole(self._path, to_json(whole), "the tries")
+
+
+def _read(path: str) -> dict[str, Tried]:
+    """The tries in a file; none where there is no file.
+
+    Raises:
+        BadStore: it is something else.
+    """
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = msgspec.json.decode(read_file(path), type=_File)
+    except msgspec.MsgspecError as e:
+        raise BadStore(
+            f"{path} is there and has no tries of memprof fit ({e}): give another path"
+        ) from e
+    if found.memprof_fit != FORMAT:
+        raise BadStore(f"{path} was written by another memprof: give another path")
+    return found.tries
+
+
+def expected(account: DeviceAccount) -> dict[str, int]:
+    """Bytes that changes of a program with this account should save, by key; 0 if nothing."""
+    by_purpose = account.by_purpose()
+    in_step = account.phase == "optimizer"
+    temporary = by_purpose.get(Purpose.TEMPORARY, 0) if in_step else 0
+    return {
+        "expandable-segments": max(account.reserved - account.most_allocated, 0),
+        "fused-optimizer": temporary,
+        "optimizer-one-by-one": temporary,
+        "bf16-state": by_purpose.get(Purpose.OPTIMIZER_STATE, 0) // 2,
+        "checkpoint": 0 if in_step else _recomputed_blocks(account),
+    }
+
+
+def _recomputed_blocks(account: DeviceAccount) -> int:
+    """Activations of the class of blocks that saves most when they are not kept."""
+    inside: Counter[str] = Counter()
+    instances: dict[str, int] = {}
+    composed: set[str] = set()
+    for row in account.rows:
+        if row.purpose is not Purpose.ACTIVATION or not row.modules:
+            continue
+        # The outermost module is the model, and what has nothing inside is no block.
+        classes = tuple(dict.fromkeys(row.modules.split(" > ")[1:]))
+        composed.update(classes[:-1])
+        for name in classes:
+            inside[name] += row.nbytes
+            instances[name] = min(instances.get(name, row.count), row.count)
+    blocks = [name for name in composed if instances[name] > 1]
+    best = max(blocks, key=lambda n: inside[n] * (1 - 1 / instances[n]), default=None)
+    return inside[best] if best is not None else 0
+
+
+_READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
+"""Begin variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
 
 
 class ScriptFailed(Exception):
-    """A try ended in something that says nothing about memory; the message says in what.
-
-    Attributes:
-        trace: of the script, empty if there is none.
-    """
+    """A try ended in something that says nothing about memory; the message says in what, ``trace``
+    is the script's, empty if there is none."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -45,11 +200,8 @@ class Plan:
     """What is run; every text may have ``{NAME}`` of a variable in it.
 
     Attributes:
-        words: of the command.
-        env: environment variables of the script, by name.
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
-        ranks_per_host: None for the usual number.
         settings: of the simulation, without what is above.
         whole: whether what does not fit runs again on an ample device, so that one sees what it
             would take.
@@ -70,12 +222,7 @@ class Plan:
 
 
 class Tries:
-    """Runs tries, each at most once.
-
-    Attributes:
-        made: how many were run, of all rows.
-        known: how many were found in the file.
-    """
+    """Runs tries, each at most once: so many were ``made``, and ``known`` from the file."""
 
     def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
         self._plan = plan
@@ -85,12 +232,8 @@ class Tries:
         self.made = self.known = 0
 
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
-        """Run one, or take it from the file if it was run before.
-
-        Args:
-            gpu: the device.
-            values: of the variables.
-            changes: of the program, see ``memprof/simulate/changes.py``.
+        """Run one with values of the variables and changes of the program
+        (``simulate/changes.py``), or take it from the file if it was run before.
 
         Raises:
             ScriptFailed: it ended in something else than success or want of memory.
@@ -128,9 +271,10 @@ class Tries:
     def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
         """What makes a try another one, as far as it can be known."""
         torch = find_torch(command.interpreter)
+        of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
         parts = (
             command,
-            sorted({**_of_torch(self._environment), **env}.items()),
+            sorted({**of_torch, **env}.items()),
             replace(settings, quiet=True),
             self._plan.whole,
             self._script(command.script),
@@ -150,12 +294,6 @@ class Tries:
             except IsADirectoryError:  # with a __main__.py, which Python runs
                 self._scripts[path] = ""
         return self._scripts[path]
-
-
-def _of_torch(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
-    prefixes = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-    return {name: text for name, text in environment.items() if name.startswith(prefixes)}
 
 
 def _ranks(text: str) -> int:
@@ -182,6 +320,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
     moment = s.outcome.out_of_memory
     seen = moment is not None and not (moment.failure is not None and moment.failure.doing)
     fits = bool(s.fits) and not seen
+    limit, short = ("", 0) if fits else _limit(s)
     return Tried(
         values=dict(values),
         gpu=s.gpu.key,
@@ -191,36 +330,29 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         reserved=account.reserved,
         allocated=account.most_allocated,
         parts=sorted(account.parts(), key=lambda part: -part[1]),
-        limit="" if fits else _limit(s),
+        limit=limit,
         flops=s.outcome.flops,
         changed=s.outcome.changed,
         idle=s.outcome.idle,
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
         expected=expected(account),
-        short=0 if fits else _short(s),
+        short=short,
     )
 
 
-def _failure(s: Simulation) -> Failure | None:
+def _limit(s: Simulation) -> tuple[str, int]:
+    """The request that did not fit and who made it, and the bytes that the device lacked for it."""
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
-    return next((m.failure for m in moments if m.failure is not None), None)
-
-
-def _short(s: Simulation) -> int:
-    """Bytes that the device lacked for the request that failed."""
-    failure = _failure(s)
-    if failure is None:
-        return max(s.needed - s.gpu.memory, 0)
-    return max(failure.wanted - failure.device_free, 0)
-
-
-def _limit(s: Simulation) -> str:
-    failure = _failure(s)
+    failure = next((m.failure for m in moments if m.failure is not None), None)
     if failure is not None:
         went_on = "; the script went on" if s.outcome.failure is None else ""
-        return f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
-    if s.outcome.failure is None and s.needed > s.gpu.memory:
-        over = format_bytes(s.needed - s.gpu.memory)
-        return f"with what is outside of torch's allocator it is {over} too much"
-    return "out of memory"
+        said = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
+        return said, max(failure.wanted - failure.device_free, 0)
+    over = max(s.needed - s.gpu.memory, 0)
+    if s.outcome.failure is None and over:
+        return (
+            f"with what is outside of torch's allocator it is {format_bytes(over)} too much",
+            over,
+        )
+    return "out of memory", over

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
-__all__ = ["BadVariable", "Variable", "check_places", "fill", "parse_variable"]
-
 MOST_VALUES = 1_000_000
 """Values of one range."""
 
@@ -26,13 +24,8 @@ class BadVariable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A name and its values.
-
-    Attributes:
-        name: stands in braces where a value goes.
-        values: as they are put there, in the order given; of a range from low to high.
-        is_range: whether the largest value that fits is looked for; else each is tried.
-    """
+    """A name, which stands in braces where a value goes, and its values as they are put there: of a
+    range from low to high, and the largest that fits is looked for; else each is tried."""
 
     name: str
     values: Sequence[str]

@@ -11,13 +11,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What something took.
-
-    Attributes:
-        reserved: the most bytes that torch's allocator had from the device meanwhile.
-        allocated: the most bytes of blocks meanwhile.
-        before: bytes of blocks when it began.
-    """
+    """What something took in bytes: the most that torch's allocator had from the device meanwhile,
+    the most of blocks meanwhile, and those of blocks when it began."""
 
     reserved: int
     allocated: int
@@ -49,13 +44,8 @@ class DeviceMemory:
         return torch.cuda.memory_reserved(device)
 
     def peak(self, function: Callable[[], _T], device: int = 0) -> tuple[_T, Peak]:
-        """Call something and say what it took.
-
-        Sets torch's peak counters back, as ``torch.cuda.reset_peak_memory_stats`` does.
-
-        Returns:
-            What the function returned, and the peak.
-        """
+        """Call something; what it returned, and the peak. Sets torch's peak counters back, as
+        ``torch.cuda.reset_peak_memory_stats`` does."""
         import torch
 
         torch.cuda.current_device()  # which starts CUDA

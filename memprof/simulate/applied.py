@@ -6,29 +6,315 @@ change says so: a saving of nothing is not to be taken for a change that does no
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from memprof._torch_compat import allocate_by
+from memprof.profiler._text import is_inside
+from memprof.profiler.stack_text import innermost_module
 from memprof.simulated_cuda.after_import import after_import
 
 from .changes import change_of, environment_again, option_of
 from .checkpointed import Checkpointed
-from .chunked_loss import chunked_cross_entropy
-from .narrow_state import step_by_parameter
-from .recomputed import Recomputed
-from .static_inputs import StaticInputs
+
+_CHUNKS = 8
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+Said = Callable[[str], None]
+"""Is told what was changed so far, in words."""
+
+UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""The environment in which every graph is partitioned."""
+
+
+class PartitionFlops:
+    """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
+    backward in this process.
+
+    What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
+    of one script differ by the operations that are recomputed. Formulas are those of
+    ``torch.utils.flop_counter``: matrix products, convolutions and attention. A graph that is
+    partitioned again (another size) counts again, and one that comes from AOTAutograd's cache is
+    not partitioned: that cache has to be off, as in ``UNCACHED``.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.graphs = 0
+
+    def install(self) -> None:
+        """Count what is partitioned from now on; before torch is imported."""
+        after_import("torch._functorch.partitioners", self._wrap)
+
+    def _wrap(self, partitioners: ModuleType) -> None:
+        partition = partitioners.min_cut_rematerialization_partition
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            halves = partition(*args, **kwargs)
+            self.graphs += 1
+            self.total += sum(_flops(half.graph) for half in halves)
+            return halves
+
+        partitioners.min_cut_rematerialization_partition = counted  # type: ignore[attr-defined]
+
+
+def _flops(graph: Any) -> int:
+    from torch.fx.node import map_arg
+    from torch.utils.flop_counter import flop_registry
+
+    total = 0
+    for node in graph.nodes:
+        formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        if node.op != "call_function" or formula is None:
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+        total += int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+    return total
+
+
+def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
+    """An optimizer's ``step``, not hooked by torch yet, that updates one parameter after the other,
+    in float32, and keeps its state in bfloat16; ``said`` is told how many tensors of state a step
+    made narrower."""
+
+    @functools.wraps(step)
+    def one_by_one(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+        import torch
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups, narrowed = optimizer.param_groups, 0
+        try:
+            for group in groups:
+                for parameter in group["params"]:
+                    if parameter.grad is None:
+                        continue
+                    # The state of a narrow parameter is as narrow by itself.
+                    wide = parameter.dtype is torch.float32
+                    if wide:
+                        _convert(optimizer.state.get(parameter, {}), torch.bfloat16, torch.float32)
+                    optimizer.param_groups = [{**group, "params": [parameter]}]
+                    step(optimizer)
+                    state = optimizer.state.get(parameter, {})
+                    if wide:
+                        narrowed += _convert(state, torch.float32, torch.bfloat16)
+        finally:
+            optimizer.param_groups = groups
+        if narrowed:
+            said(narrowed)
+        return loss
+
+    return one_by_one
+
+
+def _convert(state: Any, old: Any, new: Any) -> int:
+    """How many tensors of a state were of type ``old``, and are ``new`` now; numbers stay."""
+    import torch
+
+    found = [k for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype is old]
+    found = [key for key in found if state[key].numel() > 1]
+    for key in found:
+        state[key] = state[key].to(new)
+    return len(found)
+
+
+def _narrow(_: str, said: Said, module: Any) -> None:
+    def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+        kind = type(optimizer)
+        # Inside of what torch wraps around a step: that is still one step to whoever counts them.
+        if not getattr(kind.step, "hooked", False):
+            kind.step = step_by_parameter(
+                kind.step, lambda n: said(f"{kind.__name__}, {n:,} tensors")
+            )
+        return defaults
+
+    _around_init(module, changed)
+
+
+def _around_init(module: Any, changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
+    """Let ``changed`` have a look at each optimizer that is made, and at its defaults."""
+    init = module.Optimizer.__init__
+
+    def made(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
+        init(optimizer, params, changed(optimizer, defaults))
+
+    module.Optimizer.__init__ = made
+
+
+def _defaults(values: dict[str, Any], always: bool, _: str, said: Said, module: Any) -> None:
+    def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+        if always or all(defaults.get(k) in (None, False) for k in values):
+            mine = {k: v for k, v in values.items() if k in defaults}
+            if any(defaults[k] != v for k, v in mine.items()):
+                chosen = next(iter(values))
+                said(f"{type(optimizer).__name__} has {chosen}={values[chosen]}")
+                return {**defaults, **mine}
+        return defaults
+
+    _around_init(module, changed)
+
+
+def _drop(_: str, said: Said, module: Any) -> None:
+    def drop(optimizer: Any, args: Any, kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.grad is not None for p in parameters):
+            said(f"after each step of {type(optimizer).__name__}")
+        for p in parameters:
+            p.grad = None
+
+    module.register_optimizer_step_post_hook(drop)
+
+
+def _chunk(_: str, said: Said, functional: Any) -> None:
+    """``cross_entropy`` in eight chunks of rows, each checkpointed: of what lies between logits and
+    loss, one part is there at a time. torch's own gets what is no mean over rows of logits."""
+    whole = functional.cross_entropy
+
+    def cross_entropy(
+        input: Any,
+        target: Any,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        other = size_average is not None or reduce is not None or weight is not None
+        rows = input.shape[0] if input.dim() == 2 and target.dim() == 1 else 0
+        if other or reduction != "mean" or rows < 2 * _CHUNKS:
+            return whole(
+                *(input, target, weight, size_average, ignore_index, reduce),
+                reduction=reduction,
+                label_smoothing=label_smoothing,
+            )
+        part = partial(
+            whole, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+        )
+        said(f"cross_entropy of {rows:,} rows")
+        chunks = zip(input.chunk(_CHUNKS), target.chunk(_CHUNKS), strict=True)
+        total = sum(checkpoint(part, a, b, use_reentrant=False) for a, b in chunks)
+        return total / (target != ignore_index).sum()
+
+    functional.cross_entropy = cross_entropy
+
+
+def _expect(names: str, said: Said, output_graph: Any) -> None:
+    """Do to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
+
+    AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
+    all is seen by graph trees, which then record again. ``NAME+NAME`` are each ``GraphValue.fqn``
+    of an input, else Dynamo's source, such as ``L['cache']``; every graph that has one is meant.
+    """
+    compile_ = output_graph.OutputGraph.call_user_compiler
+    wanted = frozenset(names.split("+"))
+    marked = 0
+
+    def compiled(graph: Any, gm: Any, example_inputs: Any) -> Any:
+        from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
+
+        nonlocal marked
+        inputs = dynamo_inputs(gm, example_inputs)
+        meant = {v.name for v in inputs if (v.fqn or v.source) in wanted}
+        for node in gm.graph.find_nodes(op="placeholder"):
+            facts = node.meta.setdefault("tensor_dict", {})
+            if node.name in meant and not facts.get("_dynamo_static_input_type"):
+                facts["_dynamo_static_input_type"] = "unguarded"
+                marked += 1
+                said(f"inputs of compiled graphs: {marked:,}")
+        return compile_(graph, gm, example_inputs)
+
+    output_graph.OutputGraph.call_user_compiler = compiled
+
+
+def _recompute(where: str, said: Said, partitioners: Any) -> None:
+    """Mark nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
+    of ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py`` writes
+    it."""
+    operators, place, *modules = where.split("@")
+    file, _, line = place.rpartition(":")
+    partition = partitioners.min_cut_rematerialization_partition
+    marked = 0
+
+    def is_meant(node: Any) -> bool:
+        # Seeds must be those of the forward: other random numbers would be another function.
+        if node.meta.get("partitioner_tag") == "is_backward" or "seed" in str(node.target):
+            return False
+        operator = str(node.meta.get("original_aten") or node.target)
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        here = any(os.path.basename(f) == file and n == line for f, n in frames)
+        path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
+        return here and operator in operators.split("+") and is_inside(path, "".join(modules))
+
+    def partitioned(joint: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.utils.checkpoint import CheckpointPolicy
+
+        nonlocal marked
+        for node in joint.graph.nodes:
+            if node.op == "call_function" and is_meant(node):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                marked += 1
+        if marked:
+            said(f"{marked:,} nodes")
+        return partition(joint, *args, **kwargs)
+
+    partitioners.min_cut_rematerialization_partition = partitioned
+
+
+def _option(argument: str, said: Said, backend: Any) -> None:
+    compile_, split, option = backend._compile, backend.split_options, option_of(argument)
+    changed = 0
+
+    def overridden(
+        gm: Any, inputs: Any, options: Any, mode: str | None, captured: Any = None
+    ) -> Any:
+        nonlocal changed
+        # A captured backward is compiled with the options of its forward.
+        if captured is None:
+            before, options = options, {**(options or {}), **option}
+            if split(options, mode) != split(before, mode):
+                changed += 1
+                said(f"graphs compiled with it: {changed:,}")
+        return compile_(gm, inputs, options, mode, captured)
+
+    backend._compile = overridden
+
+
+_HOOKS: dict[str, tuple[str, Callable[[str, Said, Any], None]]] = {
+    "fused-optimizer": (
+        "torch.optim.optimizer",
+        partial(_defaults, {"fused": True, "foreach": None}, False),
+    ),
+    "optimizer-one-by-one": (
+        "torch.optim.optimizer",
+        partial(_defaults, {"foreach": False, "fused": None}, True),
+    ),
+    "bf16-state": ("torch.optim.optimizer", _narrow),
+    "drop-gradients": ("torch.optim.optimizer", _drop),
+    "chunked-loss": ("torch.nn.functional", _chunk),
+    "checkpoint": (
+        "torch.nn.modules.module",
+        lambda pattern, said, module: Checkpointed(pattern, said).install(module),
+    ),
+    "recompute": ("torch._functorch.partitioners", _recompute),
+    "static-inputs": ("torch._dynamo.output_graph", _expect),
+    "option": ("memprof.compile_backend.backend", _option),
+}
+"""By key of a change the module that it is about, and what is done to it once it was imported,
+given the change's argument and whom to tell what was changed."""
 
 
 class Applied:
-    """Changes in this process.
-
-    Args:
-        texts: as ``change_of`` reads them.
-    """
+    """Changes in this process, as ``change_of`` reads them."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._changes = [(text, *change_of(text)) for text in texts]
@@ -39,40 +325,17 @@ class Applied:
         for text, change, argument in self._changes:
             if change.allocator:
                 self._allocate(text)
-            elif change.key == "fused-optimizer":
-                self._defaults(text, {"fused": True, "foreach": None})
-            elif change.key == "optimizer-one-by-one":
-                self._defaults(text, {"foreach": False, "fused": None})
-            elif change.key == "bf16-state":
-                self._around_init(partial(self._narrow, text))
-            elif change.key == "drop-gradients":
-                after_import("torch.optim.optimizer", partial(self._drop, text))
-            elif change.key == "chunked-loss":
-                after_import("torch.nn.functional", partial(self._chunk, text))
-            elif change.key == "checkpoint":
-                checkpointed = Checkpointed(argument, partial(self._note, text))
-                after_import("torch.nn.modules.module", checkpointed.install)
-            elif change.key == "recompute":
-                marks = Recomputed(argument, partial(self._note, text))
-                after_import("torch._functorch.partitioners", marks.install)
-            elif change.key == "static-inputs":
-                static = StaticInputs(argument, partial(self._note, text))
-                after_import("torch._dynamo.output_graph", static.install)
-            elif change.key == "option":
-                wanted = partial(self._option, text, option_of(argument))
-                after_import("memprof.compile_backend.backend", wanted)
+            elif change.key in _HOOKS:
+                module, hook = _HOOKS[change.key]
+                after_import(module, partial(hook, argument, partial(self._note, text)))
 
     def sentences(self) -> list[str]:
         """What was changed."""
         return list(self._done.values())
 
     def idle(self, partitions: int) -> list[str]:
-        """Changes that found nothing to change.
-
-        Args:
-            partitions: graphs that were partitioned into forward and backward: without one a
-                setting of the partitioner has changed nothing.
-        """
+        """Changes that found nothing to change: without a graph that was partitioned into forward
+        and backward a setting of the partitioner has changed nothing."""
         found = []
         for text, change, _ in self._changes:
             if change.allocator:
@@ -96,71 +359,3 @@ class Applied:
             return variables.get(name, "")
 
         after_import("torch", lambda torch: allocate_by(settings))
-
-    def _around_init(self, changed: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> None:
-        """Let ``changed`` have a look at each optimizer that is made, and at its defaults."""
-
-        def put(module: ModuleType) -> None:
-            init = module.Optimizer.__init__
-
-            def made(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
-                init(optimizer, params, changed(optimizer, defaults))
-
-            module.Optimizer.__init__ = made
-
-        after_import("torch.optim.optimizer", put)
-
-    def _defaults(self, text: str, values: dict[str, Any]) -> None:
-        def changed(optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-            if all(defaults.get(k) in (None, False) for k in values) or text.endswith("one"):
-                mine = {k: v for k, v in values.items() if k in defaults}
-                if any(defaults[k] != v for k, v in mine.items()):
-                    chosen = next(iter(values))
-                    self._note(text, f"{type(optimizer).__name__} has {chosen}={values[chosen]}")
-                    return {**defaults, **mine}
-            return defaults
-
-        self._around_init(changed)
-
-    def _narrow(self, text: str, optimizer: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-        kind = type(optimizer)
-        # Inside of what torch wraps around a step: that is still one step to whoever counts them.
-        if not getattr(kind.step, "hooked", False):
-            kind.step = step_by_parameter(
-                kind.step, lambda n: self._note(text, f"{kind.__name__}, {n:,} tensors")
-            )
-        return defaults
-
-    def _drop(self, text: str, module: ModuleType) -> None:
-        def drop(optimizer: Any, args: Any, kwargs: Any) -> None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            if any(p.grad is not None for p in parameters):
-                self._note(text, f"after each step of {type(optimizer).__name__}")
-            for p in parameters:
-                p.grad = None
-
-        module.register_optimizer_step_post_hook(drop)
-
-    def _chunk(self, text: str, functional: ModuleType) -> None:
-        whole = functional.cross_entropy
-        functional.cross_entropy = chunked_cross_entropy(  # type: ignore[attr-defined]
-            whole, lambda rows: self._note(text, f"cross_entropy of {rows:,} rows")
-        )
-
-    def _option(self, text: str, option: dict[str, object], backend: ModuleType) -> None:
-        compile_, split = backend._compile, backend.split_options
-        changed = 0
-
-        def overridden(
-            gm: Any, inputs: Any, options: Any, mode: str | None, captured: Any = None
-        ) -> Any:
-            nonlocal changed
-            # A captured backward is compiled with the options of its forward.
-            if captured is None:
-                before, options = options, {**(options or {}), **option}
-                if split(options, mode) != split(before, mode):
-                    changed += 1
-                    self._note(text, f"graphs compiled with it: {changed:,}")
-            return compile_(gm, inputs, options, mode, captured)
-
-        backend._compile = overridden  # type: ignore[attr-defined]

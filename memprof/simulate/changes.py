@@ -1,4 +1,5 @@
-"""Changes of a program that can be tried without touching it: ``memprof advise``.
+"""Changes of a program that can be tried without touching it (``memprof advise``), and settings of
+torch that a run is given from outside: ``torch._functorch.config.name=value``.
 
 A change is written as its key, or as ``key=argument`` where it is about some modules or operators:
 that is what a finding of a report names as its remedy. ``applied.py`` makes them.
@@ -6,13 +7,100 @@ that is what a finding of a report names as its remedy. ``applied.py`` makes the
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from memprof.compile_backend.options import OptionError, Options
+from memprof.profiler.run_main import CannotRun
+from memprof.simulated_cuda.after_import import after_import
 
-from .torch_config import literal
+WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
+"""Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
+first of two runs would need more than the second."""
+
+_SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
+
+
+class BadSetting(ValueError):
+    """A setting that cannot be read; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value (a Python literal, or the text itself) of one of torch's configuration modules, e.g.
+    of ``triton.cudagraphs`` in ``torch._inductor.config``."""
+
+    module: str
+    name: str
+    value: object
+
+
+def parse_setting(text: str) -> Setting:
+    """Read ``torch.MODULE.config.NAME=VALUE``.
+
+    Raises:
+        BadSetting: it is something else.
+    """
+    found = _SETTING.fullmatch(text)
+    if found is None:
+        raise BadSetting(
+            f"{text!r} is no setting of torch: write "
+            "torch._functorch.config.activation_memory_budget=0.5"
+        )
+    module, name, value = found.groups()
+    return Setting(module, name, literal(value))
+
+
+def literal(text: str) -> object:
+    """A Python literal, or the text itself where it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def put_settings(settings: list[Setting]) -> None:
+    """Set each as soon as its module has been imported, before anybody reads it.
+
+    Raises:
+        CannotRun: at that time, there is no such setting, or its values are of another type.
+    """
+    for setting in settings:
+        after_import(setting.module, partial(_put, setting))
+
+
+def _put(setting: Setting, module: ModuleType) -> None:
+    *inner, last = setting.name.split(".")
+    where = f"{setting.module}.{setting.name}"
+    place: object = module
+    try:
+        for name in inner:
+            place = getattr(place, name)
+        before = getattr(place, last)
+    except AttributeError:
+        raise CannotRun(f"this torch has no {where}") from None
+    value = setting.value
+    if isinstance(before, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if before is not None and value is not None and not isinstance(value, type(before)):
+        raise CannotRun(f"{where} is {type(before).__name__}, and {value!r} is not")
+    setattr(place, last, value)
+
+
+def unused_settings(settings: list[Setting]) -> list[str]:
+    """Sentences about settings whose module nobody imported."""
+    return [
+        f"{s.module}.{s.name} was not set: nothing imported {s.module}"
+        for s in settings
+        if s.module not in sys.modules
+    ]
+
 
 _CONF = "PYTORCH_ALLOC_CONF"
 _OLD_CONF = "PYTORCH_CUDA_ALLOC_CONF"
@@ -25,14 +113,12 @@ class Change:
     """A change that can be tried.
 
     Attributes:
-        key: its name.
         what: a line of a report.
         how: what to write to have it for good.
         costs: what it costs, in words.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
         allocator: an option of torch's allocator, ``name:value``; empty if it is none.
         argument: what stands behind ``=``, in a word; empty if nothing may.
-        required: whether it must.
     """
 
     key: str
@@ -136,10 +222,7 @@ class BadChange(ValueError):
 
 
 def change_of(text: str) -> tuple[Change, str]:
-    """A change and its argument, empty if it has none.
-
-    Args:
-        text: ``key`` or ``key=argument``.
+    """A change and its argument, empty if it has none, of ``key`` or ``key=argument``.
 
     Raises:
         BadChange: there is none of that name, or it has another form.
@@ -188,28 +271,16 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
 def environment_again(
     changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """What ``environment_of`` has put there, where the program has since set it otherwise.
-
-    Args:
-        changes: that were asked for.
-        given: the environment when the program began.
-        now: the environment as the program has left it.
-
-    Returns:
-        The variable that the program has set, and the variables with the changes again; an empty
-        text and no variables where it has set none.
-    """
+    """What ``environment_of`` has put into the environment as it was ``given``, where the program
+    has since set it otherwise: the variable that it has set, and the variables with the changes
+    again; an empty text and no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 
 
 def _with(before: str, options: list[str]) -> str:
-    """Options of the allocator beside those that were there, or in their place.
-
-    Args:
-        before: ``name:value,name:value``.
-        options: ``name:value`` each.
-    """
+    """Options of the allocator, ``name:value`` each, beside those that were there, or in their
+    place."""
     names = {option.partition(":")[0] for option in options}
     kept = [o for o in before.split(",") if o and o.partition(":")[0].strip() not in names]
     return ",".join([*kept, *options])

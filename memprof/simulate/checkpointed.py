@@ -12,15 +12,12 @@ from memprof.profiler._text import without_numbers
 
 
 class Checkpointed:
-    """Has blocks of each model recomputed, before its first call.
+    """Has blocks of each model recomputed, before its first call: modules of names like
+    ``pattern``, with ``*`` for their numbers, or ``repeated_blocks``.
 
     What is moved to a device or called is a model, with all that is inside of it. A program may
     have several: where a frozen teacher comes first, the student is still worth it. What is moved
     before it becomes a part of something larger is looked at again as a part of that.
-
-    Args:
-        pattern: names of modules, with ``*`` for their numbers; empty for ``repeated_blocks``.
-        said: is told how many are recomputed, and of which class.
     """
 
     def __init__(self, pattern: str, said: Callable[[str], None]) -> None:
@@ -30,11 +27,8 @@ class Checkpointed:
         self._counts: Counter[str] = Counter()
 
     def install(self, module: ModuleType) -> None:
-        """See each module when it moves to a device, and before its first call.
-
-        Args:
-            module: ``torch.nn.modules.module``.
-        """
+        """See each module when it moves to a device, and before its first call; ``module`` is
+        ``torch.nn.modules.module``."""
         for name in ("to", "to_empty", "cuda"):
             _after(module.Module, name, self._look)
         module.register_module_forward_pre_hook(lambda root, args: self._look(root))
@@ -90,6 +84,8 @@ def named_like(root: Any, pattern: str) -> list[Any]:
 
 def repeated_blocks(root: Any) -> list[Any]:
     """The siblings of one class, in a list or a sequence of modules, with most parameters."""
+    from torch.nn import ModuleList
+
     best: list[Any] = []
     most = 0
     for parent in root.modules():
@@ -101,17 +97,10 @@ def repeated_blocks(root: Any) -> list[Any]:
             # A leaf has nothing inside that could be recomputed, a list is not called.
             block = group[0]
             inside = any(True for _ in block.children())
-            called = type(block).forward is not _no_forward()
+            called = type(block).forward is not ModuleList.forward
             if len(group) > 1 and size > most and inside and called:
                 best, most = group, size
     return best
-
-
-def _no_forward() -> object:
-    """The ``forward`` of modules that have none, such as lists."""
-    from torch.nn import ModuleList
-
-    return ModuleList.forward
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

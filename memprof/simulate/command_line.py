@@ -1,4 +1,4 @@
-"""What stands after ``memprof simulate … --``, taken apart."""
+"""What stands after ``memprof simulate … --``, taken apart, and the job of which it is a rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,8 @@ class BadCommand(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A Python program.
-
-    Attributes:
-        interpreter: path of the Python that runs it.
-        options: of the interpreter.
-        program: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``.
-    """
+    """A Python program: ``SCRIPT ARGUMENT...`` or ``-m MODULE ARGUMENT...``, and the path and
+    options of the interpreter that runs it."""
 
     interpreter: str
     options: tuple[str, ...]
@@ -60,33 +55,22 @@ def parse(words: tuple[str, ...]) -> Command:
                 "or -m MODULE ARGUMENT ..."
             )
     else:
-        interpreter = _interpreter(words[0])
-        options, program = _split(words[1:])
+        # A bare `python` is the one that memprof runs in, as in a shell with that environment.
+        interpreter = words[0] if os.sep in words[0] else sys.executable
+        at = 1
+        while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
+            at += 2 if words[at] in _WITH_VALUE else 1
+        options, program = words[1:at], words[at:]
     if not program or program == ("-m",):
         raise BadCommand(f"{' '.join(words)} has no script and no -m MODULE")
     if program[0] == "-c" or program[0] == "-":
         raise BadCommand("a program from the command line cannot be simulated: put it into a file")
-    if program[0] == "-m" and program[1] in _LAUNCHER_MODULES:
-        raise _launcher(f"python -m {program[1]}")
-    if program[0] == "-m" and program[1].partition(".")[0] in _LAUNCHERS:
-        raise _launcher(f"python -m {program[1]}")
+    module = program[1] if program[0] == "-m" else ""
+    if module in _LAUNCHER_MODULES or module.partition(".")[0] in _LAUNCHERS:
+        raise _launcher(f"python -m {module}")
     if program[0].startswith("-") and program[0] != "-m":
         raise BadCommand(f"{program[0]} is no script; before one only options of Python may stand")
     return Command(interpreter, options, program)
-
-
-def _interpreter(word: str) -> str:
-    if os.sep in word:
-        return word
-    # A bare `python` is the one that memprof runs in, as in a shell with that environment active.
-    return sys.executable
-
-
-def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
-        at += 2 if words[at] in _WITH_VALUE else 1
-    return words[:at], words[at:]
 
 
 def _launcher(name: str) -> BadCommand:
@@ -94,3 +78,68 @@ def _launcher(name: str) -> BadCommand:
         f"{name} starts a process for each rank, and one is enough here: give the training script "
         "itself, with --world-size N --rank R where it is a job of several"
     )
+
+
+RANKS_PER_HOST = 8
+"""GPUs of the usual host, where nobody says how many."""
+
+
+class BadJob(ValueError):
+    """Ranks that no job has; the message says which there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The distributed job of which a rank is simulated; each rank has a device of its host."""
+
+    world_size: int
+    rank: int
+    ranks_per_host: int
+
+    @property
+    def local_rank(self) -> int:
+        """Number of the rank on its host."""
+        return self.rank % self.ranks_per_host
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun would have set."""
+        hosts = -(-self.world_size // self.ranks_per_host)
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_host),
+            "GROUP_RANK": str(self.rank // self.ranks_per_host),
+            "GROUP_WORLD_SIZE": str(hosts),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": "memprof-simulate",
+        }
+
+
+def jobs_of(
+    world_size: int | None, ranks: tuple[int, ...], ranks_per_host: int | None
+) -> tuple[Job | None, ...]:
+    """One job for each rank to simulate, rank 0 if none is named; None alone for a process without
+    a job. Of ranks a host has 8, or as many as there are, where nobody says.
+
+    Raises:
+        BadJob: there is no such rank, or ranks without a job.
+    """
+    if world_size is None:
+        if ranks or ranks_per_host is not None:
+            raise BadJob("ranks belong to a job: say of how many with --world-size")
+        return (None,)
+    if world_size < 1:
+        raise BadJob(f"a job of {world_size} ranks: it is at least 1")
+    per_host = min(world_size, RANKS_PER_HOST) if ranks_per_host is None else ranks_per_host
+    if not 1 <= per_host <= world_size:
+        raise BadJob(f"{per_host} ranks on a host, of {world_size}: it is 1 to {world_size}")
+    for rank in ranks:
+        if not 0 <= rank < world_size:
+            raise BadJob(f"there is no rank {rank} in a job of {world_size}: 0 to {world_size - 1}")
+    return tuple(Job(world_size, rank, per_host) for rank in dict.fromkeys(ranks or (0,)))

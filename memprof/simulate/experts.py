@@ -5,16 +5,13 @@ Note [Balanced experts]
 A router takes the ``topk`` of scores that nothing has computed: all tokens go to expert 0, or,
 where a mask is searched, none to any. ``--balanced-experts`` has integers computed (Note [Integers
 that compute]) and lets each ``topk`` deal: row ``r`` of ``n`` entries gets the indices ``r k`` to
-``r k + k - 1`` modulo ``n``. A row's are all different, and over ``n`` rows each index comes ``k``
-times. So each of ``E`` experts gets ``T k / E`` of ``T`` tokens, or one more: what a router is
-trained to, and what capacity factors are chosen for.
+``r k + k - 1`` modulo ``n``. So each of ``E`` experts gets ``T k / E`` of ``T`` tokens, or one
+more: what a router is trained to, and what capacity factors are chosen for.
 
 Where experts lie on several ranks, ranks tell each other in ``all_to_all`` how many tokens they
-send. Of integers that has here what it would have if every rank were this one: from each the part
-that is this rank's.
-
-Other choices (the ``argmax`` of one expert per token) and routers in compiled code, whose masks are
-made by kernels of Inductor, are as they are without: zero.
+send. Of integers that has here what it would have if every rank were this one. Other choices (the
+``argmax`` of one expert per token) and routers in compiled code, whose masks are made by kernels of
+Inductor, are zero as without.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ def balance_experts() -> None:
     """Deal tokens to experts in this process from here on."""
     compute_integers({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
-        _tell_counts()
+        wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 
 
 def _deal(result: Any, args: tuple[Any, ...]) -> None:
@@ -52,10 +49,6 @@ def _deal(result: Any, args: tuple[Any, ...]) -> None:
         rows = [n for i, n in enumerate(indices.shape) if i != dim]
         dealt = dealt.reshape(*rows, k).movedim(-1, dim)
     overwritten(indices, dealt.reshape(indices.shape))
-
-
-def _tell_counts() -> None:
-    wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 
 
 def _even_parts(run: Kernel) -> Kernel:

@@ -3,6 +3,15 @@
 ``python -m memprof.simulate.launch (SCRIPT | -m MODULE) [ARGUMENT ...]`` with a ``Request`` in the
 environment. Nothing of torch is imported before the script does: what a script sets in
 ``os.environ`` first must count.
+
+Note [When the peak has stood still]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A training run ends after so many optimizer steps. What serves a model has none, and neither has a
+compiled optimizer (its hooks are compiled away). There the run ends once the program has asked for
+``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
+least ``LEAST``. Blocks are counted, not seconds, so that the answer does not depend on the machine:
+compiling takes long and asks for nothing. Where there is an optimizer that has not stepped yet, the
+program may be validating before it trains: there it takes ``WITH_OPTIMIZER`` times as many.
 """
 
 from __future__ import annotations
@@ -15,7 +24,8 @@ import sys
 import threading
 import time
 import traceback
-from types import ModuleType, TracebackType
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,14 +35,35 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .applied import Applied
-from .ending import Stillness
-from .host_reads import HostReads
-from .partition_flops import PartitionFlops
-from .pretend import Pretences, parse_pretence
+from .applied import Applied, PartitionFlops
+from .changes import parse_setting, put_settings, unused_settings
+from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
-from .torch_config import parse_setting, put_settings, unused_settings
+
+FACTOR = 3
+LEAST = 20_000
+WITH_OPTIMIZER = 10
+
+
+@dataclass(slots=True)
+class Stillness:
+    """Notices that a peak stands still; see Note [When the peak has stood still]. It has the
+    greatest that was seen, whatever it is made of, and the blocks that had been asked for by then.
+    """
+
+    peak: tuple[int, ...] = ()
+    asked: int = 0
+
+    def reached(self, peak: tuple[int, ...], asked: int, waits_for_step: bool) -> bool:
+        """Whether nothing more is to be expected, after the greatest ``peak`` so far and so many
+        blocks asked for; ``waits_for_step`` if there is an optimizer that has not stepped."""
+        if peak > self.peak:
+            self.peak, self.asked = peak, asked
+            return False
+        enough = max(LEAST, FACTOR * self.asked) * (WITH_OPTIMIZER if waits_for_step else 1)
+        return asked - self.asked >= enough
+
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
@@ -73,31 +104,23 @@ def launch(arguments: list[str]) -> None:
 
 
 def _failure(error: BaseException) -> Failure:
-    trace = _of_script(error.__traceback__)
+    """With the traceback from the script's first frame on."""
+    trace, ours = error.__traceback__, {__file__, run_main.__code__.co_filename}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    torch, cause = sys.modules.get("torch"), error
+    # The script may have raised something else where the device's memory was too small.
+    while torch is not None and not isinstance(cause, torch.OutOfMemoryError):
+        following = cause.__cause__ or cause.__context__
+        if following is None:
+            break
+        cause = following
     return Failure(
         kind=type(error).__name__,
         message=str(error),
         trace="".join(traceback.format_exception(type(error), error, trace)),
-        out_of_memory=_is_out_of_memory(error),
+        out_of_memory=torch is not None and isinstance(cause, torch.OutOfMemoryError),
     )
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device's memory was too small, also where the script raised something else."""
-    torch = sys.modules.get("torch")
-    while error is not None and torch is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script's first frame on."""
-    ours = {__file__, run_main.__code__.co_filename}
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return trace
 
 
 class _Run:
@@ -110,7 +133,7 @@ class _Run:
         self._watch: Any = None
         self._session: Any = None
         self._out_of_memory: DeviceAccount | None = None
-        self._reads = HostReads(Pretences(list(map(parse_pretence, request.pretend))))
+        self._reads = HostReads(list(map(parse_pretence, request.pretend)))
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
         self._changes = Applied(request.changes)
@@ -140,7 +163,11 @@ class _Run:
             rank, size = self._request.rank, self._request.world_size
             after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
             after_import("torch.nn.parallel.distributed", fake_reductions)
-        after_import("memprof.compile_backend.runtime", self._backend_is_there)
+
+        def backend_is_there(runtime: Any) -> None:
+            self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
+
+        after_import("memprof.compile_backend.runtime", backend_is_there)
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
         """Write the outcome and leave the process, without the script's own end.
@@ -171,7 +198,8 @@ class _Run:
         if self._watch is None:
             return
         outcome.out_of_memory = self._out_of_memory
-        outcome.grouped = "torch.distributed" in sys.modules and _is_grouped()
+        distributed: Any = sys.modules.get("torch.distributed")
+        outcome.grouped = distributed is not None and distributed.is_initialized()
         from memprof.profiler.device.totals import counters
 
         found = counters()
@@ -186,9 +214,8 @@ class _Run:
             outcome.counters = found[outcome.accounts[0].device]
         if control.simulated():
             outcome.uncovered = control.uncovered()
-        pretences = self._reads.pretences
         unused = unused_settings(self._settings)
-        outcome.notes = [*pretences.misfits, *pretences.unused(), *unused]
+        outcome.notes = [*self._reads.misfits, *self._reads.unused(), *unused]
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -229,16 +256,13 @@ class _Run:
                 from .experts import balance_experts
 
                 balance_experts()
-            self._reads.pretences.install()
+            self._reads.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _keep(self, account: DeviceAccount) -> str:
         self._out_of_memory = account
         return ""
-
-    def _backend_is_there(self, runtime: ModuleType) -> None:
-        self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
 
     def _after_step(self, fewest: int, steps: int) -> None:
         # All optimizers: the last one's turn may be the fullest. One that pauses is not waited for.
@@ -265,10 +289,13 @@ class _Run:
             waited = now - last
             if self._request.progress and waited >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now
-                self._say(
+                line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{peak[0] / 2**30:.2f} GiB reserved"
+                    f"{peak[0] / 2**30:.2f} GiB reserved\n"
                 )
+                # To what standard error was at the beginning, whatever the script made of it.
+                with contextlib.suppress(OSError):
+                    os.write(self._stderr, line.encode())
             waits = steps == 0 and self._watch.objects.has_optimizer
             if self._request.until_still and still.reached(peak, asked, waits):
                 ended = f"the peak stood still for {asked - still.asked:,} allocations"
@@ -276,20 +303,10 @@ class _Run:
                 time.sleep(_PATIENCE)
                 self._finish_once(ended)
 
-    def _say(self, line: str) -> None:
-        """To what standard error was at the beginning, whatever the script made of it."""
-        with contextlib.suppress(OSError):
-            os.write(self._stderr, f"{line}\n".encode())
-
     def _finish_once(self, ended: str) -> None:
         """A call that comes while the run's end is described would find it half done."""
         if not self._finishing:
             self.finish(ended)
-
-
-def _is_grouped() -> bool:
-    initialized: bool = sys.modules["torch.distributed"].is_initialized()
-    return initialized
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,11 +32,8 @@ _LENGTH = 8
 
 
 class _Packer:
-    """Turns tensors into what decides about memory.
-
-    Attributes:
-        reached: of each storage the first byte that a tensor reaches, and the one behind the last.
-    """
+    """Turns tensors into what decides about memory; ``reached`` has of each storage the first byte
+    that a tensor reaches, and the one behind the last."""
 
     def __init__(self) -> None:
         self.reached: list[tuple[int, int]] = []
@@ -64,14 +64,15 @@ class _Packer:
                 "a tensor that was computed with gradients cannot be sent: detach() it first"
             )
         storage = value.untyped_storage()
-        # Storages of the meta device have no address; the object itself is their identity.
-        key = storage._cdata
         self._kept += (storage, value)
-        number = self._storages.setdefault(key, len(self._storages))
-        low, high = _bytes_of(value)
-        if number < len(self.reached):
-            low, high = _union((low, high), self.reached.pop(number))
-        self.reached.insert(number, (low, high))
+        # Storages of the meta device have no address; the object itself is their identity.
+        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        reached = _bytes_of(value)
+        if number == len(self.reached):
+            self.reached.append(reached)
+        else:
+            ranges = [r for r in (reached, self.reached[number]) if r[0] < r[1]] or [reached]
+            self.reached[number] = min(r[0] for r in ranges), max(r[1] for r in ranges)
         return (
             "parameter" if isinstance(value, torch.nn.Parameter) else "tensor",
             number,
@@ -95,12 +96,6 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     last = int(first + sum((size - 1) * stride for size, stride in steps))
     low = first * tensor.itemsize // _ALIGNMENT * _ALIGNMENT
     return low, (last + 1) * tensor.itemsize
-
-
-def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    if a[0] == a[1] or b[0] == b[1]:
-        return max(a, b, key=lambda r: r[1] - r[0])
-    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def pack(value: object) -> bytes:
@@ -159,3 +154,69 @@ class _Unpacker(pickle.Unpickler):
 def unpack(data: bytes, device: str) -> Any:
     """What ``pack`` has packed, with every tensor on ``device``. Only for what it has packed."""
     return _Unpacker(data, device).load()
+
+
+def default_loss(output: Any) -> torch.Tensor:
+    """The loss of an output where nobody says: its ``loss``, or the sum of all its floats.
+
+    Raises:
+        TypeError: there is nothing to take a gradient of.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    found = [
+        leaf.float().sum()
+        for leaf in torch.utils._pytree.tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+    ]
+    if not found:
+        raise TypeError(
+            f"the model returned a {type(output).__name__} with nothing to take a gradient of: "
+            "give memprof.estimate a loss="
+        )
+    return torch.stack(found).sum()
+
+
+def main(path: str) -> None:
+    """Run the steps.
+
+    Raises:
+        RuntimeError: what was sent ended the process, so that nobody knows what all steps take.
+    """
+    try:
+        _run_steps(path)
+    except SystemExit as e:
+        raise RuntimeError(f"the steps ended their process: SystemExit({e.code!r})") from e
+
+
+def _run_steps(path: str) -> None:
+    with open(path, "rb") as f:
+        model, args, kwargs, options = unpack(f.read(), "cuda")
+    optimizer = options["optimizer"]
+    loss: Callable[[Any], torch.Tensor] = options["loss"] or default_loss
+    run: Any = model if options["compile"] is None else torch.compile(model, **options["compile"])
+    autocast = options["autocast"]
+
+    def context() -> AbstractContextManager[Any]:
+        return nullcontext() if autocast is None else torch.autocast("cuda", dtype=autocast)
+
+    if optimizer is None:
+        with torch.no_grad():
+            for _ in range(options["steps"]):
+                with context():
+                    run(*args, **kwargs)
+        return
+    made = optimizer(model.parameters())
+    for _ in range(options["steps"]):
+        with context():
+            value = loss(run(*args, **kwargs))
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"the loss is a {type(value).__name__} and must be a tensor")
+        torch.autograd.backward(value)
+        made.step()
+        made.zero_grad()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

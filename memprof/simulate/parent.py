@@ -1,31 +1,120 @@
-"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it."""
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it.
+
+What a device gives beside torch's allocator is estimated, each part with its source.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount
+from memprof.profiler.model import DeviceAccount, Outside
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
 from .changes import environment_of, settings_of
-from .command_line import Command
-from .job import Job
-from .outside import CONTEXT_MIB, MIB, outside
+from .command_line import Command, Job
 from .request import VARIABLE, Failure, Outcome, Request, Run
-from .standard_input import StandardInput
+
+_CHUNK = 1 << 16
+_PERIOD_S = 0.1
+"""Between two looks whether the run has ended, while nothing comes in."""
+
+
+class StandardInput:
+    """Of this process, for one run after the other.
+
+    A file is read from where it stood each time. What comes in through a pipe is kept, so that the
+    second run finds what the first has read; it is read ahead of the script, as it comes. Anything
+    else is handed on as it is.
+    """
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._from = descriptor
+        self._start: int | None = None
+        self._kept = bytearray()
+        self._ended = False
+        self._is_pipe = False
+        with contextlib.suppress(OSError):  # it is closed
+            mode = os.fstat(descriptor).st_mode
+            self._is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+            if stat.S_ISREG(mode):
+                self._start = os.lseek(descriptor, 0, os.SEEK_CUR)
+
+    @contextlib.contextmanager
+    def for_one_run(self) -> Iterator[int | None]:
+        """A file descriptor that a process which is started inside reads from, or None where that
+        is this process's own."""
+        if self._start is not None:
+            os.lseek(self._from, self._start, os.SEEK_SET)
+        if not self._is_pipe:
+            yield None
+            return
+        reading, writing = os.pipe()
+        has_ended = threading.Event()
+        # A daemon, since something that the run has left behind may hold the pipe and not read it.
+        feeder = threading.Thread(target=self._feed, args=(writing, has_ended), daemon=True)
+        feeder.start()
+        try:
+            yield reading
+        finally:
+            has_ended.set()
+            os.close(reading)
+            feeder.join(2 * _PERIOD_S)
+
+    def _feed(self, to: int, has_ended: threading.Event) -> None:
+        sent = 0
+        with contextlib.suppress(BrokenPipeError):
+            while not has_ended.is_set():
+                if sent < len(self._kept):
+                    sent += os.write(to, self._kept[sent : sent + _CHUNK])
+                elif self._ended:
+                    break
+                elif select.select([self._from], [], [], _PERIOD_S)[0]:
+                    came = os.read(self._from, _CHUNK)
+                    self._kept += came
+                    self._ended = not came
+        os.close(to)
+
+
+MIB = 1 << 20
+
+CONTEXT_MIB = 512
+"""A CUDA context with torch's kernels, MiB; what the simulated device keeps for it."""
+
+NCCL_MIB = 600
+"""A communicator's buffers on one device, MiB; ``_NCCL_SOURCE``."""
+
+_CONTEXT_SOURCE = (
+    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and driver"
+)
+_NCCL_SOURCE = (
+    "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
+    "from 200 MiB to over 1 GiB by topology and number of communicators"
+)
+
+
+def outside(grouped: bool) -> list[Outside]:
+    """Estimates for a device, of a process that is in groups with others if ``grouped``."""
+    found = [Outside("CUDA context", CONTEXT_MIB * MIB, True, _CONTEXT_SOURCE)]
+    if grouped:
+        found.append(Outside("NCCL", NCCL_MIB * MIB, True, _NCCL_SOURCE))
+    return found
+
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
@@ -46,13 +135,11 @@ class Settings(Run):
     """How to simulate.
 
     Attributes:
-        gpu: the device.
         job: None for a process alone.
         devices: that the process sees; as many as a host of the job has.
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
-        output: a file for the script's output, which then has no progress in it; None for standard
-            error.
+        output: a file for the script's output, without progress; None for standard error.
         input: what the script reads, the same in each run; None for this process's own standard
             input, of which a second run finds what the first has left.
     """
@@ -68,13 +155,11 @@ class Settings(Run):
 
 @dataclass(slots=True)
 class Simulation:
-    """What a script takes on a device.
+    """What a script takes on a device, of a job or alone.
 
     Attributes:
-        gpu: the device.
         fits: whether the script ran without running out of memory, and what is outside of the
             allocator has room too; None where it did not get far enough to tell.
-        job: of which this is a rank, None for a process alone.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
         smallest: bytes of the smallest device on which it ran, if that was looked for.
@@ -111,12 +196,8 @@ class Simulation:
 
 
 def simulate(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """Run a script on a simulated device, and if it does not fit, again on an ample one.
-
-    Args:
-        command: the script.
-        settings: how.
-        environment: of the script, before the simulation's own variables.
+    """Run a script on a simulated device, and if it does not fit, again on an ample one;
+    ``environment`` is the script's, before the simulation's own variables.
 
     Raises:
         memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
@@ -159,13 +240,8 @@ def _complete(simulation: Simulation) -> None:
 def find_smallest(
     simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
 ) -> None:
-    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it.
-
-    Nothing is looked for where the script failed for another reason.
-
-    Args:
-        simulation: of the script, with these settings.
-    """
+    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
+    was simulated with these settings; nothing where the script failed for another reason."""
     if simulation.account is None or simulation.outcome.failure is not None:
         return
     low, high = simulation.least, simulation.needed
@@ -212,11 +288,9 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
         words += ["-m", "memprof.simulate.launch", *command.program]
-        with contextlib.ExitStack() as inputs:
-            given = None
-            if settings.input is not None:
-                given = inputs.enter_context(settings.input.for_one_run())
-            status = _wait(words, variables, settings, given)
+        given = settings.input
+        with nullcontext() if given is None else given.for_one_run() as descriptor:
+            status = _wait(words, variables, settings, descriptor)
         try:
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
@@ -233,11 +307,8 @@ def _wait(
     settings: Settings,
     given: int | None = None,
 ) -> int | None:
-    """Exit status of the script's process, None if it took too long.
-
-    Args:
-        given: file descriptor of its standard input; None for this process's.
-    """
+    """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
+    of its standard input, None for this process's."""
     with contextlib.ExitStack() as files:
         # What the script prints is no result of ours: it goes where messages go.
         output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
@@ -278,17 +349,12 @@ def _raise_exit(number: int, frame: object) -> None:
 
 
 def _died(status: int | None, settings: Settings) -> Failure:
+    kind = "Died"
     if status is None:
-        return Failure(
-            kind="Timeout",
-            message=f"the script had not ended after {settings.timeout_s:g} s (--timeout)",
-            trace="",
-        )
-    if status < 0:
-        name = signal.Signals(-status).name
-        return Failure(kind="Died", message=f"the script's process died of {name}", trace="")
-    return Failure(
-        kind="Died",
-        message=f"the script left its process with exit status {status} by os._exit or exec",
-        trace="",
-    )
+        kind = "Timeout"
+        said = f"the script had not ended after {settings.timeout_s:g} s (--timeout)"
+    elif status < 0:
+        said = f"the script's process died of {signal.Signals(-status).name}"
+    else:
+        said = f"the script left its process with exit status {status} by os._exit or exec"
+    return Failure(kind=kind, message=said, trace="")

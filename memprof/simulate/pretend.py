@@ -1,4 +1,4 @@
-"""Values to pretend where a program looks at one that no kernel has computed.
+"""Where a program looks at values that no kernel has computed, and what it is to find there.
 
 Note [Pretended values]
 ~~~~~~~~~~~~~~~~~~~~~~~
@@ -24,6 +24,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from memprof.profiler.device.where import line_of_caller
+from memprof.profiler.model import HostRead, SourceFrame
 
 Value = bool | int | float
 
@@ -52,13 +55,8 @@ class BadPretence(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """Values for a line.
-
-    Attributes:
-        file: the end of its path: whole names, separated by slashes.
-        line: its number.
-        values: one a look, the last from then on.
-    """
+    """Values for a line, one a look and the last from then on, of the file whose path ends in these
+    whole names, separated by slashes."""
 
     file: str
     line: int
@@ -97,17 +95,16 @@ def _value(text: str) -> Value:
     raise BadPretence(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
 
 
-class Pretences:
-    """Overwrites what the program is about to look at, where that was asked for.
-
-    Attributes:
-        misfits: what could not be done, in sentences.
-    """
+class HostReads:
+    """Counts copies from devices to the host by the line that asked for them, and overwrites what
+    the program is about to look at, where that was asked for; ``misfits`` says what could not be
+    done."""
 
     def __init__(self, pretences: Sequence[Pretence]) -> None:
         self._pretences = list(pretences)
         self._looks = [0] * len(self._pretences)
         self._reading = threading.local()
+        self._found: dict[SourceFrame | None, list[int]] = {}
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
@@ -128,12 +125,23 @@ class Pretences:
 
         return read
 
+    def note(self, nbytes: int, address: int) -> None:
+        """One copy to ``address``, asked for by whoever called."""
+        line = line_of_caller()
+        if line is not None:
+            self.apply(line.file, line.line, nbytes, address)
+        counted = self._found.setdefault(line, [0, 0])
+        counted[0] += 1
+        counted[1] += nbytes
+
+    def rows(self) -> list[HostRead]:
+        """By line, most often first."""
+        rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
+        return sorted(rows, key=lambda r: -r.count)
+
     def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
         """A line has had ``nbytes`` copied to ``address``: overwrite them if that was asked for.
-
-        Returns:
-            Whether they were.
-        """
+        Returns whether they were."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue

@@ -19,18 +19,12 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 
 def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
-    """Make every process group from here on a fake one.
-
-    Args:
-        distributed: ``torch.distributed.distributed_c10d``, just imported.
-        rank: of this process.
-        world_size: of the job.
-    """
+    """Make every process group from here on a fake one, in ``torch.distributed.distributed_c10d``,
+    which was just imported."""
     helper = distributed._new_process_group_helper
 
     def rendezvous(
@@ -44,14 +38,13 @@ def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
         group_size: int, group_rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
         importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
-        kwargs.pop("backend_options", None)
-        kwargs.pop("pg_options", None)
-        kwargs.pop("device_id", None)
+        for name in ("backend_options", "pg_options", "device_id"):
+            kwargs.pop(name, None)
         return helper(group_size, group_rank, ranks, "fake", *args, **kwargs)
 
     distributed.rendezvous = rendezvous
     distributed._new_process_group_helper = new_group
-    distributed._store_based_barrier = _no_barrier
+    distributed._store_based_barrier = _nothing
     for name, replacement in _OBJECTS.items():
         setattr(distributed, name, functools.partial(replacement, distributed))
 
@@ -61,10 +54,8 @@ def fake_reductions(parallel: Any) -> None:
 
     Its reducer asks a collective's future for tensors, which the fake group's does not have. A
     communication hook that hands the bucket back takes the collective's place, and that of a hook
-    that the script registers: what such a hook would allocate is missing, and said.
-
-    Args:
-        parallel: ``torch.nn.parallel.distributed``, just imported.
+    that the script registers: what such a hook would allocate is missing, and said. ``parallel`` is
+    ``torch.nn.parallel.distributed``, just imported.
     """
     wrapped = parallel.DistributedDataParallel
     init = wrapped.__init__
@@ -94,8 +85,9 @@ def _hand_back(state: object, bucket: Any) -> Any:
     return future
 
 
-def _no_barrier(rank: int, store: Any, group_name: str, count: int, timeout: timedelta) -> None:
-    """Nobody else would come."""
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Nobody else would come to a barrier or get an object, and what would come from another rank
+    stays what it was."""
 
 
 def _all_gather_object(_: Any, objects: list[Any], obj: Any, group: Any = None) -> None:
@@ -109,19 +101,11 @@ def _gather_object(
         objects[:] = [obj] * len(objects)
 
 
-def _broadcast_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
-    """What is to come from another rank stays what it was."""
-
-
 def _recv_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
     raise RuntimeError(
         "recv_object_list: the rank that would send is not there, and what it would send cannot be "
         "known. A PipelineStage does so to learn shapes: give it input_args and output_args."
     )
-
-
-def _send_object_list(_: Any, objects: list[Any], *args: Any, **kwargs: Any) -> None:
-    """Nobody would get it."""
 
 
 def _scatter_object_list(
@@ -139,8 +123,8 @@ def _scatter_object_list(
 _OBJECTS: dict[str, Callable[..., None]] = {
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
-    "broadcast_object_list": _broadcast_object_list,
+    "broadcast_object_list": _nothing,
     "recv_object_list": _recv_object_list,
-    "send_object_list": _send_object_list,
+    "send_object_list": _nothing,
     "scatter_object_list": _scatter_object_list,
 }

@@ -18,13 +18,11 @@ class Run:
 
     Attributes:
         steps: optimizer steps after which it ends.
-        until_still: whether it ends when the peak has stood still, see ``ending.py``.
+        until_still: whether it ends when the peak has stood still, see ``launch.py``.
         pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
             NaN.
-        balanced_experts: whether routers deal tokens evenly, see ``experts.py``.
-        torch_config: settings of torch, ``torch.module.name=value``, see ``torch_config.py``.
-        count_flops: whether operations of what is partitioned for autograd are counted, see
-            ``partition_flops.py``.
+        torch_config: settings of torch, ``torch.module.name=value``, see ``changes.py``.
+        count_flops: whether operations of what is partitioned for autograd are counted.
         changes: of the program that are tried, keys of ``changes.CHANGES``.
     """
 
@@ -39,15 +37,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
-    """How to run a script, as its process is told.
-
-    Attributes:
-        outcome: file for the ``Outcome``.
-        world_size: ranks of the job whose other ranks are not there; None for a process alone,
-            whose process groups are left as they are.
-        rank: of this process in that job.
-        progress: whether to print a line now and then on standard error.
-    """
+    """How to run a script, as its process is told: where its ``Outcome`` goes, and whether to print
+    progress. Without a ``world_size`` process groups are left as they are; with one the job's other
+    ranks are not there."""
 
     outcome: str
     world_size: int | None = None
@@ -56,14 +48,8 @@ class Request(Run):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that the script did not catch.
-
-    Attributes:
-        kind: name of its type.
-        message: its text.
-        trace: its traceback as Python would print it.
-        out_of_memory: whether the device's memory was too small.
-    """
+    """An exception that the script did not catch: the name of its type, its text, and its traceback
+    as Python would print it; ``out_of_memory`` if the device's memory was too small."""
 
     kind: str
     message: str
@@ -79,7 +65,6 @@ class Outcome(msgspec.Struct, kw_only=True):
         out_of_memory: the account of the last moment at which an allocation failed, caught or not.
         profile: what memprof's backend recorded, if the script used it; without it, an empty one
             with versions and machine.
-        ended: why the run ended.
         failure: None if the script ended well or was ended.
         status: exit status that the script asked for.
         counters: what torch's own statistics of the device with most reserved say at the end, as
@@ -87,9 +72,9 @@ class Outcome(msgspec.Struct, kw_only=True):
             since it last set them back, in bytes.
         grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
-        notes: what was asked for and could not be done, in sentences.
+        notes, changed: what was asked for and could not be done, and what changes have changed, in
+            sentences.
         flops: of the graphs that were partitioned, if they were counted.
-        changed: what the changes that are tried have changed, in sentences.
         idle: changes that found nothing to change.
     """
 

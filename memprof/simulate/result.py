@@ -1,27 +1,27 @@
-"""A simulation as data: JSON for programs, a profile file for every other command of memprof."""
+"""A simulation as JSON for programs, as a profile for every other command, and as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from memprof.profiler.file import write_profile, write_profiles
+from memprof.profiler.file import write_profiles
 from memprof.profiler.model import Process, Profile
+from memprof.profiler.report.failure import why
+from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.profiler.report.text import render_accounts
 
 from .parent import Simulation
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
-    """What ``memprof simulate --json`` prints, in bytes and ns.
-
-    Args:
-        simulations: one a rank.
-        limit: bytes of ``--fail-above``.
-    """
+    """What ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns; ``limit``
+    is that of ``--fail-above``."""
     worst = max(simulations, key=lambda s: s.needed)
+    fits = [s.fits for s in simulations]
     return {
         "gpu": worst.gpu,
-        "fits": _all([s.fits for s in simulations]),
+        "fits": False if False in fits else None if None in fits else True,
         "needed_bytes": worst.needed,
         "limit_bytes": limit,
         "ranks": [
@@ -47,12 +47,6 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
     }
 
 
-def _all(fits: Sequence[bool | None]) -> bool | None:
-    if False in fits:
-        return False
-    return None if None in fits else True
-
-
 def profile_of(simulation: Simulation) -> Profile:
     """The run's profile, with its accounts and its place in the job."""
     profile = simulation.outcome.profile or Profile(complete=False)
@@ -69,8 +63,93 @@ def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
     Raises:
         ProfileNotWritableError: it cannot be written.
     """
-    profiles = [profile_of(s) for s in simulations]
-    if len(profiles) == 1:
-        write_profile(profiles[0], path)
+    write_profiles([profile_of(s) for s in simulations], path)
+
+
+def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
+    """Simulations as text, one a rank, of which that which needs most is shown in full."""
+    worst = max(simulations, key=lambda s: s.needed)
+    page = Page(style)
+    _verdict(page, worst)
+    if len(simulations) > 1:
+        _ranks(page, simulations)
+    page.line()
+    text = page.text()
+    if worst.outcome.accounts:
+        text += render_accounts(worst.outcome.accounts, style)
+    return text
+
+
+def _verdict(page: Page, s: Simulation) -> None:
+    gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
+    account, failure = s.account, s.outcome.failure
+    if s.fits is None and (failure is not None or s.outcome.status):
+        page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
+    elif s.fits is False:
+        page.line(f"Does not fit {gpu}", "bold red")
+        _why_not(page, s)
+    elif account is None:
+        page.line(f"No memory of {gpu} was used.", "bold red")
+        page.indented(_WHY_NOTHING, 2)
     else:
-        write_profiles(profiles, path)
+        spare = s.gpu.memory - s.needed
+        page.line(f"Fits {gpu}: needs {page.bytes(s.needed)}, {page.bytes(spare)} to spare", "bold")
+        page.line(f"  as far as it ran: {s.outcome.ended}")
+        caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
+        if caught:
+            page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")
+    if account is not None and failure is None:
+        if s.smallest is not None:
+            page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
+        else:
+            page.line(
+                f"  with less it may run all the same, as the allocator gives back what is free: "
+                f"{page.bytes(s.least)} are needed at once; --smallest finds out"
+            )
+    if s.outcome.uncovered:
+        names = ", ".join(s.outcome.uncovered[: page.top])
+        page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)
+    for note in s.outcome.notes:
+        page.indented(note, 2)
+    if s.gpu.memory_is_nominal:
+        page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
+
+
+def _why_not(page: Page, s: Simulation) -> None:
+    for request in [f for a in s.failed_at for f in a.failed][: page.top]:
+        frame = request.frame
+        where = page.location(frame) if frame is not None else request.modules or "in autograd"
+        page.line(f"  out of memory for {page.bytes(request.nbytes)}: {where}", "red")
+    for account in s.failed_at:
+        if account.failure is not None:
+            page.indented(f"it did not fit: {why(account, account.failure, page.bytes)}", 2)
+    failure = s.outcome.failure
+    if failure is not None:
+        more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
+        page.line(f"  run again on a device of 1 TiB: {more}", "red")
+    elif s.account is not None:
+        page.line(f"  on a device of 1 TiB it takes {page.bytes(s.needed)}, as follows")
+        if s.needed <= s.gpu.memory:
+            page.indented(_TIGHT, 2)
+
+
+_WHY_NOTHING = (
+    "Nothing in the script's own process put a tensor on a CUDA device. If it starts others "
+    "(torchrun, accelerate launch), simulate the training script itself, with --world-size; if it "
+    "chooses its device, see that it chose cuda."
+)
+_TIGHT = (
+    "which the device has: either the free bytes are in pieces (fragmentation, for which "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help), or the script limits itself."
+)
+
+
+def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:
+    page.section("By rank")
+    table = page.table("rank", ">needed", ">reserved", ">allocated", "fits")
+    for s in simulations:
+        reserved = s.account.reserved if s.account else 0
+        allocated = s.account.most_allocated if s.account else 0
+        fits = {True: "yes", False: "no", None: "failed"}[s.fits]
+        table.add_row(str(s.rank), *(page.bytes(n) for n in (s.needed, reserved, allocated)), fits)
+    page.show(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memprof.profiler.breakdown import Breakdown, View, data_flow_breakdown
+from memprof.profiler.attribution import Breakdown, View, data_flow_breakdown
 from memprof.profiler.model import (
     DataFlowDevice,
     DataFlowFailure,

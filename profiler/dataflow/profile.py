@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.profiler.model import Category, Profile
-from memprof.profiler.replay_memory import ReplayMemory, replay_memory
+from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls

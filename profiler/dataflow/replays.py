@@ -34,7 +34,7 @@ from operator import attrgetter
 import numpy as np
 
 from memprof.profiler.model import EventKind, LedgerKind, Origin, Profile
-from memprof.profiler.replay_memory import SCRATCH, Lease, ReplayMemory
+from memprof.profiler.process_hooks import SCRATCH, Lease, ReplayMemory
 
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memprof.profiler.growth_rule import LEAST, Gone, Rate, rate_of
+from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
 from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
 
 from .account import source_of

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import IO, Any
 
 from ..attribution import Attribution
-from ..call_modes import call_modes
 from ..errors import ProfileNotWritableError
 from ..model import Profile, SourceFrame
+from ..trees import call_modes
 from ..writing import replacing_all
 from .walk import AFTER, Moment, Part, Walk
 

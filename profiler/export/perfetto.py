@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ..call_modes import CallMode, call_modes
 from ..devices import devices_of
 from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from ..timeline import Timeline
+from ..trees import CallMode, call_modes
 from ..writing import Output
 from .walk import Part, Walk
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 
-from ..call_modes import CallMode, call_modes
 from ..live import LiveItem
 from ..model import Profile
+from ..trees import CallMode, call_modes
 from .address_space import Segment
 
 _AT_THEIR_ADDRESSES = frozenset({CallMode.RECORD, CallMode.REPLAY, CallMode.REPLAY_OR_RUN})

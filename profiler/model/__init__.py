@@ -1,75 +1,13 @@
 """memprof's data model: plain data, no torch, no I/O."""
+# ruff: noqa: F403
 
-from .captures import CapturedGraph as CapturedGraph
-from .captures import CaptureRow as CaptureRow
-from .captures import Fate as Fate
-from .captures import GraphPool as GraphPool
-from .captures import SharedBytes as SharedBytes
-from .category import Category as Category
-from .dataflow import DataFlowColumns as DataFlowColumns
-from .dataflow import DataFlowDevice as DataFlowDevice
-from .dataflow import DataFlowFailure as DataFlowFailure
-from .dataflow import DataFlowLeak as DataFlowLeak
-from .dataflow import DataFlowStorage as DataFlowStorage
-from .device import BEFORE as BEFORE
-from .device import AccountRow as AccountRow
-from .device import DeviceAccount as DeviceAccount
-from .device import FailedRequest as FailedRequest
-from .device import HostRead as HostRead
-from .device import Outside as Outside
-from .device import PoolShare as PoolShare
-from .device import Purpose as Purpose
-from .failure import Failure as Failure
-from .failure import Relief as Relief
-from .failure import WhyNot as WhyNot
-from .graph import GraphKind as GraphKind
-from .graph import GraphRecord as GraphRecord
-from .graph import GraphValue as GraphValue
-from .graph import Role as Role
-from .graph import Statement as Statement
-from .graph import StatementKind as StatementKind
-from .growth import Growth as Growth
-from .growth import GrowthPart as GrowthPart
-from .growth import GrowthSource as GrowthSource
-from .ledger import LedgerEntry as LedgerEntry
-from .ledger import LedgerKind as LedgerKind
-from .ledger import TreeCause as TreeCause
-from .ledger import TreeDetail as TreeDetail
-from .placement import PlacedBlock as PlacedBlock
-from .placement import Placement as Placement
-from .process import Process as Process
-from .profile import FORMAT as FORMAT
-from .profile import SCHEMA_VERSION as SCHEMA_VERSION
-from .profile import CallColumns as CallColumns
-from .profile import Machine as Machine
-from .profile import Profile as Profile
-from .program import AllocationProgram as AllocationProgram
-from .program import Event as Event
-from .program import EventKind as EventKind
-from .program import LiveStorage as LiveStorage
-from .program import Origin as Origin
-from .program import Storage as Storage
-from .provenance import BufferProvenance as BufferProvenance
-from .provenance import Evidence as Evidence
-from .provenance import NodeProvenance as NodeProvenance
-from .provenance import SourceFrame as SourceFrame
-from .totals import DeviceTotals as DeviceTotals
-from .tracker import DeviceMemory as DeviceMemory
-from .tracker import DeviceSummary as DeviceSummary
-from .tracker import Lane as Lane
-from .tracker import LaneKind as LaneKind
-from .tracker import MemoryColumns as MemoryColumns
-from .tracker import MemorySnapshot as MemorySnapshot
-from .tracker import OperationColumns as OperationColumns
-from .tracker import OperationSummary as OperationSummary
-from .tracker import OperatorRecord as OperatorRecord
-from .tracker import OperatorShapes as OperatorShapes
-from .tracker import OperatorStatistics as OperatorStatistics
-from .tracker import PoolMemory as PoolMemory
-from .tracker import RunState as RunState
-from .tracker import SnapshotKind as SnapshotKind
-from .tracker import Source as Source
-from .tracker import Span as Span
-from .tracker import TensorInfo as TensorInfo
-from .tracker import TrackerMetadata as TrackerMetadata
-from .tracker import TrackerRecord as TrackerRecord
+from .captures import *
+from .category import *
+from .dataflow import *
+from .device import *
+from .graph import *
+from .ledger import *
+from .profile import *
+from .program import *
+from .provenance import *
+from .tracker import *

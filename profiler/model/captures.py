@@ -49,12 +49,9 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class CaptureRow:
-    """Blocks of one fate that the same text asked for.
+    """Blocks of one fate that the same text asked for, and the bytes that were asked for.
 
     Attributes:
-        fate: what became of them.
-        nbytes: that were asked for.
-        count: blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``.
         frame: innermost frame of the program; None where no Python was running.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
@@ -124,12 +121,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """Bytes of a pool that the same graphs use, one after the other.
-
-    Attributes:
-        nbytes: how many.
-        graphs: numbers of the graphs, ascending.
-    """
+    """Bytes of a pool that the same graphs use one after the other, by their numbers, ascending."""
 
     nbytes: Count
     graphs: tuple[Int, ...]

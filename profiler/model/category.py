@@ -1,33 +1,30 @@
 """What a byte is for.
 
-Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory
-profile; ``OUTPUT``, ``CONSTANT``, ``PERSISTENT_STATE`` and ``CHECKPOINTED_INPUT`` exist only for
-compiled code, whose call boundaries make them visible, and ``UNKNOWN`` is the honest remainder.
+Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory profile; ``OUTPUT``,
+``CONSTANT``, ``PERSISTENT_STATE`` and ``CHECKPOINTED_INPUT`` exist only for compiled code, whose
+call boundaries make them visible, and ``UNKNOWN`` is the honest remainder.
 
 Note [How a category is decided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 From what AOTAutograd and Dynamo know of a value, never from its name:
 
-* a buffer of a module that the graph writes to is PERSISTENT_STATE: running statistics, a cache
-  of keys and values; so is an input that it writes to and that the program has marked as
-  staying where it is (``torch._dynamo.mark_static_address``), as caches of transformers are;
-* a graph input that is another module parameter or buffer is PARAMETER, one that lives
-  in an optimizer's state is OPTIMIZER_STATE, a parameter's ``.grad`` handed to a
-  compiled optimizer step is GRADIENT; any other user input is INPUT;
-* memory that a forward returns for its backward is ACTIVATION, also where the
-  user holds it too: it cannot be released before the backward has run; of it, what a region
-  under ``torch.utils.checkpoint`` begins with is CHECKPOINTED_INPUT: made outside of the region
-  and used in it, by the numbers that Dynamo and AOTAutograd give regions (``ac_graph_id``);
-* memory returned to the user is OUTPUT, except a parameter's gradient: GRADIENT;
-* what exists only so that autograd can go from one graph to the next (incoming
-  tangents, gradients of values that are not parameters, random-number state,
-  effect tokens) is AUTOGRAD_DETAIL;
-* tensors baked into the graph are CONSTANT;
-* memory allocated and released within one call is TEMPORARY, scratch memory
-  inside a library kernel included.
-
-Buffers that no graph writes to (position tables, statistics that inference reads) count as
-PARAMETER; ``GraphValue.role`` keeps the two apart.
+* PERSISTENT_STATE: a buffer of a module that the graph writes to (running statistics, a cache of
+  keys and values), or such an input that the program has marked as staying where it is
+  (``torch._dynamo.mark_static_address``), as caches of transformers are;
+* PARAMETER: an input that is another module parameter or buffer, also one that no graph writes to
+  (``GraphValue.role`` keeps the two apart); OPTIMIZER_STATE: one that lives in an optimizer's
+  state; GRADIENT: a parameter's ``.grad`` handed to a compiled optimizer step; any other user input
+  is INPUT;
+* ACTIVATION: memory that a forward returns for its backward, also where the user holds it too; of
+  it, what a region under ``torch.utils.checkpoint`` begins with is CHECKPOINTED_INPUT: made outside
+  of the region and used in it, by the numbers that Dynamo and AOTAutograd give regions
+  (``ac_graph_id``);
+* OUTPUT: memory returned to the user, except a parameter's gradient: GRADIENT;
+* AUTOGRAD_DETAIL: what exists only so that autograd can go from one graph to the next (incoming
+  tangents, gradients of values that are not parameters, random-number state, effect tokens);
+* CONSTANT: tensors baked into the graph;
+* TEMPORARY: allocated and released within one call, scratch memory inside a library kernel
+  included.
 """
 
 from __future__ import annotations

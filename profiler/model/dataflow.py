@@ -41,13 +41,8 @@ class DataFlowStorage:
 
 @dataclass(frozen=True, slots=True)
 class DataFlowLeak:
-    """A storage that outlived the training step that made it and the whole step after.
-
-    Attributes:
-        storage: as it was when it was last written to.
-        made_in: number of the step that made it, from 0.
-        held_for: how many steps it outlived.
-    """
+    """A storage, as it was when it was last written to, that outlived the training step that made
+    it (by number, from 0) and so many steps after."""
 
     storage: DataFlowStorage
     made_in: Int
@@ -112,14 +107,8 @@ class DataFlowFailure:
 
 @dataclass(frozen=True, slots=True)
 class DataFlowColumns:
-    """The data-flow profile of one ``torch.profiler`` run, eager and compiled code alike.
-
-    Attributes:
-        devices: one entry a device, ordered by name.
-        failures: allocations that failed, in order of time.
-        notes: what else a reader should know, a line each: how far compiled code is known, what
-            was not looked at.
-    """
+    """The data-flow profile of one ``torch.profiler`` run, eager and compiled code alike: devices
+    by name, failures by time, and what else a reader should know, a line each."""
 
     devices: list[DataFlowDevice] = field(default_factory=list)
     failures: list[DataFlowFailure] = field(default_factory=list)

@@ -8,8 +8,7 @@ from enum import Enum
 
 from .category import Category
 from .limits import Count, Int
-from .placement import Placement
-from .program import AllocationProgram
+from .program import AllocationProgram, Placement
 from .provenance import BufferProvenance, NodeProvenance
 
 
@@ -64,7 +63,6 @@ class Statement:
 
     Attributes:
         line: 1-based.
-        kind: what it does.
         targets: names it assigns (or deletes).
         reads: names it reads; for a kernel its arguments, outputs included.
         text: the source text of its first line, stripped.

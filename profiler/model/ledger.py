@@ -108,7 +108,6 @@ class LedgerEntry:
 
     Attributes:
         time_ns: ``time.time_ns()`` when it happened.
-        kind: what happened.
         graph: ``GraphRecord.id`` it concerns, None if none.
         reason: why, in words.
         count: how often the same thing happened; repeats are counted, not repeated.

@@ -4,17 +4,109 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from .captures import GraphPool
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
-from .growth import Growth
 from .ledger import LedgerEntry
-from .limits import LARGEST, Int
-from .process import Process
-from .totals import DeviceTotals
+from .limits import LARGEST, Count, Int, Positive
+from .provenance import SourceFrame
 from .tracker import RunState, TrackerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process and its place in a distributed job, both ranks from 0; alone it is rank 0 of 1."""
+
+    rank: Count = 0
+    local_rank: Count = 0
+    world_size: Positive = 1
+    host: str = ""
+    pid: Int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """The counters of one device's allocator, in bytes.
+
+    Attributes:
+        total: of the device's memory.
+        allocated, reserved: handed out to the program, and taken from the device, at that instant.
+        most_allocated, most_reserved: the most of each since the process began, or since it has
+            reset these counters.
+    """
+
+    device: str
+    total: Int = 0
+    allocated: Int = 0
+    reserved: Int = 0
+    most_allocated: Int = 0
+    most_reserved: Int = 0
+
+
+class GrowthSource(str, Enum):
+    """Who has seen something grow."""
+
+    ALLOCATOR = "allocator"
+    """The allocator's history, followed to the end (``eager=True``)."""
+    DATA_FLOW = "data_flow"
+    """A run of ``torch.profiler``."""
+    COMPILED = "compiled"
+    """Forwards of compiled code whose backward never came, with what they saved, at the end."""
+    TRACKER = "tracker"
+    """Snapshots of the run-time tracker."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPart:
+    """What grows, of one line.
+
+    Attributes:
+        nbytes, count: that are held, in so many blocks or tensors.
+        what: what they are for, or the FX node that made them.
+        frame: innermost frame of the program that made them; None if not known.
+        modules: as in ``AccountRow``.
+    """
+
+    nbytes: Int
+    count: Int
+    what: str = ""
+    frame: SourceFrame | None = None
+    modules: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that is held and grows; see Note [What counts as growth] in ``growth.py``.
+
+    Attributes:
+        source: who has seen it.
+        device: e.g. ``cuda:0``.
+        nbytes: that are held at the end.
+        a_step: bytes by which it grows in each step, on average over those that were looked at.
+        step: what a step is: ``optimizer step``, ``backward``, ``1,000 allocations``, ``forward``.
+        since: the first step of which something is held, from 1.
+        steps: how many steps there were.
+        holder: who refers to it, from the innermost on, e.g. ``debug[...], global of train.py``;
+            empty if nobody with a name was found.
+        frame: line that made what is held, or where that is a graph of autograd, the tensor at its
+            end; None if not known.
+        parts: what it consists of, most bytes first.
+    """
+
+    source: GrowthSource
+    device: str
+    nbytes: Count
+    a_step: Count
+    step: str
+    since: Int
+    steps: Int
+    holder: str = ""
+    frame: SourceFrame | None = None
+    parts: tuple[GrowthPart, ...] = ()
+
 
 FORMAT = "memprof-profile"
 SCHEMA_VERSION = 2
@@ -22,15 +114,8 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a profile was taken.
-
-    Attributes:
-        system: e.g. ``Linux-6.1``.
-        cpu: processor name.
-        cores: processors this process may use.
-        memory_bytes: physical memory, 0 if unknown.
-        accelerators: names of the devices torch sees.
-    """
+    """Where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this process
+    may use, bytes of physical memory (0 if unknown), and names of the devices torch sees."""
 
     system: str = ""
     cpu: str = ""

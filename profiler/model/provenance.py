@@ -29,14 +29,8 @@ IN_TORCH = "-packages/torch/"
 
 @dataclass(frozen=True, slots=True)
 class SourceFrame:
-    """One frame of user code.
-
-    Attributes:
-        file: path as Python reported it.
-        line: 1-based.
-        function: name of the function.
-        code: the text of the line, or "" where it could not be read.
-    """
+    """One frame of user code: the path as Python reported it, the line from 1, the function, and
+    the text of the line, "" where it could not be read."""
 
     file: str
     line: Int

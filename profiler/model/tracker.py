@@ -85,11 +85,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures came from.
+    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run.
 
     Attributes:
-        name: e.g. ``python tensors``.
-        used: whether it was asked in this run.
         sees: what it counts, in words.
         misses: what it cannot see, in words; why it was not used where it was not.
     """
@@ -206,13 +204,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """A private pool of a device's allocator (CUDA graphs have their own).
-
-    Attributes:
-        id: as the allocator names it, e.g. ``(0, 1)``.
-        reserved_bytes: from the system.
-        allocated_bytes: handed out.
-    """
+    """A private pool of a device's allocator (CUDA graphs have their own), named as the allocator
+    does, e.g. ``(0, 1)``."""
 
     id: str
     reserved_bytes: Int
@@ -333,13 +326,8 @@ class OperationColumns:
 
 @dataclass(slots=True)
 class DeviceSummary:
-    """The memory of one device over all invocations of an operation, bytes.
-
-    Attributes:
-        total_delta, max_delta: of ``after - before``: sum and highest.
-        max_peak: the highest ``peak``.
-        measured: invocations with known figures.
-    """
+    """The memory of one device over all invocations of an operation, bytes: sum and highest of
+    ``after - before``, the highest ``peak``, and of how many invocations that is known."""
 
     total_delta: Int = 0
     max_delta: Int = 0
@@ -384,13 +372,8 @@ class OperationSummary:
 
 @dataclass(frozen=True, slots=True)
 class OperatorShapes:
-    """The calls of an operator with certain input shapes.
-
-    Attributes:
-        shapes: one entry an input, the sizes of a tensor and () for what is none.
-        count: calls.
-        self_cpu_ns, self_device_ns: time in it and in no other operator.
-    """
+    """The calls of an operator with certain input shapes (one entry an input, () for what is no
+    tensor), and time in it and in no other operator."""
 
     shapes: tuple[tuple[Int, ...], ...]
     count: Int
@@ -448,15 +431,9 @@ class OperatorRecord:
 
 @dataclass(slots=True, repr=False)
 class TrackerRecord:
-    """The record of one tracker, the ``tracker`` of a ``Profile``.
-
-    Attributes:
-        metadata: circumstances, sources, lanes.
-        snapshots: in order of time.
-        operation_allocations: single invocations of operations.
-        operation_summary: the tree of operations; a parent stands before its children.
-        pytorch_operations: operator statistics.
-    """
+    """The record of one tracker, the ``tracker`` of a ``Profile``: snapshots in order of time,
+    single invocations of operations, the tree of operations (a parent stands before its children),
+    and operator statistics."""
 
     metadata: TrackerMetadata = field(default_factory=TrackerMetadata)
     snapshots: list[MemorySnapshot] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..breakdown import Breakdown, View, data_flow_breakdown
+from ..attribution import Breakdown, View, data_flow_breakdown
 from ..model import Category, DataFlowLeak, DataFlowStorage, Profile, TensorInfo, TrackerRecord
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..claims import names_beside
 from ..errors import ProfileExistsError
-from ..writing import write_whole
+from ..writing import names_beside, write_whole
 from .fold import Entry
 from .journal import Journal
 

@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .._json import to_json
-from ..claims import try_lock
 from ..frames import Kind, pack
 from ..model import FORMAT, SCHEMA_VERSION
-from ..writing import refused
+from ..writing import refused, try_lock
 from .fold import Entry
 
 REWRITE_AT = 4 << 20

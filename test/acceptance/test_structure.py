@@ -32,7 +32,6 @@ BELOW = {
 }
 TORCH_FREE = [
     "profiler/advice",
-    "profiler/call_modes.py",
     "profiler/devices.py",
     "profiler/diff.py",
     "profiler/export",
@@ -45,6 +44,7 @@ TORCH_FREE = [
     "profiler/encoding.py",
     "profiler/frames.py",
     "profiler/timeline.py",
+    "profiler/trees.py",
 ]
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.export import devices_of, export_profile
 from memprof.profiler.timeline import Timeline
+from memprof.profiler.trees import CallMode, call_modes
 
 pytestmark = pytest.mark.simgpu
 

@@ -19,9 +19,8 @@ import memprof.streaming
 from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
 from memprof.profiler.file import encode_profile, read_profile
-from memprof.profiler.following import Writer
 from memprof.profiler.model import Profile
-from memprof.profiler.running_job import JobFile
+from memprof.profiler.running_job import JobFile, Writer
 
 pytestmark = pytest.mark.zero_kernels
 

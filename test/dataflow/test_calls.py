@@ -26,7 +26,7 @@ from memprof.profiler.model import (
     Storage,
     TreeDetail,
 )
-from memprof.profiler.replay_memory import Lease, ReplayMemory
+from memprof.profiler.process_hooks import Lease, ReplayMemory
 
 from . import fake_trace
 from .fake_trace import PyCall, Result, alloc, fakes  # noqa: F401

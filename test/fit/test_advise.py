@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from memprof.cli import main
 from memprof.fit import tries
-from memprof.fit.expected import expected
+from memprof.fit.tries import expected
 from memprof.profiler.advice import Finding, FindingKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
@@ -43,7 +43,7 @@ from .programs import BUILD, account_of
 
 GIB = 1 << 30
 
-advise_module = importlib.import_module("memprof.commands.advise")
+advise_module = importlib.import_module("memprof.commands.fit")
 """The module, which its function hides."""
 
 SAVES = {"checkpoint": 6, "fused-optimizer": 1, "optimizer-one-by-one": 2, "memory-budget": -1}

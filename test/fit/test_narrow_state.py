@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memprof.simulate.narrow_state import step_by_parameter
+from memprof.simulate.applied import step_by_parameter
 
 
 def test_parameters_that_are_narrow_already_keep_their_state() -> None:

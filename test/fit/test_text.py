@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.fit.store import Tried
-from memprof.fit.table import BUDGET, Budget, Row
-from memprof.fit.text import render_budget
+from memprof.fit.table import BUDGET, Budget, Row, render_budget
+from memprof.fit.tries import Tried
 from memprof.simulated_cuda.gpus import find_gpu
 
 

@@ -18,7 +18,7 @@ import pytest
 from memprof import pytest_plugin
 from memprof.gate import CHILD
 from memprof.gate import item as gated
-from memprof.gate.judge import BadGate
+from memprof.gate.item import BadGate
 from memprof.simulate import parent
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation

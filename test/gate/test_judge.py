@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.gate.judge import BadGate, baseline_path, judge, read_mark
-from memprof.gate.table import add, begin
+from memprof.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,
@@ -126,8 +125,8 @@ def test_a_row_of_the_table(tmp_path: Path) -> None:
     judge(NODE, file, gate, took(100 * MIB), update=True)
     _, row = judge(NODE, file, gate, took(103 * MIB), update=False)
     table = tmp_path / "table.md"
-    begin(str(table))
-    add(str(table), row)
+    begin_table(str(table))
+    add_row(str(table), row)
     *_, last = table.read_text().splitlines()
     assert last == (
         f"| `{NODE}` | t4 | 203 MiB | 200 MiB | 203 MiB | 200 MiB | +1.50 % | **failed** |"

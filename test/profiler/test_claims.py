@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.profiler import claims
+from memprof.profiler import writing
 from memprof.profiler.errors import ProfileExistsError, ProfileNotWritableError
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
@@ -57,7 +57,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> Non
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN that nobody can know who writes a file
-    monkeypatch.setattr(claims, "try_lock", lambda fd, **_: None)
+    monkeypatch.setattr(writing, "try_lock", lambda fd, **_: None)
     path = tmp_path / "run.memprof"
     fd, mine = create_for_streaming(path)
     os.write(fd, b"x")
@@ -76,16 +76,16 @@ def test_a_claim_is_of_the_file_that_is_there(
     # GIVEN a file that is replaced between opening and locking it
     path = tmp_path / "f"
     path.write_bytes(b"old")
-    lock = claims.try_lock
+    lock = writing.try_lock
 
     def late(fd: int, **_: bool) -> bool | None:
-        monkeypatch.setattr(claims, "try_lock", lock)
+        monkeypatch.setattr(writing, "try_lock", lock)
         (tmp_path / "new").write_bytes(b"new")
         os.replace(tmp_path / "new", path)
         return lock(fd)
 
-    monkeypatch.setattr(claims, "try_lock", late)
-    fd = claims.claim(str(path))
+    monkeypatch.setattr(writing, "try_lock", late)
+    fd = writing.claim(str(path))
     assert fd is not None
     os.write(fd, b"mine")
     os.close(fd)
@@ -146,6 +146,6 @@ def test_a_name_that_is_taken_while_a_new_file_is_written(
     ],
 )
 def test_names_beside_keep_what_says_the_format(name: str, wanted: str) -> None:
-    first, second = list(claims.names_beside(f"d/{name}"))[:2]
+    first, second = list(writing.names_beside(f"d/{name}"))[:2]
     assert first == f"d/{wanted}".replace("{pid}", str(os.getpid()))
     assert second == f"d/{wanted}".replace("{pid}", f"{os.getpid()}-2")

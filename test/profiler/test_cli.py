@@ -244,8 +244,8 @@ def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
     result = invoke("report", "--full", str(tmp_path / "p.memprof"))
     assert result.exit_code == 0
     assert result.stderr == (
-        f"Warning: {tmp_path / 'p.memprof'}: left out: a program: Invalid enum value 'x' - at "
-        "`$.graphs[0].programs[0].storages[0].origin`\n"
+        f"Warning: {tmp_path / 'p.memprof'}: left out: an allocation program: "
+        "Invalid enum value 'x' - at `$.graphs[0].programs[0].storages[0].origin`\n"
     )
     assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
     assert "3 calls · 0/0 forward" in result.stdout

@@ -13,7 +13,8 @@ from expecttest import TestCase
 from profile_builder import MIB, training
 
 from memprof.cli import main
-from memprof.profiler.diff import Change, Quantity, compare
+from memprof.profiler.diff import compare
+from memprof.profiler.diff_model import Change, Quantity
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
     LedgerEntry,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from memprof import doctor
 from memprof.cli import main
-from memprof.doctor import Diagnosis, Finding, Status, examine, render_doctor
+from memprof.commands import doctor
+from memprof.commands.doctor import Diagnosis, Finding, Status, examine, render_doctor
 from memprof.profiler.report import Style
 
 pytest.importorskip("torch")

@@ -454,8 +454,12 @@ def test_fields_of_another_type_are_left_out() -> None:
         (Kind.FIELDS, b'{"released":[1]}', "released: Expected `object`, got `array`"),
         (Kind.FIELDS, b'{"torch":3}', "torch: Expected `str`, got `int`"),
         (Kind.GRAPH, b'{"id":1,"inputs":3}', "inputs: Expected `array`, got `int`"),
-        (Kind.GRAPH, b'{"id":1,"programs":{"from":0,"items":[3]}}', "a program: Expected `object`"),
-        (Kind.GRAPH, b'{"id":7}', "a graph: Object missing required field `kind`"),
+        (
+            Kind.GRAPH,
+            b'{"id":1,"programs":{"from":0,"items":[3]}}',
+            "an allocation program: Expected `object`",
+        ),
+        (Kind.GRAPH, b'{"id":7}', "a graph record: Object missing required field `kind`"),
     ):
         found = decode_profile(more(kind, payload))
         assert found.left_out[0].startswith(says)
@@ -478,7 +482,9 @@ def test_wrong_content_is_named(tmp_path: Path) -> None:
     profile = training()
     profile.graphs[0].kind = "sideways"  # type: ignore[assignment]
     found = decode_profile(encode_profile(profile), "p")
-    assert found.left_out[0] == ("a graph: Invalid enum value 'sideways' - at `$.graphs[0].kind`")
+    assert found.left_out[0] == (
+        "a graph record: Invalid enum value 'sideways' - at `$.graphs[0].kind`"
+    )
     assert [g.id for g in found.graphs] == [1, 2]
     assert len(found.calls) == 6
 

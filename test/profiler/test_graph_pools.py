@@ -134,7 +134,7 @@ def test_a_pool_that_contradicts_itself_is_left_out(change: dict[str, object], s
     wrong = dataclasses.replace(pool(), **change)
     profile = Profile(graph_pools=[wrong, pool()])
     (found,) = {line for line in findings(profile) if said in line}
-    assert found.startswith("a pool: ")
+    assert found.startswith("a graph pool: ")
     read = decode_profile(encode_profile(profile))
     assert read.graph_pools == [pool()]
     assert read.left_out
@@ -146,7 +146,7 @@ def test_a_pool_that_cannot_be_read_costs_itself_alone() -> None:
     wrong = dataclasses.replace(pool(), name=17)  # type: ignore[arg-type]
     read = decode_profile(encode_profile(Profile(graph_pools=[wrong, pool()])))
     assert read.graph_pools == [pool()]
-    assert read.left_out[0].startswith("a pool: ")
+    assert read.left_out[0].startswith("a graph pool: ")
 
 
 def test_names_are_of_the_innermost_block() -> None:

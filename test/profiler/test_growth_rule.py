@@ -12,8 +12,7 @@ from fuzz.documents import everything
 
 from memprof.cli import main
 from memprof.profiler.file import write_profile
-from memprof.profiler.growth import growth, looked
-from memprof.profiler.growth_rule import LEAST, MIN_A_STEP, Gone, Rate, rate_of
+from memprof.profiler.growth import LEAST, MIN_A_STEP, Gone, Rate, growth, looked, rate_of
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,

@@ -39,10 +39,10 @@ from memprof.profiler.model import (
 from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.repair import LONGEST_PATH, LONGEST_PATHS
 from memprof.profiler.report import Style, render_text, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
-from memprof.profiler.validate import LONGEST_PATH, LONGEST_PATHS
 
 
 def everything() -> Profile:

@@ -16,15 +16,14 @@ from profile_builder import MIB, calls, training
 from test_growth_rule import GROWTH, tracked
 
 from memprof.cli import main
-from memprof.profiler import claims, following
+from memprof.profiler import running_job, writing
 from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.following import Followed, Writer
 from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
 from memprof.profiler.report.sections.top import of_present
 from memprof.profiler.report.text import render
-from memprof.profiler.running_job import STALLED_NS, JobFile, Present
+from memprof.profiler.running_job import STALLED_NS, JobFile, Present, Writer
 
 NOW = 1_700_000_100_000_000_000
 
@@ -43,7 +42,7 @@ def running(reserved: int = 40 * MIB, rank: int = 0) -> Profile:
 def path(tmp_path: Path) -> Iterator[str]:
     """Of a file that somebody writes."""
     path = str(tmp_path / "run.memprof")
-    fd = claims.claim(path)
+    fd = writing.claim(path)
     assert fd is not None
     os.write(fd, encode_profile(running()))
     yield path
@@ -65,7 +64,7 @@ class TestFollowing:
         whole += encoder.chunk(profile, CallColumns(), end=True)
         file = tmp_path / "run.memprof"
         file.write_bytes(b"")
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         with pytest.raises(ProfileError, match="not one yet"):
             followed.profile()
         seen = []
@@ -86,7 +85,7 @@ class TestFollowing:
     def test_a_file_that_is_replaced_is_read_anew(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         assert len(followed.profile().calls) == 9
         (tmp_path / "new").write_bytes(encode_profile(training(steps=1)))
         os.replace(tmp_path / "new", file)
@@ -98,10 +97,10 @@ class TestFollowing:
     def test_of_a_long_log_the_latest_calls_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(following, "KEEP_CALLS", 4)
+        monkeypatch.setattr(running_job, "KEEP_CALLS", 4)
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(training()))
-        found = Followed(str(file)).profile()
+        found = JobFile(str(file)).profile()
         assert (len(found.calls), found.calls.dropped) == (4, 5)
         assert found.calls.start_ns == training().calls.start_ns[-4:]
         assert [g.calls for g in found.graphs] == [3, 3, 3]
@@ -116,14 +115,14 @@ class TestFollowing:
 
 class TestWriter:
     def test_it_lives_as_long_as_it_holds_its_file(self, path: str) -> None:
-        followed = Followed(path)
+        followed = JobFile(path)
         followed.profile()
         assert followed.writer() is Writer.ALIVE
 
     def test_without_an_end_and_without_a_writer_it_has_died(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))
-        followed = Followed(str(file))
+        followed = JobFile(str(file))
         followed.profile()
         assert followed.writer() is Writer.DIED
         file.write_bytes(encode_profile(training()))
@@ -133,8 +132,8 @@ class TestWriter:
     def test_where_there_are_no_locks_another_host_cannot_be_told(
         self, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(claims, "is_locked", lambda path: None)
-        followed = Followed(path)
+        monkeypatch.setattr(writing, "is_locked", lambda path: None)
+        followed = JobFile(path)
         followed.profile()
         assert followed.writer() is Writer.UNKNOWN  # it is of `host`
 

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli import main
-from memprof.simulate.command_line import BadCommand, Command, parse
-from memprof.simulate.job import BadJob, jobs_of
+from memprof.simulate.command_line import BadCommand, BadJob, Command, jobs_of, parse
 
 
 @pytest.mark.parametrize(

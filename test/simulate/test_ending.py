@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.simulate.ending import FACTOR, LEAST, WITH_OPTIMIZER, Stillness
+from memprof.simulate.launch import FACTOR, LEAST, WITH_OPTIMIZER, Stillness
 
 
 def test_ends_once_nothing_was_new_for_long() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memprof.simulate import pretend
-from memprof.simulate.pretend import BadPretence, Pretence, Pretences, parse_pretence
+from memprof.simulate.pretend import BadPretence, HostReads, Pretence, parse_pretence
 
 from .test_simulate import simulate
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_said() -> None:
     import ctypes
 
     buffer = ctypes.create_string_buffer(b"abcd", 4)
-    pretences = Pretences([Pretence("a.py", 1, (0.5,)), Pretence("a.py", 2, (1,))])
+    pretences = HostReads([Pretence("a.py", 1, (0.5,)), Pretence("a.py", 2, (1,))])
     assert not pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
     assert buffer.raw == b"abcd"
     assert list(pretences.misfits) == [

@@ -14,7 +14,6 @@ from framing import findings, framed, packed, records_of, split
 from fuzz.hostile_tracker import BAD_ENTRIES
 
 from memprof.profiler._json import to_json
-from memprof.profiler.claims import is_locked
 from memprof.profiler.errors import (
     ProfileError,
     ProfileNotWritableError,
@@ -42,6 +41,7 @@ from memprof.profiler.tracker.journal import Journal
 from memprof.profiler.tracker.rows import as_columns
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.writing import is_locked
 
 from .records import row, snapshot
 

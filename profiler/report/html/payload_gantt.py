@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...call_modes import CallMode, call_modes
 from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TrackerRecord
+from ...trees import CallMode, call_modes
 from .gantt_lanes import Bar, nested_rows, packed_rows
 
 KINDS = (

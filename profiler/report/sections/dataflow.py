@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...breakdown import View
+from ...attribution import View
 from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Unit, alike, below, share
 from ..format import format_ns
 from ..parts import DataFlowPeak

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ...following import Writer
 from ...model import Growth
-from ...running_job import Present
+from ...running_job import Present, Writer
 from ..columns import BYTES, CATEGORY, TEXT, Cell, Column, Unit, alike, share
 from ..failure import place
 from ..format import format_ns

@@ -57,11 +57,10 @@ from .categories import (
     UNKNOWN,
     Categories,
 )
-from .columns import Bytes, EventColumns, Ints, ScopeKind, at, frozen
+from .columns import STATE, Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
-from .schema import STATE
 from .storages import Storages
 
 

@@ -20,7 +20,7 @@ from memprof.profiler.writing import output, write_whole
 from .categories import CATEGORIES
 from .columns import Ints
 from .corrections import Rule
-from .over_time import by_category_us, deltas
+from .live import by_category_us, deltas
 from .profile import DataFlowProfile
 from .replays import ADDED_PTR
 from .storages import Action

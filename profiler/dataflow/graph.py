@@ -24,15 +24,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import NODE, Bools, Bytes, EventColumns, Ints, UseTable, frozen, rows
-from .schema import AMBIGUOUS, READ, STATE, WRITTEN
+from .columns import (
+    AMBIGUOUS,
+    NODE,
+    READ,
+    WRITTEN,
+    Bools,
+    Bytes,
+    EventColumns,
+    Ints,
+    frozen,
+)
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
-"""Besides READ, WRITTEN, AMBIGUOUS and STATE of ``schema``: what an edge is made of.
-MUTATED follows from the others: it writes to a storage that lives on."""
+"""Besides READ, WRITTEN, AMBIGUOUS and STATE: what an edge is made of. MUTATED follows from the
+others: it writes to a storage that lives on."""
 _EFFECT_BITS = 6
 """All but MUTATED fit."""
-_USES = READ | WRITTEN | AMBIGUOUS | STATE
 
 
 class InvalidDataFlow(AssertionError):
@@ -131,12 +139,6 @@ class Graph:
         """Edges whose storage lives only in their node."""
         return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
-    def uses(self) -> UseTable:
-        """What operators did to storages, a row an edge: the same graph can be made of it."""
-        effect = (self.flags & _USES).astype(np.uint8, copy=False)
-        edges = np.flatnonzero(effect)
-        return UseTable(self.leaf[self.edge_node[edges]], self.edge_key[edges], effect[edges])
-
     def validate(self) -> None:
         """Check that this is a graph without cycles and with one creator a value.
 
@@ -148,19 +150,13 @@ class Graph:
             raise InvalidDataFlow(self.problems[0].text + more)
 
 
-def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
-    """The data-flow graph of a trace. Contradictions end up in ``problems``.
-
-    Args:
-        columns: of the trace.
-        keep_uses: leave ``columns.uses``, which nothing else needs, as they are. Else they are
-            made again of the graph when they are asked for.
-    """
+def build_graph(columns: EventColumns) -> Graph:
+    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
-    edge_node, edge_key, flags, twice = _edges(columns, node_of, keep_uses)
+    edge_node, edge_key, flags, twice = _edges(columns, node_of)
     problems = [_problem(columns, "double_free", order, edge_node[e], edge_key[e]) for e in twice]
 
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
@@ -190,28 +186,25 @@ def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
     for e in np.setdiff1d(made, made[first_made]).tolist():
         problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
 
-    graph = Graph(
+    return Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
         edge_key=frozen(edge_key),
         flags=frozen(flags),
         version=frozen(np.where(allocates, np.int32(-1), version)),
-        bounds=rows(np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32))),
+        bounds=frozen(
+            np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32)), np.int32
+        ),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
         problems=problems,
     )
-    if not keep_uses:
-        columns.uses_are(graph.uses)
-    return graph
 
 
-def _edges(
-    columns: EventColumns, node_of: Ints, keep_uses: bool
-) -> tuple[Ints, Ints, Bytes, list[int]]:
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, list[int]]:
     """Node, key and flags of every edge, sorted by node and key rank; and those of them
     that release their storage twice."""
-    uses, allocations, keys = columns.all_uses(), columns.allocations, columns.keys
+    uses, allocations, keys = columns.uses, columns.allocations, columns.keys
     named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.
@@ -228,9 +221,7 @@ def _edges(
         packed[len(uses) :] |= np.where(
             allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
         )
-    del uses, named
-    if not keep_uses:
-        columns.drop_uses()
+    del named
     packed.sort()
     effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
     packed >>= _EFFECT_BITS

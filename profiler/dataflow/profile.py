@@ -13,7 +13,6 @@ from memprof.profiler.replay_memory import ReplayMemory, replay_memory
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
 from .categories import CATEGORIES, Categories, deduce
-from .changes import Changes, find_changes
 from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
 from .compiled import CompiledCalls, Owner, find_compiled
 from .context import Context, find_context
@@ -21,7 +20,7 @@ from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
 from .graph import Graph, build_graph
 from .read import read_events
 from .replays import join_replays
-from .storages import Action, Storages, lifetimes
+from .storages import Action, Changes, Storages, find_changes, lifetimes
 
 
 class DataFlowProfile:
@@ -33,7 +32,6 @@ class DataFlowProfile:
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
         memory: of pools and arenas.
-        keep_uses: False if nobody else has the columns: then they need not be kept as they are.
 
     Attributes:
         columns: what was read of the run, and what replays.py added to it.
@@ -56,12 +54,9 @@ class DataFlowProfile:
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
         memory: Sequence[ReplayMemory] = (),
-        keep_uses: bool = True,
     ) -> None:
         chosen = frozenset(rules)
-        if keep_uses:  # They are somebody else's as well, who may make another profile of them.
-            columns = columns.as_read()
-        self.columns = columns
+        columns = columns.as_read or columns
         self.memory = memory
         calls: list[GeneratedCall] | None = None
         replayed: Bools | None = None
@@ -74,11 +69,11 @@ class DataFlowProfile:
             known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
             calls = match_calls(columns, known)
             if known is not None:
-                columns.read = columns.lengths
-                replayed = join_replays(columns, calls, known, memory)
+                columns, replayed = join_replays(columns, calls, known, memory)
         objects = objects or KnownObjects()
         self._paths = objects.modules
-        self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
+        self.columns = columns
+        self.graph: Graph = build_graph(columns)
         self.context: Context = find_context(columns, self.graph)
         self.storages: Storages = lifetimes(columns)
         self.compiled: CompiledCalls | None = None
@@ -269,7 +264,6 @@ def profile_memory(
         memprof_profile=memprof_profile,
         objects=KnownObjects.of(_several(modules), _several(optimizers)),
         memory=replay_memory(),
-        keep_uses=False,
     )
 
 

@@ -19,7 +19,7 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
@@ -27,8 +27,17 @@ from typing import Any
 from memprof.profiler.process_hooks import collector_paused
 
 from . import _torch_compat as compat
-from .columns import ENGINE, FORWARD, NODE, EventColumns, FailedAllocation, ScopeKind
-from .schema import SchemaCache
+from .columns import (
+    AMBIGUOUS,
+    ENGINE,
+    FORWARD,
+    NODE,
+    READ,
+    STATE,
+    WRITTEN,
+    EventColumns,
+    ScopeKind,
+)
 from .tables import GrowingTables, signed
 
 # What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
@@ -57,30 +66,44 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
         for thread, roots in groupby(compat.event_tree(result), lambda e: signed(e.start_tid)):
             reader.tables.threads.append((reader.events, thread))
             reader.walk(roots)
-    columns = reader.tables.columns(reader.events)
-    columns.skip_compiler = skip_compiler
-    columns.kineto = compat.kineto_result(result)
-    if reader.tables.oom:
-        columns.out_of_memory = _failures(reader.tables.oom, columns.kineto)
-    return columns
+    return reader.tables.columns(reader.events, skip_compiler, compat.kineto_result(result))
 
 
-def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[FailedAllocation]:
-    # An event of the tree does not say on which device it failed.
-    devices = compat.failed_devices(kineto)
+Signature = tuple[Any, ...]
+"""Of each argument of a call ``TensorMetadata``, ``list``, a scalar type, or None."""
+_Schemas = Callable[[str], tuple[Any, ...]]
+
+_STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
+
+
+def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
+    """Whether a call can be one of an operator, and what it does to each argument.
+
+    The profiler records no overload, so the call is held against every overload's schema; in
+    practice one remains. WRITTEN is what any of those that remain writes to.
+    """
     found = [
-        FailedAllocation(number, time, devices.get(time), op, scope)
-        for number, time, op, scope in rows
+        s
+        for s in schemas(name)
+        if len(s.arguments) == len(signature)
+        and all(compat.accepts(a.type, o) for a, o in zip(s.arguments, signature, strict=True))
     ]
-    return sorted(found, key=lambda f: f.time)
+    if not found:
+        return False, (AMBIGUOUS,) * len(signature)
+    effects = []
+    for overloads in zip(*(s.arguments for s in found), strict=True):
+        written = any(a.alias_info is not None and a.alias_info.is_write for a in overloads)
+        state = any(a.name in _STATE_ARGUMENTS for a in overloads)
+        effects.append((WRITTEN if written else READ) | (STATE if state else 0))
+    return True, tuple(effects)
 
 
-def _op_kind(schemas: SchemaCache, name: str) -> int:
+def _op_kind(schemas: _Schemas, name: str) -> int:
     """What an operator event is, by its name."""
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
-    return _PLAIN if schemas.schemas(name) else ScopeKind.RANGE
+    return _PLAIN if schemas(name) else ScopeKind.RANGE
 
 
 def _python_kind(skip_compiler: bool, name: str) -> int:
@@ -98,9 +121,11 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
 class _Reader:
     def __init__(self, skip_compiler: bool) -> None:
         self.tables = GrowingTables()
-        self.schemas = SchemaCache()
-        # Nothing of the reader's own refers to it: its tables go with it.
-        self.op_kind = cache(partial(_op_kind, self.schemas))
+        # Nothing of the reader's own refers to it: its tables go with it. A run of a million
+        # calls asks for a few hundred matches.
+        schemas = cache(compat.registered_schemas)
+        self.match = cache(partial(_match, schemas))
+        self.op_kind = cache(partial(_op_kind, schemas))
         self.python_kind = cache(partial(_python_kind, skip_compiler))
         self.events = 0
 
@@ -111,7 +136,7 @@ class _Reader:
         # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
         METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
-        tables, match, names = self.tables, self.schemas.match, self.tables.names
+        tables, match, names = self.tables, self.match, self.tables.names
         latest, allocated, on_cpu = tables.latest, tables.allocated, tables.on_cpu
         key_alloc, key_dev = tables.key_alloc, tables.key_dev
         find, tensor, new_leaf, new_scope = (
@@ -164,7 +189,7 @@ class _Reader:
                 below, back, inside, around = leaf, backward, scope, op
                 if type_ is OP:
                     name = x.name
-                    signature: list[object] = []
+                    signature: list[Any] = []
                     keys: list[Any] = []
                     for value in x.inputs:
                         t = type(value)

@@ -8,6 +8,7 @@ generated.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 from memprof.profiler.model import SourceFrame
 
 from . import _torch_compat as compat
+from .columns import EventColumns
 
 _NOT_USER = re.compile(
     r"^torch/|^<|^(contextlib|functools|threading)\.py$|/site-packages/|torchinductor_"
@@ -27,21 +29,16 @@ _NOT_USER = re.compile(
 
 
 def events_by_number(
-    result: Any, wanted: set[int], *, skip_compiler: bool = True
+    columns: EventColumns, wanted: set[int]
 ) -> Iterator[tuple[int, Any, list[Any]]]:
-    """Number, event and the events around it, outermost first, of the wanted events.
+    """Number, event and the events around it, outermost first, of events wanted by number.
 
     The list of the events around it is reused: copy what is to be kept.
-
-    Args:
-        result: the profiler's result.
-        wanted: numbers of events, as in ``EventColumns``.
-        skip_compiler: as it was for ``read_events``.
     """
     if not wanted:
         return
     number, last = -1, max(wanted)
-    stack: list[Iterator[Any]] = [iter(compat.event_tree(result))]
+    stack: list[Iterator[Any]] = [iter(compat.event_tree(columns.kineto))]
     path: list[Any] = []
     while stack:
         event = next(stack[-1], None)
@@ -58,35 +55,24 @@ def events_by_number(
         x = event.extra_fields
         if type(x) is compat.Allocation:
             continue
-        if skip_compiler and type(x) is compat.PyCall and compat.is_compiler_frame(_name(event)):
-            continue
+        if type(x) is compat.PyCall and columns.skip_compiler:
+            with contextlib.suppress(UnicodeDecodeError):
+                if compat.is_compiler_frame(event.name):
+                    continue
         children = event.children
         if children:
             stack.append(iter(children))
             path.append(event)
 
 
-def frames_of_events(
-    result: Any, wanted: set[int], *, skip_compiler: bool = True
-) -> dict[int, SourceFrame]:
+def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
     """The user's line around each wanted event, where a Python call was made from one.
 
     The profiler takes the folders of ``sys.path`` off file names; they are put on again for
     reading the line's text, not for its name.
     """
-    out: dict[int, SourceFrame] = {}
-    for number, _, path in events_by_number(result, wanted, skip_compiler=skip_compiler):
-        frame = _frame(path)
-        if frame is not None:
-            out[number] = frame
-    return out
-
-
-def _name(event: Any) -> str:
-    try:
-        return str(event.name)
-    except UnicodeDecodeError:
-        return ""
+    found = ((number, _frame(path)) for number, _, path in events_by_number(columns, wanted))
+    return {number: frame for number, frame in found if frame is not None}
 
 
 def _frame(path: list[Any]) -> SourceFrame | None:

@@ -87,9 +87,7 @@ class OpTree(_memory_profiler.OpTree):
         # A leaf that a replay added has no event.
         rows = {number: i for i, number in enumerate(numbers) if number >= 0}
         out: list[Any] = [None] * len(numbers)
-        for number, event, _ in events_by_number(
-            self.result, set(rows), skip_compiler=self.skip_compiler
-        ):
+        for number, event, _ in events_by_number(self.columns, set(rows)):
             out[rows[number]] = event
         return out
 

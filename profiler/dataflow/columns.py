@@ -96,6 +96,7 @@ class LeafTable(_Columns):
         backward: FORWARD, ENGINE or NODE; a backward node is in NODE.
         scope: innermost row of the scope table around it.
         sequence: autograd sequence number, -1 if none.
+        first_use: row of the use table; its uses end where those of the next leaf begin.
     """
 
     event: Ints
@@ -104,14 +105,14 @@ class LeafTable(_Columns):
     backward: Bytes
     scope: Ints
     sequence: Ints
+    first_use: Ints
 
 
 @dataclass(slots=True)
 class UseTable(_Columns):
-    """Tensors passed to operators at or below a leaf; ``leaf`` and ``key`` are rows of those
-    tables, ``effect`` is READ, WRITTEN or AMBIGUOUS, with STATE added."""
+    """Tensors passed to operators at or below a leaf, leaf by leaf; ``effect`` is READ, WRITTEN or
+    AMBIGUOUS, with STATE added."""
 
-    leaf: Ints
     key: Ints
     effect: Bytes
 

@@ -211,7 +211,8 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, lis
     n = max(len(keys), 1)
     packed = np.empty(len(uses) + len(named), np.int64)
     if len(packed):
-        packed[: len(uses)] = node_of[uses.leaf]
+        count = np.diff(columns.leaves.first_use, append=len(uses))
+        packed[: len(uses)] = np.repeat(node_of, count)
         packed[len(uses) :] = node_of[allocations.leaf[named]]
         packed *= n
         packed[: len(uses)] += keys.rank[uses.key]

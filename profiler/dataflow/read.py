@@ -143,7 +143,7 @@ class _Reader:
             tables.find, tables.tensor, tables.new_leaf, tables.new_scope,
         )  # fmt: skip
         op_kind, python_kind = self.op_kind, self.python_kind
-        use_leaf, use_key, use_effect = (c.append for c in tables.use)
+        use_key, use_effect = (c.append for c in tables.use)
         (al_event, al_leaf, al_key, al_size, al_dev, al_start, al_op, al_scope) = (
             c.append for c in tables.alloc
         )
@@ -242,11 +242,9 @@ class _Reader:
                             if type(key) is list:
                                 for one in key:
                                     if one >= 0:
-                                        use_leaf(below)
                                         use_key(one)
                                         use_effect(effect)
                             elif key >= 0:
-                                use_leaf(below)
                                 use_key(key)
                                 use_effect(effect)
                 else:

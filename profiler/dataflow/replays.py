@@ -195,7 +195,8 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> None:
     backward[releases] = np.where(seen, part, np.uint8(FORWARD))[releases]
     event = scopes.event[scope]
     scope[releases] = -1
-    new = LeafTable(none, start, none, backward, scope, none)  # of no event
+    first_use = np.full(n, len(columns.uses))
+    new = LeafTable(none, start, none, backward, scope, none, first_use)  # of no event
     size = np.where(releases, -size, size)
     device = np.asarray([b.device for b in of])
     leaf = len(leaves) + np.arange(n, dtype=np.int32)

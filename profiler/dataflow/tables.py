@@ -76,8 +76,8 @@ class GrowingTables:
         self.key_size = array("q")  # from tensors
         self.allocated = bytearray()  # by key: an allocation or release was seen
 
-        self.leaf: list[array[int]] = [array(c) for c in "iqiBiq"]
-        self.use: list[array[int]] = [array(c) for c in "iiB"]
+        self.leaf: list[array[int]] = [array(c) for c in "iqiBiqi"]
+        self.use: list[array[int]] = [array(c) for c in "iB"]
         self.alloc: list[array[int]] = [array(c) for c in "iiiqhqii"]
         self.unnamed = array("q")  # addresses of allocation rows without a key
         self.caching: list[array[int]] = [array(c) for c in "iqq"]
@@ -165,7 +165,8 @@ class GrowingTables:
         self, number: int, start: int, name: int, backward: int, scope: int, sequence: int
     ) -> int:
         """A row of the leaf table."""
-        return _append(self.leaf, number, start, name, backward, scope, sequence)
+        row = (number, start, name, backward, scope, sequence, len(self.use[0]))
+        return _append(self.leaf, *row)
 
     def new_scope(
         self,

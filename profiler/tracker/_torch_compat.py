@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-
-from .operator_calls import HostEvent, MemoryEvent, Shapes
 
 # --- tensors ------------------------------------------------------------------------------
 
@@ -138,6 +136,34 @@ class CpuAllocatorCount:
 
 
 # --- operators ----------------------------------------------------------------------------
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class HostEvent(NamedTuple):
+    """What ran on the host, operators and what surrounds them.
+
+    Attributes:
+        shapes: of its inputs.
+        kernels_ns: device time of the kernels that it launched itself.
+        asynchronous: whether it ended on another thread.
+    """
+
+    name: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    shapes: Shapes = ()
+    kernels_ns: int = 0
+    asynchronous: bool = False
+
+
+class MemoryEvent(NamedTuple):
+    """An allocation, or, with negative bytes, a release."""
+
+    time_ns: int
+    nbytes: int
+    on_host: bool
 
 
 def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:

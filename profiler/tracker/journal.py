@@ -18,14 +18,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .._json import to_json
-from ..claims import try_lock
+from ..claims import names_beside, try_lock
+from ..errors import ProfileExistsError
 from ..frames import Kind, pack
 from ..model import FORMAT, SCHEMA_VERSION
-from ..writing import refused
+from ..writing import refused, write_whole
 from .fold import Entry
 
 REWRITE_AT = 4 << 20
@@ -156,3 +158,39 @@ def _created(path: Path) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
     try_lock(file)
     return file
+
+
+def names(folder: Path, now: float | None = None) -> Iterator[Path]:
+    """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.memprof`` in
+    local time, then with the process's number, then with a count."""
+    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof", time.localtime(now))
+    yield first
+    yield from map(Path, names_beside(str(first)))
+
+
+def open_journal(folder: Path, memprof: str, everything: Callable[[], list[Entry]]) -> Journal:
+    """The file of a tracker that starts, at a path that nothing has.
+
+    Raises:
+        OSError: a file cannot be made in ``folder``.
+    """
+    for path in names(folder):
+        with contextlib.suppress(FileExistsError):
+            return Journal(path, memprof, everything)
+    raise FileExistsError(f"a hundred trackers started in {folder} within this second")
+
+
+def write_record(path: Path, data: bytes) -> Path:
+    """Write a tracker's final file at a name that nothing else has: ``path`` if it is free.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ProfileNotWritableError: it cannot be written.
+    """
+    for name in (str(path), *names_beside(str(path))):
+        with contextlib.suppress(ProfileExistsError):
+            write_whole(name, data, "the tracker's record", new=True)
+            return Path(name)
+    raise ProfileExistsError(path, "it and all names beside it are taken")

@@ -43,13 +43,11 @@ from dataclasses import dataclass, field
 
 from memprof.profiler.model import OperationSummary
 
-from .lanes import Lanes, current_task
-from .operation_tree import Counted, OperationTree
+from .fold import OperationRow, operations_to_drop
+from .places import Counted, Lanes, OperationTree, current_task
 from .ration import Allowance
-from .rows import OperationRow
 from .settings import TrackerSettings
 from .sources import Sources
-from .thinning import operations_to_drop
 
 READINGS_PART = 0.2
 """Of ``operation_share`` for resident bytes and allocators; the rest is for live tensors."""

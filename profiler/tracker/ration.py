@@ -1,4 +1,4 @@
-"""How much of the time something may take.
+"""How much of the time something may take, and at a stretch.
 
 Note [Which operations are looked at]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -20,6 +20,7 @@ was not used may be used later, up to ``SAVED_NS`` of time (of an operation's ow
 from __future__ import annotations
 
 import random
+import time
 
 from memprof.profiler.model.tracker import MAX_NAMES
 
@@ -95,3 +96,25 @@ class Allowance:
         if earned < spent:  # uneven, as the other account is
             spent = round(spent * self._dice.uniform(0.5, 1.5))
         self._own[name] = min(self._own.get(name, 0) + round(earned) - spent, self.SAVED_NS)
+
+
+STRETCH_NS = 1_000_000
+"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms
+until this one has the GIL again: shorter pieces make long work last much longer by the clock."""
+_BREATH = 0.0002
+
+
+class Pace:
+    """``pace()`` every some dozen steps of long work sleeps when a piece is over."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter_ns()
+
+    def __call__(self) -> None:
+        if time.perf_counter_ns() - self._since >= STRETCH_NS:
+            self.rest()
+
+    def rest(self) -> None:
+        """Sleep a moment, which gives the GIL away."""
+        time.sleep(_BREATH)
+        self._since = time.perf_counter_ns()

@@ -30,18 +30,15 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.process_hooks import ForkSafeLock
 
-from . import files, naming
-from .fold import Entry
-from .journal import Journal
+from . import journal, naming
+from .fold import Entry, as_columns, thin_snapshots
 from .operations import OperationLog
 from .operators import OperatorTable
-from .pace import Pace
-from .rows import as_columns
+from .ration import Pace
 from .settings import TrackerSettings
 from .snapshots import take_snapshot
 from .sources import Sources, described
 from .tensors import LiveTensors
-from .thinning import thin_snapshots
 
 log = logging.getLogger("memprof")
 
@@ -81,7 +78,7 @@ class Recorder:
         self.operators = OperatorTable()
         self._operators_written = 0
         self._clock = clock
-        self._journal: Journal | None = None
+        self._journal: journal.Journal | None = None
         self._snapshots: list[MemorySnapshot] = []
         self._taken = 0
         self._metadata = TrackerMetadata()
@@ -122,11 +119,11 @@ class Recorder:
         folder = Path(self.settings.output_dir).absolute()
         try:
             memprof = self._metadata.memprof
-            self._journal = files.open_journal(folder, memprof, self._everything)
+            self._journal = journal.open_journal(folder, memprof, self._everything)
             self.path = self._journal.path
             self._write(Entry(metadata=self._current_metadata()))
         except OSError as e:
-            self.path = next(files.names(folder))
+            self.path = next(journal.names(folder))
             self.problem(
                 f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and tries again at the end; give another output_dir"
@@ -170,7 +167,7 @@ class Recorder:
         assert self.path is not None
         try:
             if self._journal is None or not self._journal.finish(data):
-                self.path = files.write_record(self.path, data)
+                self.path = journal.write_record(self.path, data)
         except ProfileError as e:
             where = ""
             if self._journal is not None:

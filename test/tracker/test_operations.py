@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
-from memprof.profiler.tracker import lanes as lanes_module
-from memprof.profiler.tracker import operation_tree
 from memprof.profiler.tracker import operations as operations_module
+from memprof.profiler.tracker import places as places_module
 from memprof.profiler.tracker import tensors as tensors_module
 from memprof.profiler.tracker.operations import Operation, OperationLog
 from memprof.profiler.tracker.ration import Allowance
@@ -561,8 +560,8 @@ def test_running_operations_are_in_snapshots_and_in_the_record(tracker: MemoryTr
 def test_more_names_and_lanes_than_allowed(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operation_tree, "MAX_NAMES", 5)
-    monkeypatch.setattr(lanes_module, "MAX_LANES", 3)
+    monkeypatch.setattr(places_module, "MAX_NAMES", 5)
+    monkeypatch.setattr(places_module, "MAX_LANES", 3)
 
     all_inside = threading.Barrier(9)
 
@@ -577,7 +576,7 @@ def test_more_names_and_lanes_than_allowed(
         t.join()
     record = tracker.record()
     assert len(record.operation_summary) == 6
-    assert record.operation_summary[-1].name == operation_tree.OTHER
+    assert record.operation_summary[-1].name == places_module.OTHER
     assert sum(s.count for s in record.operation_summary) == 9
     assert len(record.metadata.lanes) == 3
 

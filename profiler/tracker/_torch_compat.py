@@ -108,15 +108,15 @@ class CpuAllocatorCount:
         second = torch.empty(7654321, dtype=torch.uint8)
         after = [w.value for w in words]
         found = [
-            i
-            for i in range(len(words))
-            if middle[i] - before[i] == 1234567 and after[i] - middle[i] == 7654321
+            word
+            for word, *at in zip(words, before, middle, after, strict=True)
+            if (at[1] - at[0], at[2] - at[1]) == (1234567, 7654321)
         ]
         del first, second
         if len(found) != 1:
             flag.value = had
             return "the count is not where it is in the versions of torch that were tried"
-        self._flag, self._word = flag, words[found[0]]
+        self._flag, self._word = flag, found[0]
         return ""
 
     def stop(self) -> None:
@@ -125,14 +125,9 @@ class CpuAllocatorCount:
             self._flag.value = False
         self._flag = self._word = None
 
-    @property
-    def counting(self) -> bool:
-        """Whether ``allocated`` can be asked."""
-        return self._word is not None
-
-    def allocated(self) -> int:
-        """Bytes handed out and not given back since ``start``."""
-        return int(self._word.value)
+    def allocated(self) -> int | None:
+        """Bytes handed out and not given back since ``start``; None if it does not count."""
+        return int(self._word.value) if self._word is not None else None
 
 
 # --- operators ----------------------------------------------------------------------------
@@ -249,6 +244,4 @@ def _device_types() -> tuple[Any, frozenset[Any], frozenset[Any]]:
 
 def profiling() -> bool:
     """Whether a profiler of torch's is on in this thread."""
-    from torch._C._autograd import _profiler_enabled
-
-    return bool(_profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())

@@ -91,8 +91,8 @@ def _with_holders(
 
 
 def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
-    counting = sources.cpu_count.counting
-    allocated = sources.cpu_count.allocated() if counting else sources.process.allocated()
+    if (allocated := sources.cpu_count.allocated()) is None:
+        allocated = sources.process.allocated()
     totals = dict(sources.tensors.totals)
     sources.accelerators.mps = any(name.startswith("mps") for name in totals)
     found = {

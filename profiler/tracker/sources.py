@@ -27,6 +27,7 @@ too for as long as the first has not gone beyond what it was when it was seen to
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -43,6 +44,7 @@ from memprof.profiler.host import physical_memory
 from memprof.profiler.model import DeviceMemory, PoolMemory, Source
 
 from . import _torch_compat
+from ._torch_compat import CpuAllocatorCount
 from .tensors import LiveTensors
 
 _Answer = TypeVar("_Answer")
@@ -74,14 +76,11 @@ class Seldom(Generic[_Answer]):
         return self.last
 
 
+_MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2.split())
 
 
 def _mallinfo2() -> Callable[[], int] | None:
@@ -117,7 +116,7 @@ class ProcessMemory:
 
     def __init__(self) -> None:
         self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-        self._files: dict[str, int | None] = {"statm": None, "status": None}
+        self._files: dict[str, int] = {}
         self._inherited: int | None = None  # see highest()
         question = _mallinfo2()
         self._malloc = Seldom(question) if question is not None else None
@@ -126,20 +125,18 @@ class ProcessMemory:
 
     def close(self) -> None:
         """Give back the files; after a fork it is still the parent's that they read."""
-        for name, file in self._files.items():
-            self._files[name] = _NO_FILE
-            if file is not None and file != _NO_FILE:
+        files, self._files = self._files, {"statm": _NO_FILE, "status": _NO_FILE}
+        for file in files.values():
+            with contextlib.suppress(OSError):
                 os.close(file)
 
     def _read(self, name: str, length: int) -> bytes:
         """The beginning of ``/proc/self/name``; empty where there is none."""
-        file = self._files[name]
         try:
-            if file is None:
+            if name not in self._files:
                 self._files[name] = _NO_FILE
-                file = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                self._files[name] = file
-            return os.pread(file, length, 0) if file != _NO_FILE else b""
+                self._files[name] = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._files[name], length, 0)
         except OSError:
             return b""
 
@@ -198,23 +195,11 @@ class Accelerators:
 
     def full(self) -> dict[str, DeviceMemory]:
         """All that is known, for snapshots; of tensors nothing."""
-        found = self._cuda()
-        if self.mps:
-            now = torch.mps.current_allocated_memory()
-            found["mps:0"] = DeviceMemory(
-                allocated_bytes=now,
-                reserved_bytes=torch.mps.driver_allocated_memory(),
-                highest_bytes=now,
-            )
-        return found
-
-    def _cuda(self) -> dict[str, DeviceMemory]:
         found = {}
         blocks = 0
         for i, counters in _cuda_counters():
             allocated = counters["allocated_bytes"]["all"]
-            for kind in ("active", "inactive_split"):
-                blocks += counters[kind]["all"]["current"]
+            blocks += sum(counters[k]["all"]["current"] for k in ("active", "inactive_split"))
             found[f"cuda:{i}"] = DeviceMemory(
                 allocated_bytes=allocated["current"],
                 reserved_bytes=counters["reserved_bytes"]["all"]["current"],
@@ -227,6 +212,13 @@ class Accelerators:
         for name, pools in (self._pools.last or {}).items():
             if name in found:
                 found[name] = dataclasses.replace(found[name], pools=tuple(pools))
+        if self.mps:
+            now = torch.mps.current_allocated_memory()
+            found["mps:0"] = DeviceMemory(
+                allocated_bytes=now,
+                reserved_bytes=torch.mps.driver_allocated_memory(),
+                highest_bytes=now,
+            )
         return found
 
     def _size(self, device: int) -> int:
@@ -277,20 +269,14 @@ class Sources:
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
     accelerators: Accelerators = field(default_factory=Accelerators)
-    cpu_count: _torch_compat.CpuAllocatorCount = field(
-        default_factory=_torch_compat.CpuAllocatorCount
-    )
+    cpu_count: CpuAllocatorCount = field(default_factory=CpuAllocatorCount)
     no_cpu_count: str = "off; the setting cpu_allocator switches it on"
     scanned: bool = True
 
 
 def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
-    """The sources as every record says them.
-
-    Args:
-        sources: of the tracker.
-        compiled: whether memprof compiled something in this process.
-    """
+    """The sources as every record says them; ``compiled`` is whether memprof compiled something in
+    this process."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
     found = (

@@ -53,7 +53,6 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.tracker: MemoryTracker | None = None
-        self.pid = os.getpid()
         self._former: dict[int, _Handler] = {}
         self._hook: Callable[..., Any] | None = None
         self._reason = ""

@@ -26,14 +26,8 @@ from memprof.profiler.model.tracker import MAX_NAMES
 
 
 class Ration:
-    """Lets something be done as long as it takes no more than a share of the time.
-
-    Args:
-        share: of the time. What was not used in the last ``SAVED_NS`` may be used at once.
-
-    Attributes:
-        next_ns: from when on it may be done again.
-    """
+    """Lets something be done, from ``next_ns`` on, as long as it takes no more than a ``share`` of
+    the time; what was not used in the last ``SAVED_NS`` may be used at once."""
 
     SAVED_NS = 10_000_000_000
     LONGEST_NS = 2_000_000
@@ -57,11 +51,8 @@ class Ration:
 
 
 class Allowance:
-    """The two accounts of Note [Which operations are looked at], for one kind of look.
-
-    Args:
-        share: of the time, 0 to 1; 0 allows nothing.
-    """
+    """The two accounts of Note [Which operations are looked at], for one kind of look: a ``share``
+    of the time, 0 allows nothing."""
 
     SAVED_NS = 20_000_000
 
@@ -83,13 +74,7 @@ class Allowance:
         return min(end - begin, Ration.LONGEST_NS)
 
     def settle(self, name: str, lasted: int, spent: int) -> None:
-        """An operation has ended.
-
-        Args:
-            name: of it.
-            lasted: how long, ns.
-            spent: on looks at it, ns.
-        """
+        """An operation has ended that ``lasted`` so long and had so much ``spent`` on it, ns."""
         if name not in self._own and len(self._own) >= MAX_NAMES:
             return
         earned = lasted * self._share
@@ -105,7 +90,8 @@ _BREATH = 0.0002
 
 
 class Pace:
-    """``pace()`` every some dozen steps of long work sleeps when a piece is over."""
+    """Long work of the tracker's thread in pieces, so that other threads get the GIL: ``pace()``
+    every some dozen steps sleeps when a piece is over."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter_ns()

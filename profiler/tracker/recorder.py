@@ -51,10 +51,6 @@ _METADATA_EVERY_NS = 60_000_000_000
 class Recorder:
     """The record of one tracker, and whatever adds to it.
 
-    Args:
-        settings: of the tracker.
-        clock: ns.
-
     Attributes:
         lock: held while what was recorded changes.
         recording: whether anything is still taken in.

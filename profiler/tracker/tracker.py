@@ -36,9 +36,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class TrackedOperation:
     """``with tracker.track_operation(name):`` and ``@tracker.track_operation(name)``.
 
-    The object holds no state of an invocation that matters, so it can be nested in itself and used
-    by several threads and tasks at once. Inside code that Dynamo compiles it does nothing, so
-    it neither breaks a graph nor appears in one.
+    It can be nested in itself and used by several threads and tasks at once. Inside code that
+    Dynamo compiles it does nothing, so it neither breaks a graph nor appears in one.
     """
 
     __slots__ = ("_log", "_open", "name")
@@ -80,7 +79,7 @@ class TrackedOperation:
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function or coroutine function."""
-        log, name = self._log, self.name
+        log, name = self._log, self.name  # an object for each call: a thread ends its own
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"{getattr(function, '__qualname__', function)} is a generator, whose body runs "
@@ -117,14 +116,13 @@ class MemoryTracker:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._on_start: Callable[[MemoryTracker], None] | None = None
-        """Called when it starts, from the thread that starts it."""
-        self._on_end: Callable[[], None] | None = None
-        """Called when its file is written."""
+        # Called when it starts, from the thread that starts it; when its file is written; and
+        # once, when it is used for the first time without having been started.
+        self._on_start: Callable[[MemoryTracker], None] = lambda tracker: None
+        self._on_end: Callable[[], None] = lambda: None
+        self._on_use: Callable[[], None] = lambda: None
         self._ending = False
         """Whether it is just ending: its file is not written yet."""
-        self._on_use: Callable[[], None] | None = None
-        """Called, once, when it is used for the first time without having been started."""
         self._successor: MemoryTracker | None = None
         """The tracker after this one, which takes operations that were named through this one."""
         self._clock = clock
@@ -133,17 +131,11 @@ class MemoryTracker:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._out_of_memory_next = 0
-        self._hears_no_more: Callable[[], None] | None = None
+        self._hears_no_more: Callable[[], None] = lambda: None
         self._configure(settings or TrackerSettings())
 
     def _configure(self, settings: TrackerSettings) -> None:
-        """Exchange the settings of a tracker that has not started.
-
-        Raises:
-            RuntimeError: it has.
-        """
-        if self._state is not None:
-            raise RuntimeError("a tracker that has started keeps its settings")
+        """Exchange the settings of a tracker that has not started."""
         self._recorder = Recorder(settings, self._clock)
 
     @property
@@ -200,8 +192,7 @@ class MemoryTracker:
                 return
             self._state = RunState.RUNNING
             self._recorder.begin(parent_pid)
-        if self._on_start is not None:
-            self._on_start(self)
+        self._on_start(self)
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
         out_of_memory = weakref.WeakMethod(self._out_of_memory)
 
@@ -212,7 +203,8 @@ class MemoryTracker:
         self._hears_no_more = listen(heard)
         self.snapshot(SnapshotKind.START)
         if thread:
-            self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)
+            run = functools.partial(self._recorder.guard, self._take_snapshots)
+            self._thread = threading.Thread(target=run, name="memprof-tracker", daemon=True)
             self._thread.start()
 
     def enable(self) -> None:
@@ -247,8 +239,7 @@ class MemoryTracker:
             self._end(state, reason)
         finally:
             self._ending = False
-        if self._on_end is not None:
-            self._on_end()
+        self._on_end()
 
     def _end(self, state: RunState, reason: str) -> None:
         recorder = self._recorder
@@ -257,8 +248,7 @@ class MemoryTracker:
                 recorder.guard(lambda: self.snapshot(SnapshotKind.END))
             self._state = state
             recorder.recording = recorder.operations.enabled = False
-            if self._hears_no_more is not None:
-                self._hears_no_more()
+            self._hears_no_more()
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -273,9 +263,6 @@ class MemoryTracker:
         self._thread = None
 
     # --- snapshots ------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        self._recorder.guard(self._take_snapshots)
 
     def _take_snapshots(self) -> None:
         interval = round(self.settings.interval * 1e9)
@@ -317,25 +304,19 @@ class MemoryTracker:
         return TrackedOperation(self._operation_log, name)
 
     def _used(self) -> None:
-        if self._on_use is not None:
-            start, self._on_use = self._on_use, None
-            start()
+        start, self._on_use = self._on_use, lambda: None
+        start()
 
     def _operation_log(self) -> OperationLog | None:
-        if self._state is RunState.RUNNING:
-            return self._recorder.operations
-        self._used()
+        if not self.started:
+            self._used()
         if self.started:
             return self._recorder.operations
         return self._successor._operation_log() if self._successor is not None else None
 
     def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
-        """Context manager: statistics of the operators that run inside.
-
-        Args:
-            shapes: also by input shapes.
-            memory: also the bytes they allocate, and the highest sum of them.
-        """
+        """Context manager: statistics of the operators that run inside, with ``shapes`` also by
+        input shapes, with ``memory`` also the bytes they allocate and the highest sum of them."""
         return OperatorWindow(self._operator_table, self._recorder.problem, shapes, memory)
 
     def _operator_table(self) -> OperatorTable | None:

@@ -280,8 +280,7 @@ def test_what_was_compiled_is_said_to_whoever_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN compiled code, of which nobody has taken a profile yet
-    monkeypatch.setattr(naming, "_told", {})
-    naming.register(lambda _: None, lambda: (Profile(), {}), lambda: False)
+    monkeypatch.setattr(naming, "_told", None)
     naming.register(lambda tensor: None, lambda: (Profile(), {}), lambda: True)
     found = tracker(tmp_path)
     # WHEN the record alone is asked for, as memprof.report() does inside of memprof run
